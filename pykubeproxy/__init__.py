@@ -1,0 +1,3 @@
+"""A Kubernetes service proxy that works through iptables."""
+
+__version__ = "0.1.0"

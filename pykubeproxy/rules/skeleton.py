@@ -1,0 +1,125 @@
+"""The fixed chains: where packets enter, how they are marked, masqueraded and forwarded."""
+
+from pykubeproxy.objects import Family
+from pykubeproxy.rules import names
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.text import rule
+
+# nfacct objects: what the INVALID rule dropped, and what reached node ports on 127.0.0.0/8.
+INVALID_DROPPED = "ct_state_invalid_dropped_pkts"
+LOCALHOST_ACCEPTED = "localhost_nps_accepted_pkts"
+NFACCT_NAMES = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
+
+# The chains that hold rules of many services, each filled by dispatch.py.
+NAT_SERVICES = ChainKey("nat", names.SERVICES)
+NAT_NODEPORTS = ChainKey("nat", names.NODEPORTS)
+FILTER_SERVICES = ChainKey("filter", names.SERVICES)
+FILTER_EXTERNAL = ChainKey("filter", names.EXTERNAL_SERVICES)
+FILTER_NODEPORTS = ChainKey("filter", names.NODEPORTS)
+FILTER_FIREWALL = ChainKey("filter", names.PROXY_FIREWALL)
+SHARED = (FILTER_SERVICES, FILTER_EXTERNAL, FILTER_NODEPORTS, FILTER_FIREWALL, NAT_SERVICES, NAT_NODEPORTS)
+
+# Empty chains: when one is gone, somebody has flushed the table.
+CANARIES = tuple(ChainKey(table, names.CANARY) for table in ("mangle", "nat", "filter"))
+
+KUBELET_FIREWALL = ChainKey("filter", names.KUBELET_FIREWALL)
+
+_NEW = "-m conntrack --ctstate NEW"
+
+
+def nfacct_match(name: str) -> str:
+    """Count packets in an nfacct object; the two spaces are how iptables-save prints it."""
+    return f"-m nfacct --nfacct-name  {name}"
+
+
+def _jump(chain: str, comment: str = "", match: str = "") -> str:
+    # Unlike anywhere else the match comes before the comment: that is the order kube-proxy writes these in.
+    remark = f'-m comment --comment "{comment}"' if comment else ""
+    return rule(match, remark, target=chain)
+
+
+_LOAD_BALANCER_FIREWALL = _jump(names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW)
+_SERVICE_PORTALS = _jump(names.SERVICES, "kubernetes service portals", _NEW)
+_EXTERNAL_PORTALS = _jump(names.EXTERNAL_SERVICES, "kubernetes externally-visible service portals", _NEW)
+_KUBELET_FIREWALL = _jump(names.KUBELET_FIREWALL)
+
+# What stands at the top of the kernel's own chains, in this order.
+JUMPS: dict[ChainKey, tuple[str, ...]] = {
+    ChainKey("filter", "INPUT"): (
+        _KUBELET_FIREWALL,
+        _LOAD_BALANCER_FIREWALL,
+        _jump(names.NODEPORTS, "kubernetes health check service ports"),
+        _EXTERNAL_PORTALS,
+    ),
+    ChainKey("filter", "FORWARD"): (
+        _LOAD_BALANCER_FIREWALL,
+        _jump(names.FORWARD, "kubernetes forwarding rules"),
+        _SERVICE_PORTALS,
+        _EXTERNAL_PORTALS,
+    ),
+    ChainKey("filter", "OUTPUT"): (_KUBELET_FIREWALL, _LOAD_BALANCER_FIREWALL, _SERVICE_PORTALS),
+    ChainKey("nat", "PREROUTING"): (_jump(names.SERVICES, "kubernetes service portals"),),
+    ChainKey("nat", "OUTPUT"): (_jump(names.SERVICES, "kubernetes service portals"),),
+    ChainKey("nat", "POSTROUTING"): (_jump(names.POSTROUTING, "kubernetes postrouting rules"),),
+}
+
+
+def fixed_chains(options: RuleOptions) -> dict[ChainKey, tuple[str, ...]]:
+    """The chains whose rules do not depend on any service, the canaries among them."""
+    return {
+        **dict.fromkeys(CANARIES, ()),
+        ChainKey("filter", names.FORWARD): _forward(options),
+        ChainKey("nat", names.POSTROUTING): _postrouting(options),
+        ChainKey("nat", names.MARK_MASQ): (rule(target=f"MARK --set-xmark {options.mark}"),),
+    }
+
+
+def kubelet_firewall(options: RuleOptions) -> tuple[str, ...]:
+    """Rules that KUBE-FIREWALL has to hold besides whatever the kubelet keeps there.
+
+    route_localnet, which node ports on 127.0.0.0/8 need, would let neighbours reach this node's loopback services
+    (CVE-2020-8558).
+    """
+    if options.family is Family.IPV6 or not options.localhost_node_ports:
+        return ()
+    return (
+        rule(
+            "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT",
+            source="! 127.0.0.0/8",
+            destination="127.0.0.0/8",
+            comment="block incoming localnet connections",
+            target="DROP",
+        ),
+    )
+
+
+def _forward(options: RuleOptions) -> tuple[str, ...]:
+    """Let through what services need even where the FORWARD policy is DROP.
+
+    INVALID packets would be forwarded without their address being translated back and reset the connection
+    (kubernetes#74839).
+    """
+    counted = nfacct_match(INVALID_DROPPED) if options.nfacct else ""
+    drop = (rule("-m conntrack --ctstate INVALID", counted, target="DROP"),) if options.drop_invalid else ()
+    return (
+        *drop,
+        rule(f"-m mark --mark {options.mark}", comment="kubernetes forwarding rules", target="ACCEPT"),
+        rule(
+            "-m conntrack --ctstate RELATED,ESTABLISHED",
+            comment="kubernetes forwarding conntrack rule",
+            target="ACCEPT",
+        ),
+    )
+
+
+def _postrouting(options: RuleOptions) -> tuple[str, ...]:
+    """Masquerade what bears the mark, and take the mark off: the packet may pass here again inside a tunnel."""
+    return (
+        rule(f"-m mark ! --mark {options.mark}", target="RETURN"),
+        rule(target=f"MARK --set-xmark {1 << options.masquerade_bit:#x}/0x0"),
+        rule(
+            comment="kubernetes service traffic requiring SNAT",
+            target="MASQUERADE --random-fully" if options.random_fully else "MASQUERADE",
+        ),
+    )

@@ -1,0 +1,103 @@
+"""EndpointSlices to the backends of a service port: each address and port once, in a fixed order."""
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from pykubeproxy.objects import Endpoint, EndpointSlice, Family
+from pykubeproxy.services.ports import PortName
+
+
+class Backend(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint at one port. `target` is "ip:port", or "[ip]:port" for IPv6; `local` means it runs on this node."""
+
+    target: str
+    endpoint: Endpoint
+    port: int
+    local: bool
+
+
+class Ignored(enum.Enum):
+    """Why an endpoint, or a port, of an EndpointSlice is no backend at all."""
+
+    NO_ADDRESS = "it has no address"
+    NO_PORT = "its slice gives the port no number"
+    NO_PORT_NAME = "its slice leaves the port's name out, which proxies have to ignore"
+    OTHER_PORT = "its slice has no port of this name and protocol"
+    DUPLICATE = "another entry for the same address and port is used"
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """An entry of an EndpointSlice that was passed over: the slice, the address ("" for all of it), and why."""
+
+    slice_name: str
+    address: str
+    reason: Ignored
+
+
+def belongs(slice_: EndpointSlice, family: Family) -> bool:
+    """Whether a slice is one that a proxy for this family takes notice of."""
+    return slice_.family is family and not slice_.headless and bool(slice_.service)
+
+
+def backends(
+    slices: Iterable[EndpointSlice], name: PortName, node_name: str, passed: list[Passed] | None = None
+) -> tuple[Backend, ...]:
+    """The backends of one service port, sorted by target.
+
+    `slices` are those of the Service that `belongs` accepts, in the order of their names. Where a list is given,
+    what was passed over is added to it.
+    """
+    found: dict[str, Backend] = {}
+    for slice_ in slices:
+        for port in _ports(slice_, name, passed):
+            for endpoint in slice_.endpoints:
+                if not endpoint.address:
+                    _note(passed, slice_, "", Ignored.NO_ADDRESS)
+                    continue
+                backend = Backend(
+                    _target(endpoint.address, port),
+                    endpoint,
+                    port,
+                    bool(node_name) and endpoint.node_name == node_name,
+                )
+                known = found.get(backend.target)
+                if known is None or _counts(endpoint):
+                    found[backend.target] = backend
+                if known is not None:
+                    _note(passed, slice_, endpoint.address, Ignored.DUPLICATE)
+    return tuple(found[target] for target in sorted(found))
+
+
+def _ports(slice_: EndpointSlice, name: PortName, passed: list[Passed] | None) -> Iterable[int]:
+    """The numbers that a slice gives this service port; as a rule one."""
+    matched = False
+    for port in slice_.ports:
+        if port.name is None:
+            _note(passed, slice_, "", Ignored.NO_PORT_NAME)
+        elif port.name == name.port and port.protocol.value == name.protocol:
+            matched = True
+            if port.port is None:
+                _note(passed, slice_, "", Ignored.NO_PORT)
+            else:
+                yield port.port
+    if not matched:
+        _note(passed, slice_, "", Ignored.OTHER_PORT)
+
+
+def _counts(later: Endpoint) -> bool:
+    """Which of two entries for one target counts: a pod that starts beats one that ends, else the later one.
+
+    Among two that end the earlier one stays, as in kube-proxy.
+    """
+    return not later.terminating
+
+
+def _target(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _note(passed: list[Passed] | None, slice_: EndpointSlice, address: str, reason: Ignored) -> None:
+    if passed is not None:
+        passed.append(Passed(slice_.name, address, reason))
