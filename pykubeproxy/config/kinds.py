@@ -1,0 +1,286 @@
+"""The kinds of values that settings have: how each is read from YAML, from a flag, and written back.
+
+A kind's functions raise ValueError with what is allowed ("must be ..."); of which setting, the caller says.
+"""
+
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pykubeproxy.config import durations
+from pykubeproxy.config.model import FeatureGates
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value.
+
+    read: from what YAML holds. parse: from a flag's text. plain: to what JSON holds. text: as a flag's text.
+    name: a word for help texts. repeatable: whether the flag may stand several times, adding to a list.
+    """
+
+    name: str
+    read: Callable[[object], object]
+    parse: Callable[[str], object]
+    plain: Callable[[object], object]
+    text: Callable[[object], str]
+    repeatable: bool = False
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a string (put quotes around it)")
+    return value
+
+
+def of_text(name: str, check: Callable[[str], object]) -> Kind:
+    """A kind that is text in YAML as in a flag; `check` makes the value, and str() of that is its text."""
+
+    def text(value: object) -> str:
+        return "" if value is None else str(value)
+
+    return Kind(name, lambda value: check(_string(value)), check, text, text)
+
+
+STRING = of_text("TEXT", _string)
+
+
+def choice(words: type[enum.Enum]) -> Kind:
+    """One of the values of an enumeration of words."""
+    names = [str(item.value) for item in words]
+
+    def parse(text: str) -> enum.Enum:
+        if text not in names:
+            raise ValueError(f"must be {' or '.join(names)}")
+        return words(text)
+
+    def text(value: object) -> str:
+        return str(value.value) if isinstance(value, enum.Enum) else ""
+
+    return Kind("|".join(names), lambda value: parse(_string(value)), parse, text, text)
+
+
+_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _parse_bool(text: str) -> bool:
+    if text not in _TRUE | _FALSE:
+        raise ValueError("must be true or false")
+    return text in _TRUE
+
+
+def _bool_text(value: object) -> str:
+    return "true" if value else "false"
+
+
+BOOL = Kind("true|false", _bool, _parse_bool, _same, _bool_text)
+
+_INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19})")
+
+
+def integer(low: int, high: int, expected: str = "") -> Kind:
+    """A whole number within bounds, both included."""
+    allowed = "must be " + (expected or f"a whole number from {low} to {high}")
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(allowed)
+        return read(int(text, 16 if "x" in text.lower() else 10))
+
+    return Kind("INTEGER", read, parse, _same, str)
+
+
+COUNT = integer(0, 2**31 - 1, "a whole number, 0 or more")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+        raise ValueError("must be a number, 0 or more")
+    return float(value)
+
+
+def _parse_number(text: str) -> float:
+    if not re.fullmatch(r"[0-9.eE+-]{1,40}", text):
+        raise ValueError("must be a number, 0 or more")
+    try:
+        return _number(float(text))
+    except ValueError:
+        raise ValueError("must be a number, 0 or more") from None
+
+
+def _plain_number(value: object) -> object:
+    """Whole numbers without ".0", as Go writes floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+NUMBER = Kind("NUMBER", _number, _parse_number, _plain_number, lambda value: str(_plain_number(value)))
+
+
+def _duration(nanoseconds: bool = False) -> Kind:
+    """A length of time in seconds, not negative; with `nanoseconds` a bare number in YAML counts those.
+
+    A metav1.Duration is text only, and upstream refuses every number; the number 0 can mean but one thing, so
+    it is taken here. Only logging.flushFrequency is also written as a number there, of nanoseconds.
+    """
+    allowed = f"must be {durations.EXPECTED}"
+
+    def parse(text: str) -> float:
+        seconds = durations.parse(text)
+        if seconds < 0:
+            raise ValueError("must be 0 or more")
+        return seconds
+
+    def read(value: object) -> float:
+        if isinstance(value, str):
+            return parse(value)
+        if isinstance(value, bool) or not isinstance(value, int) or (value and not nanoseconds):
+            raise ValueError(f"{allowed}, with its unit")
+        if not 0 <= value < 2**63:
+            raise ValueError(allowed)
+        return value / 10**9
+
+    def text(value: object) -> str:
+        return durations.render(value) if isinstance(value, float) and math.isfinite(value) else str(value)
+
+    return Kind("DURATION", read, parse, text, text)
+
+
+DURATION = _duration()
+DURATION_OR_NANOSECONDS = _duration(nanoseconds=True)
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")] if text else []
+
+
+def _sequence(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Kind:
+    """A list of texts, comma-separated in a flag; written as null when empty, like Go's nil slice."""
+
+    def read(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise ValueError("must be a list")
+        return check(tuple(_string(item) for item in value))
+
+    def parse(text: str) -> tuple[str, ...]:
+        return check(tuple(_items(text)))
+
+    def plain(value: object) -> object:
+        return list(_sequence(value)) or None
+
+    def text(value: object) -> str:
+        return f"[{','.join(str(item) for item in _sequence(value))}]"
+
+    return Kind(name, read, parse, plain, text, repeatable=True)
+
+
+def joined(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Kind:
+    """Several texts in one, between commas, in YAML as in a flag."""
+
+    def text(value: object) -> str:
+        return ",".join(str(item) for item in _sequence(value))
+
+    def parse(value: str) -> tuple[str, ...]:
+        return check(tuple(_items(value)))
+
+    return Kind(name, lambda value: parse(_string(value)), parse, text, text)
+
+
+def _gates(value: object) -> FeatureGates:
+    if not isinstance(value, Mapping) or not all(isinstance(item, bool) for item in value.values()):
+        raise ValueError("must map each gate's name to true or false")
+    return FeatureGates(tuple(sorted((str(name), bool(on)) for name, on in value.items())))
+
+
+def _parse_gates(text: str) -> FeatureGates:
+    gates: dict[str, bool] = {}
+    for item in filter(None, _items(text)):
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise ValueError("must be a list such as A=true,B=false")
+        gates[name.strip()] = _parse_bool(value.strip())
+    return FeatureGates(tuple(sorted(gates.items())))
+
+
+def _gates_plain(value: object) -> object:
+    return dict(value.gates) if isinstance(value, FeatureGates) else {}
+
+
+def _gates_text(value: object) -> str:
+    gates = value.gates if isinstance(value, FeatureGates) else ()
+    return ",".join(f"{name}={_bool_text(on)}" for name, on in gates)
+
+
+GATES = Kind("NAME=true|false", _gates, _parse_gates, _gates_plain, _gates_text, repeatable=True)
+
+
+def _quantity(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([KMGTPE]i|[kMGTPE])?", text):
+        raise ValueError('must be a quantity such as "0" or "64Ki"')
+    return text
+
+
+def _read_quantity(value: object) -> str:
+    return _quantity(str(value) if isinstance(value, int) and 0 <= value < 10**18 else _string(value))
+
+
+QUANTITY = Kind("QUANTITY", _read_quantity, _quantity, _same, str)
+
+
+def _vmodule_item(text: str) -> str:
+    pattern, _, verbosity = text.partition("=")
+    if not pattern or not re.fullmatch("[0-9]{1,9}", verbosity):
+        raise ValueError("must be a list such as PATTERN=4,OTHER=2")
+    return text
+
+
+def _read_vmodule(value: object) -> tuple[str, ...]:
+    allowed = "must be a list of mappings with filePattern and verbosity"
+    if not isinstance(value, list | tuple):
+        raise ValueError(allowed)
+    items = []
+    for item in value:
+        if not isinstance(item, Mapping):
+            raise ValueError(allowed)
+        pattern, verbosity = item.get("filePattern"), item.get("verbosity")
+        if not isinstance(pattern, str) or isinstance(verbosity, bool) or not isinstance(verbosity, int):
+            raise ValueError(allowed)
+        items.append(_vmodule_item(f"{pattern}={COUNT.read(verbosity)}"))
+    return tuple(items)
+
+
+def _parse_vmodule(text: str) -> tuple[str, ...]:
+    return tuple(_vmodule_item(item) for item in _items(text))
+
+
+def _vmodule_plain(value: object) -> object:
+    pairs = (str(item).rpartition("=") for item in _sequence(value))
+    return [{"filePattern": pattern, "verbosity": int(verbosity)} for pattern, _, verbosity in pairs] or None
+
+
+def _vmodule_text(value: object) -> str:
+    return ",".join(str(item) for item in _sequence(value))
+
+
+VMODULE = Kind("PATTERN=N", _read_vmodule, _parse_vmodule, _vmodule_plain, _vmodule_text)

@@ -1,0 +1,86 @@
+"""The conformance cases: objects, configuration, and what kube-proxy 1.36 programmed for them."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pykubeproxy.config import Config, load
+from pykubeproxy.objects import Family, Kind, Listed, Node, decode
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
+from pykubeproxy.services.cluster import Cluster
+
+FOLDER = Path(__file__).parent / "data" / "conformance" / "cases"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+# What the recorded node's interfaces had.
+ADDRESSES = ("127.0.0.1", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10")
+
+# kube-proxy fills these in no particular order, save that the node-port jumps come last.
+UNORDERED = {
+    *(
+        ChainKey("filter", f"KUBE-{it}")
+        for it in ("SERVICES", "EXTERNAL-SERVICES", "NODEPORTS", "PROXY-FIREWALL")
+    ),
+    *(ChainKey("nat", f"KUBE-{it}") for it in ("SERVICES", "NODEPORTS")),
+}
+LAST = "NOTE: this must be the last rule in this chain"
+
+
+@cache
+def load_case(name: str) -> dict[str, Any]:
+    """One case, as its file has it."""
+    case: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return case
+
+
+def config_of(case: dict[str, Any]) -> Config:
+    return load(case["config"], {}).config
+
+
+def node_of(case: dict[str, Any]) -> Node:
+    node = decode(Kind.NODE, json.dumps(case["node"]).encode())
+    assert isinstance(node, Node)
+    return node
+
+
+def cluster_of(case: dict[str, Any]) -> Cluster:
+    """The objects of a case, all listed."""
+    cluster = Cluster()
+    objects = [*case["objects"], case["node"]]
+    for kind in Kind:
+        wanted = [it for it in objects if it["kind"] == kind.value]
+        cluster.apply(Listed(kind, tuple(decode(kind, json.dumps(it).encode()) for it in wanted)))
+    return cluster
+
+
+def expected(case: dict[str, Any], family: Family) -> Ruleset:
+    """What kube-proxy had programmed."""
+    return parse(family, "\n".join(case["expected"][family.value.lower()]))
+
+
+def comparable(ruleset: Ruleset) -> dict[ChainKey, list[str]]:
+    """Chains of filter and nat in a form in which two proxies' rules can be compared.
+
+    Built-in chains without rules are left out. In chains without a fixed order rules are sorted; that the node-port
+    jumps come last, and a rule for 127/8 before its general one, is checked before.
+    """
+    chains = {
+        key: [re.sub(r"\s+", " ", rule) for rule in rules]
+        for key, rules in ruleset.chains.items()
+        if key.table in ("filter", "nat") and (rules or key.chain.startswith("KUBE-"))
+    }
+    for key in UNORDERED & chains.keys():
+        rules = chains[key]
+        jumps = [rule for rule in rules if LAST in rule]
+        assert rules[len(rules) - len(jumps) :] == jumps, f"node-port jumps are not last in {key}"
+        _check_loopback_first(rules)
+        chains[key] = sorted(rules)
+    return chains
+
+
+def _check_loopback_first(rules: list[str]) -> None:
+    for i, rule in enumerate(rules):
+        if rule.startswith("-d 127.0.0.0/8 "):
+            general = re.sub(r" -m nfacct --nfacct-name \S+", "", rule.removeprefix("-d 127.0.0.0/8 "))
+            assert general not in rules[:i], f"the rule for 127/8 comes after its general one: {rule}"

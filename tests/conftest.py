@@ -1,0 +1,16 @@
+"""What all tests share: those that need root are skipped by name where there is none."""
+
+import os
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() == 0:
+        return
+    skip = pytest.mark.skip(
+        reason="needs root, for network namespaces and iptables: run as root or with sudo"
+    )
+    for item in items:
+        if "root" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Prints a Python that is new enough, 3.11 or later.
+set -eu
+for name in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
+    path=$(command -v "$name") || continue
+    if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        echo "$path"
+        exit 0
+    fi
+done
+echo "Python 3.11 or later is needed, and was not found: Debian 12 and Ubuntu 24.04 have it as python3." >&2
+exit 1

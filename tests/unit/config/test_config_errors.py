@@ -1,0 +1,231 @@
+"""Impossible values are refused in one line with the field, the value and what is allowed."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pykubeproxy.config import SETTINGS, ConfigError, load
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+REFUSED = [
+    (
+        "iptables: {masqueradeBit: 32}",
+        "iptables.masqueradeBit: 32 is not valid: must be a whole number from 0 to 31",
+    ),
+    (
+        "iptables: {masqueradeBit: -1}",
+        "iptables.masqueradeBit: -1 is not valid: must be a whole number from 0 to 31",
+    ),
+    (
+        "iptables: {masqueradeBit: true}",
+        "iptables.masqueradeBit: true is not valid: must be a whole number from 0 to 31",
+    ),
+    ("oomScoreAdj: 1001", "oomScoreAdj: 1001 is not valid: must be a whole number from -1000 to 1000"),
+    ("oomScoreAdj: -1001", "oomScoreAdj: -1001 is not valid: must be a whole number from -1000 to 1000"),
+    ("iptables: {syncPeriod: -1s}", 'iptables.syncPeriod: "-1s" is not valid: must be 0 or more'),
+    (
+        "iptables: {syncPeriod: 30}",
+        'iptables.syncPeriod: 30 is not valid: must be a duration such as "30s", "1m30s" or "0", with its unit',
+    ),
+    (
+        "iptables: {minSyncPeriod: soon}",
+        'iptables.minSyncPeriod: "soon" is not valid: must be a duration such as "30s", "1m30s" or "0"',
+    ),
+    (
+        "iptables: {minSyncPeriod: 40s}",
+        "iptables.minSyncPeriod: 40s is not valid: must be at most the sync period, 30s",
+    ),
+    ("configSyncPeriod: -5m", 'configSyncPeriod: "-5m" is not valid: must be 0 or more'),
+    ("bindAddress: localhost", 'bindAddress: "localhost" is not valid: must be an IP address'),
+    ('bindAddress: "fe80::1%eth0"', 'bindAddress: "fe80::1%eth0" is not valid: must be an IP address'),
+    (
+        "healthzBindAddress: 0.0.0.0:70000",
+        'healthzBindAddress: "0.0.0.0:70000" is not valid: must have a port from 1 to 65535',
+    ),
+    (
+        "healthzBindAddress: 0.0.0.0:0",
+        'healthzBindAddress: "0.0.0.0:0" is not valid: must have a port from 1 to 65535',
+    ),
+    (
+        "detectLocal: {interfaceNamePrefix: cali+}",
+        (
+            'detectLocal.interfaceNamePrefix: "cali+" is not valid: must be an interface name of at most 14 characters,'
+            ' without a "+" at its end'
+        ),
+    ),
+    (
+        "metricsBindAddress: localhost:1",
+        (
+            'metricsBindAddress: "localhost:1" is not valid: must be an IP address,'
+            " or one with a port such as 0.0.0.0:10256 or [::]:10256"
+        ),
+    ),
+    (
+        "clusterCIDR: 10.0.0.0",
+        'clusterCIDR: "10.0.0.0" is not valid: must be a CIDR such as 10.244.0.0/16 or fd00:10:244::/56',
+    ),
+    (
+        "clusterCIDR: 10.0.0.0/8,11.0.0.0/8",
+        'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" is not valid: must hold at most one CIDR for each address family',
+    ),
+    (
+        "nodePortAddresses: [10.0.0.0/33]",
+        'nodePortAddresses: ["10.0.0.0/33"] is not valid: must be a CIDR such as 10.244.0.0/16 or fd00:10:244::/56',
+    ),
+    (
+        "nodePortAddresses: [primary, 10.0.0.0/8]",
+        'nodePortAddresses: ["primary", "10.0.0.0/8"] is not valid: must be CIDRs, or primary alone',
+    ),
+    ("nodePortAddresses: primary", 'nodePortAddresses: "primary" is not valid: must be a list'),
+    (
+        "detectLocalMode: BridgeInterface",
+        'detectLocal.bridgeInterface: "" is not valid: must name an interface, as the mode is BridgeInterface',
+    ),
+    (
+        "detectLocalMode: InterfaceNamePrefix",
+        'detectLocal.interfaceNamePrefix: "" is not valid: must name an interface, as the mode is InterfaceNamePrefix',
+    ),
+    (
+        "detectLocal: {bridgeInterface: a b}",
+        (
+            'detectLocal.bridgeInterface: "a b" is not valid: must be an interface name of at most 15 characters,'
+            ' without a "+" at its end'
+        ),
+    ),
+    (
+        "detectLocal: {interfaceNamePrefix: abcdefghijklmno}",
+        (
+            'detectLocal.interfaceNamePrefix: "abcdefghijklmno" is not valid: must be an interface name of at most 14'
+            ' characters, without a "+" at its end'
+        ),
+    ),
+    (
+        "detectLocalMode: Magic",
+        (
+            'detectLocalMode: "Magic" is not valid:'
+            " must be ClusterCIDR or NodeCIDR or BridgeInterface or InterfaceNamePrefix"
+        ),
+    ),
+    (
+        "mode: nftables",
+        'mode: "nftables" is not valid: must be iptables or empty; pykubeproxy works through iptables alone',
+    ),
+    ("conntrack: {min: -1}", "conntrack.min: -1 is not valid: must be a whole number, 0 or more"),
+    ("conntrack: {udpTimeout: -1s}", 'conntrack.udpTimeout: "-1s" is not valid: must be 0 or more'),
+    (
+        "clientConnection: {burst: -1}",
+        "clientConnection.burst: -1 is not valid: must be a whole number, 0 or more",
+    ),
+    ("clientConnection: {qps: .nan}", "clientConnection.qps: nan is not valid: must be a number, 0 or more"),
+    (
+        "featureGates: {A: 'true'}",
+        "featureGates: a mapping is not valid: must map each gate's name to true or false",
+    ),
+    ("logging: {format: xml}", 'logging.format: "xml" is not valid: must be text or json'),
+    (
+        "pykubeproxy: {iptablesBackend: x}",
+        'pykubeproxy.iptablesBackend: "x" is not valid: must be auto or nft or legacy',
+    ),
+    ("iptables: 5", "iptables: 5 is not valid: must be a mapping of fields"),
+    ("hostnameOverride: 5", "hostnameOverride: 5 is not valid: must be a string (put quotes around it)"),
+    ("hostnameOverride: '  '", 'hostnameOverride: "  " is not valid: must be a node\'s name or empty'),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_an_impossible_value_is_refused(body: str, message: str) -> None:
+    """The one line names the field, the value and what is allowed; the field can be asked for, too."""
+    with pytest.raises(ConfigError) as caught:
+        load(HEAD + body, {})
+    assert str(caught.value) == message
+    assert caught.value.field == message.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the configuration file must hold a KubeProxyConfiguration, not null"),
+        ("[]", "the configuration file must hold a KubeProxyConfiguration, not []"),
+        ("a: 1", "kind: is missing: must be KubeProxyConfiguration"),
+        ("kind: Pod", 'kind: "Pod" is not valid: must be KubeProxyConfiguration'),
+        (
+            "kind: KubeProxyConfiguration\napiVersion: v1",
+            'apiVersion: "v1" is not valid: must be kubeproxy.config.k8s.io/v1alpha1',
+        ),
+        (
+            "a: ::",
+            (
+                "the configuration file is not valid YAML: mapping values are not allowed here, line 1;"
+                " put quotes around a value that ends in a colon or holds one before a space"
+            ),
+        ),
+        (
+            HEAD + "---\na: b",
+            (
+                "the configuration file is not valid YAML: expected a single document in the stream,"
+                " but found another document, line 3"
+            ),
+        ),
+        (b"\xff\xfe\xfd", "the configuration file is not usable: it is not UTF-8 text"),
+        ("[" * 100_000, "the configuration file is not usable: it is nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(text: str | bytes, message: str) -> None:
+    """Other kinds, other versions and what is no YAML are refused in one line."""
+    with pytest.raises(ConfigError) as caught:
+        load(text, {})
+    assert str(caught.value) == message
+
+
+def _only_config_error(content: str | bytes | dict[str, object]) -> None:
+    """Loads, and lets nothing pass but a ConfigError of one line."""
+    try:
+        _, warnings = load(content, {})
+    except ConfigError as error:
+        warnings = (str(error),)
+    assert all(line and "\n" not in line for line in warnings)
+
+
+@given(st.text() | st.binary())
+@example("a: !!int x")
+@example("a: !!timestamp x")
+@example("a: !!bool x")
+@example("a: !!int ''")
+@example("&a [*a]")
+@example(HEAD + "nodePortAddresses: &a [*a]")
+@example(HEAD + "iptables: &a {iptables: *a}")
+@example(HEAD + "oomScoreAdj: 0x" + "f" * 9000)
+@example(HEAD + "? [a]\n: b")
+@example('{"a": "\\ud83d"}')
+def test_any_text_is_read_or_refused(content: str | bytes) -> None:
+    """No text and no bytes raise anything but ConfigError."""
+    _only_config_error(content)
+
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=3)
+)
+_VALUES = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner), max_leaves=4
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([setting.field for setting in SETTINGS if setting.field]), _VALUES, max_size=4
+    )
+)
+def test_any_value_of_any_field_is_read_or_refused(values: dict[str, object]) -> None:
+    """Whatever stands in a known field, nothing is raised but ConfigError."""
+    content: dict[str, object] = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+    }
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        inner = content
+        for section in sections:
+            inner = inner.setdefault(section, {})  # type: ignore[assignment]
+        inner[name] = value
+    _only_config_error(content)

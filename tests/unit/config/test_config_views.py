@@ -1,0 +1,225 @@
+"""A Config as /configz, /flagz and --write-config-to show it."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pykubeproxy.config import ConfigError, changed_fields, configz, dump, flagz, load
+
+# The flags of the kube-proxy 1.36.2 whose answers are recorded below.
+FLAGS = {
+    "kubeconfig": "kc.yaml",
+    "hostname-override": "node1",
+    "cluster-cidr": "10.244.0.0/16",
+    "proxy-mode": "iptables",
+    "conntrack-max-per-core": "0",
+    "conntrack-tcp-timeout-established": "0",
+    "conntrack-tcp-timeout-close-wait": "0s",
+    "v": "2",
+}
+
+CONFIGZ = (
+    '{"kubeproxy.config.k8s.io":{"kind":"KubeProxyConfiguration","apiVersion":"kubeproxy.config.k8s.io/v1alpha1",'
+    '"clientConnection":{"kubeconfig":"kc.yaml","acceptContentTypes":"",'
+    '"contentType":"application/vnd.kubernetes.protobuf","qps":5,"burst":10},'
+    '"logging":{"format":"text","flushFrequency":"5s","verbosity":2,'
+    '"options":{"text":{"infoBufferSize":"0"},"json":{"infoBufferSize":"0"}}},'
+    '"hostnameOverride":"node1","bindAddress":"0.0.0.0","healthzBindAddress":"0.0.0.0:10256",'
+    '"metricsBindAddress":"127.0.0.1:10249","bindAddressHardFail":false,"enableProfiling":false,'
+    '"showHiddenMetricsForVersion":"","mode":"iptables","iptables":{"masqueradeBit":14,"masqueradeAll":false,'
+    '"localhostNodePorts":true,"syncPeriod":"30s","minSyncPeriod":"1s"},"ipvs":{"syncPeriod":"0s",'
+    '"minSyncPeriod":"0s","scheduler":"","excludeCIDRs":null,"strictARP":false,"tcpTimeout":"0s",'
+    '"tcpFinTimeout":"0s","udpTimeout":"0s"},"nftables":{"masqueradeBit":14,"masqueradeAll":false,'
+    '"syncPeriod":"0s","minSyncPeriod":"0s"},"winkernel":{"networkName":"","sourceVip":"","enableDSR":false,'
+    '"rootHnsEndpointName":"","forwardHealthCheckVip":false},"detectLocalMode":"ClusterCIDR",'
+    '"detectLocal":{"bridgeInterface":"","interfaceNamePrefix":""},"clusterCIDR":"10.244.0.0/16",'
+    '"nodePortAddresses":null,"oomScoreAdj":-999,"conntrack":{"maxPerCore":0,"min":131072,'
+    '"tcpEstablishedTimeout":"0s","tcpCloseWaitTimeout":"0s","tcpBeLiberal":false,"udpTimeout":"0s",'
+    '"udpStreamTimeout":"0s"},"configSyncPeriod":"15m0s","portRange":""}}'
+)
+
+# "~" stands for the blank that ends a line.
+FLAGZ = """
+kube-proxy flagz
+Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
+and is for debugging purposes only.
+bind-address: 0.0.0.0
+bind-address-hard-fail: false
+boot-id-file: /proc/sys/kernel/random/boot_id
+cleanup: false
+cluster-cidr: 10.244.0.0/16
+config:~
+config-sync-period: 15m0s
+conntrack-max-per-core: 0
+conntrack-min: 131072
+conntrack-tcp-be-liberal: false
+conntrack-tcp-timeout-close-wait: 0s
+conntrack-tcp-timeout-established: 0s
+conntrack-udp-timeout: 0s
+conntrack-udp-timeout-stream: 0s
+detect-local-mode: ClusterCIDR
+feature-gates:~
+healthz-bind-address: 0.0.0.0:10256
+healthz-port: 10256
+help: false
+hostname-override: node1
+init-only: false
+iptables-localhost-nodeports: true
+iptables-masquerade-bit: 14
+iptables-min-sync-period: 1s
+iptables-sync-period: 30s
+ipvs-exclude-cidrs: []
+ipvs-min-sync-period: 1s
+ipvs-scheduler:~
+ipvs-strict-arp: false
+ipvs-sync-period: 30s
+ipvs-tcp-timeout: 0s
+ipvs-tcpfin-timeout: 0s
+ipvs-udp-timeout: 0s
+kube-api-burst: 10
+kube-api-content-type: application/vnd.kubernetes.protobuf
+kube-api-qps: 5
+kubeconfig: kc.yaml
+log-flush-frequency: 5s
+log-json-info-buffer-size: 0
+log-json-split-stream: false
+log-text-info-buffer-size: 0
+log-text-split-stream: false
+logging-format: text
+machine-id-file: /etc/machine-id,/var/lib/dbus/machine-id
+masquerade-all: false
+master:~
+metrics-bind-address: 127.0.0.1:10249
+metrics-port: 10249
+nodeport-addresses: []
+oom-score-adj: -999
+pod-bridge-interface:~
+pod-interface-name-prefix:~
+profiling: false
+proxy-mode: iptables
+show-hidden-metrics-for-version:~
+v: 2
+version: false
+vmodule:~
+write-config-to:~
+""".replace("~", " ")
+
+
+def test_configz_is_as_recorded() -> None:
+    """For the recorded flags, /configz is byte for byte what kube-proxy answered."""
+    assert json.dumps(configz(load(None, FLAGS).config), separators=(",", ":")) == CONFIGZ
+
+
+def test_flagz_is_as_recorded() -> None:
+    """For the recorded flags, /flagz is what kube-proxy answered and our own flags."""
+    ours = "iptables-backend: auto\n"
+    assert flagz(FLAGS).replace(ours, "", 1) == FLAGZ
+    assert ours in flagz(FLAGS)
+
+
+def test_flagz_writes_values_as_go_does() -> None:
+    """Given values appear in canonical form."""
+    flags = {
+        "iptables-sync-period": "90s",
+        "nodeport-addresses": ("10.0.0.0/8", "fd00::/64"),
+        "masquerade-all": "t",
+    }
+    lines = flagz(flags | {"feature-gates": "B=1,A=f", "cleanup": "true"}).splitlines()
+    assert {"iptables-sync-period: 1m30s", "masquerade-all: true", "cleanup: true"} <= set(lines)
+    assert {"nodeport-addresses: [10.0.0.0/8,fd00::/64]", "feature-gates: A=false,B=true"} <= set(lines)
+
+
+def test_configz_shows_what_is_usually_left_out() -> None:
+    """Gates, vmodule, split streams and our own key are there once they are not the default."""
+    flags = {
+        "feature-gates": "A=true",
+        "vmodule": "x=3",
+        "iptables-backend": "nft",
+        "log-text-split-stream": "true",
+    }
+    shown = configz(load(None, flags).config)["kubeproxy.config.k8s.io"]
+    assert isinstance(shown, dict)
+    assert (shown["featureGates"], shown["pykubeproxy"]) == ({"A": True}, {"iptablesBackend": "nft"})
+    assert shown["logging"]["vmodule"] == [{"filePattern": "x", "verbosity": 3}]
+    assert shown["logging"]["options"]["text"] == {"splitStream": True, "infoBufferSize": "0"}
+
+
+def test_changed_fields_are_named_by_path() -> None:
+    """What differs is named by its field, or its flag if no file holds it; what has no effect is not."""
+    old = load(None, {}).config
+    flags = {
+        "iptables-min-sync-period": "0",
+        "master": "x",
+        "ipvs-scheduler": "rr",
+        "iptables-backend": "nft",
+    }
+    new = load(None, flags).config
+    assert changed_fields(old, new) == ("--master", "iptables.minSyncPeriod", "pykubeproxy.iptablesBackend")
+    assert changed_fields(new, new) == ()
+
+
+_NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x2FF), min_size=1, max_size=8)
+_BOOLS = st.sampled_from(["true", "false"])
+_SECONDS = st.integers(0, 10**9).map(lambda milliseconds: f"{milliseconds}ms")
+_PORTS = st.integers(1, 65535)
+_V4 = st.ip_addresses(v=4).map(str)
+_V6 = st.ip_addresses(v=6).map(str)
+_CIDRS = st.tuples(_V4, st.integers(0, 32)).map("{0[0]}/{0[1]}".format) | st.tuples(
+    _V6, st.integers(0, 128)
+).map("{0[0]}/{0[1]}".format)
+_FILED = st.fixed_dictionaries(
+    {},
+    optional={
+        "kubeconfig": st.text(max_size=9),
+        "hostname-override": _NAMES,
+        "bind-address": _V4 | _V6,
+        "healthz-bind-address": _V4 | st.tuples(_V6, _PORTS).map("[{0[0]}]:{0[1]}".format),
+        "metrics-bind-address": _V6 | st.tuples(_V4, _PORTS).map("{0[0]}:{0[1]}".format),
+        "cluster-cidr": _CIDRS,
+        "nodeport-addresses": st.lists(_CIDRS, max_size=3),
+        "masquerade-all": _BOOLS,
+        "iptables-localhost-nodeports": _BOOLS,
+        "iptables-masquerade-bit": st.integers(0, 31),
+        "oom-score-adj": st.integers(-1000, 1000),
+        "conntrack-min": st.integers(0, 2**31 - 1),
+        "conntrack-tcp-timeout-established": _SECONDS,
+        "conntrack-udp-timeout": _SECONDS,
+        "iptables-sync-period": st.integers(1, 10**6).map(lambda seconds: f"{seconds}s"),
+        "feature-gates": st.dictionaries(_NAMES, _BOOLS).map(
+            lambda gates: ",".join(map("=".join, gates.items()))
+        ),
+        "kube-api-qps": st.floats(0, 1000).map(lambda number: f"{number:.3f}"),
+        "vmodule": st.dictionaries(_NAMES, st.integers(0, 9)).map(
+            lambda levels: ",".join(f"{name}={level}" for name, level in levels.items())
+        ),
+        "ipvs-exclude-cidrs": st.lists(_CIDRS, max_size=2),
+        "v": st.integers(0, 9),
+        "logging-format": st.sampled_from(["text", "json"]),
+        "detect-local-mode": st.sampled_from(["ClusterCIDR", "NodeCIDR"]),
+        "iptables-backend": st.sampled_from(["auto", "nft", "legacy"]),
+    },
+)
+
+
+@given(_FILED)
+@example({"kubeconfig": "a\x85 b \ud83d\n"})
+def test_a_dumped_config_loads_as_itself(flags: Mapping[str, object]) -> None:
+    """What --write-config-to writes gives the same Config again, without warnings."""
+    config = load(None, flags).config
+    assert load(dump(config), {}) == (config, ())
+
+
+def test_a_dump_is_a_plain_kube_proxy_configuration() -> None:
+    """Unless ours are set, another kube-proxy can read the file: it has upstream's fields and no others."""
+    assert yaml.safe_load(dump(load(None, FLAGS).config)) == json.loads(CONFIGZ)["kubeproxy.config.k8s.io"]
+
+
+def test_a_dump_with_an_impossible_value_is_refused() -> None:
+    """A dump edited to an impossible value names the field."""
+    text = dump(load(None, {}).config).replace("oomScoreAdj: -999", "oomScoreAdj: -9999")
+    with pytest.raises(ConfigError, match=r"^oomScoreAdj: -9999"):
+        load(text, {})

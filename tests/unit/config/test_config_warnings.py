@@ -1,0 +1,50 @@
+"""What is passed over in a file is warned of, in a sentence that names it."""
+
+import pytest
+
+from pykubeproxy.config import load
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "warning"),
+    [
+        (
+            "iptables: {syncPeriode: 5s}",
+            "The field iptables.syncPeriode is unknown and ignored. Did you mean iptables.syncPeriod?",
+        ),
+        (
+            "clusterCidr: 10.0.0.0/8",
+            "The field clusterCidr is unknown and ignored. Did you mean clusterCIDR?",
+        ),
+        (
+            "masqueradeAll: true",
+            "The field masqueradeAll is unknown and ignored. Did you mean iptables.masqueradeAll?",
+        ),
+        (
+            "pykubeproxy: {iptables-backend: nft}",
+            "The field pykubeproxy.iptables-backend is unknown and ignored. Did you mean pykubeproxy.iptablesBackend?",
+        ),
+        ("zebra: {stripes: 5}", "The field zebra is unknown and ignored."),
+        ('"a\\nb": 5', "The field 'a\\nb' is unknown and ignored."),
+        ("1: 5", "The field 1 is unknown and ignored."),
+    ],
+)
+def test_an_unknown_field_is_named(body: str, warning: str) -> None:
+    """The path of an unknown field is in the warning, with the field that was probably meant."""
+    config, warnings = load(HEAD + body, {})
+    assert warnings == (warning,)
+    assert config == load(HEAD, {}).config
+
+
+def test_a_field_that_stands_twice_is_named_and_the_last_counts() -> None:
+    """A duplicate key is warned of, in a section too; the last one counts."""
+    config, warnings = load(
+        HEAD + "oomScoreAdj: 1\niptables: {masqueradeBit: 1, masqueradeBit: 2}\noomScoreAdj: 3", {}
+    )
+    assert sorted(warnings) == [
+        "The field iptables.masqueradeBit stands more than once; the last one counts.",
+        "The field oomScoreAdj stands more than once; the last one counts.",
+    ]
+    assert (config.oom_score_adj, config.iptables.masquerade_bit) == (3, 2)
