@@ -1,27 +1,20 @@
 """The chains that services share: each service port's entries in a fixed order, then the jumps to the node ports."""
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.service import PortRules, Rules
+from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.services.ports import PortName
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 
-def shared_chain(key: ChainKey, ports: Mapping[PortName, PortRules], node_port_jumps: Rules) -> Rules:
-    """The rules of one shared chain, service ports in the order of their names."""
-    rules = [
-        rule
-        for name in sorted(ports)
-        for chain, rules in ports[name].entries
-        if chain == key
-        for rule in rules
-    ]
+def shared_chain(key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules) -> Rules:
+    """The rules of one shared chain; `ports` are the service ports' entries in the order of their names."""
+    rules = [rule for entries in ports for chain, rules in entries if chain == key for rule in rules]
     return (*rules, *node_port_jumps) if key == skeleton.NAT_SERVICES else tuple(rules)
 
 

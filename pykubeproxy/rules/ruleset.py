@@ -1,7 +1,7 @@
 """A Ruleset: the chains of one family as a value, in the words of iptables-save."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -62,13 +62,27 @@ def parse(family: Family, text: str) -> Ruleset:
     return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()})
 
 
-def restore_text(chains: Iterable[tuple[ChainKey, Iterable[str]]]) -> str:
-    """The input for iptables-restore --noflush that creates or replaces exactly these chains, one block a table."""
-    tables: dict[str, tuple[list[str], list[str]]] = {}
-    for (table, chain), rules in chains:
-        names, lines = tables.setdefault(table, ([], []))
-        names.append(f":{chain} - [0:0]")
-        lines.extend(f"-A {chain} {rule}" for rule in rules)
-    return "".join(
-        f"*{table}\n" + "\n".join([*names, *lines, "COMMIT\n"]) for table, (names, lines) in tables.items()
-    )
+class Count(NamedTuple):
+    """How often a rule matched since it was written: packets and their bytes."""
+
+    packets: int = 0
+    bytes: int = 0
+
+
+# The counts of a chain's rules, in their order.
+Counters = Mapping[ChainKey, tuple[Count, ...]]
+
+_COUNTED = re.compile(r"\[(\d+):(\d+)\] -A (\S+)")
+
+
+def parse_counters(text: str) -> Counters:
+    """The counts in what `iptables-save --counters` printed; chains without rules are left out."""
+    counts: dict[ChainKey, list[Count]] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif match := _COUNTED.match(line):
+            count = Count(int(match[1]), int(match[2]))
+            counts.setdefault(ChainKey(table, match[3]), []).append(count)
+    return {key: tuple(rules) for key, rules in counts.items()}

@@ -15,13 +15,15 @@ from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
 
 Rules = tuple[str, ...]
+# What a service port has in chains that services share.
+Entries = tuple[tuple[ChainKey, Rules], ...]
 
 
 class PortRules(msgspec.Struct, frozen=True):
     """The rules of one service port: `chains` of table nat that are its own, and `entries` in shared chains."""
 
     chains: tuple[tuple[str, Rules], ...]
-    entries: tuple[tuple[ChainKey, Rules], ...]
+    entries: Entries
 
 
 class _Path(msgspec.Struct, frozen=True):

@@ -23,14 +23,19 @@ SHARED = (FILTER_SERVICES, FILTER_EXTERNAL, FILTER_NODEPORTS, FILTER_FIREWALL, N
 # Empty chains: when one is gone, somebody has flushed the table.
 CANARIES = tuple(ChainKey(table, names.CANARY) for table in ("mangle", "nat", "filter"))
 
+_FORWARD = ChainKey("filter", names.FORWARD)
+_POSTROUTING = ChainKey("nat", names.POSTROUTING)
+_MARK_MASQ = ChainKey("nat", names.MARK_MASQ)
+FIXED = (*CANARIES, _FORWARD, _POSTROUTING, _MARK_MASQ)
+
 KUBELET_FIREWALL = ChainKey("filter", names.KUBELET_FIREWALL)
 
 _NEW = "-m conntrack --ctstate NEW"
 
 
 def nfacct_match(name: str) -> str:
-    """Count packets in an nfacct object; the two spaces are how iptables-save prints it."""
-    return f"-m nfacct --nfacct-name  {name}"
+    """Count packets in an nfacct object."""
+    return f"-m nfacct --nfacct-name {name}"
 
 
 def _jump(chain: str, comment: str = "", match: str = "") -> str:
@@ -69,9 +74,9 @@ def fixed_chains(options: RuleOptions) -> dict[ChainKey, tuple[str, ...]]:
     """The chains whose rules do not depend on any service, the canaries among them."""
     return {
         **dict.fromkeys(CANARIES, ()),
-        ChainKey("filter", names.FORWARD): _forward(options),
-        ChainKey("nat", names.POSTROUTING): _postrouting(options),
-        ChainKey("nat", names.MARK_MASQ): (rule(target=f"MARK --set-xmark {options.mark}"),),
+        _FORWARD: _forward(options),
+        _POSTROUTING: _postrouting(options),
+        _MARK_MASQ: (rule(target=f"MARK --set-xmark {options.mark}"),),
     }
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from pykubeproxy.rules.options import LocalTraffic
 
-COMMENT_LIMIT = 255  # bytes; longer ones iptables refuses
-
 
 def rule(
     *matches: str,

@@ -42,19 +42,19 @@ def belongs(slice_: EndpointSlice, family: Family) -> bool:
 
 
 def backends(
-    slices: Iterable[EndpointSlice], name: PortName, node_name: str, passed: list[Passed] | None = None
+    slices: Iterable[EndpointSlice], name: PortName, node_name: str, passed: list[Passed]
 ) -> tuple[Backend, ...]:
     """The backends of one service port, sorted by target.
 
-    `slices` are those of the Service that `belongs` accepts, in the order of their names. Where a list is given,
-    what was passed over is added to it.
+    `slices` are those of the Service that `belongs` accepts, in the order of their names. What was passed over
+    is added to the list `passed`.
     """
     found: dict[str, Backend] = {}
     for slice_ in slices:
         for port in _ports(slice_, name, passed):
             for endpoint in slice_.endpoints:
                 if not endpoint.address:
-                    _note(passed, slice_, "", Ignored.NO_ADDRESS)
+                    passed.append(Passed(slice_.name, "", Ignored.NO_ADDRESS))
                     continue
                 backend = Backend(
                     _target(endpoint.address, port),
@@ -66,24 +66,24 @@ def backends(
                 if known is None or _counts(endpoint):
                     found[backend.target] = backend
                 if known is not None:
-                    _note(passed, slice_, endpoint.address, Ignored.DUPLICATE)
+                    passed.append(Passed(slice_.name, endpoint.address, Ignored.DUPLICATE))
     return tuple(found[target] for target in sorted(found))
 
 
-def _ports(slice_: EndpointSlice, name: PortName, passed: list[Passed] | None) -> Iterable[int]:
+def _ports(slice_: EndpointSlice, name: PortName, passed: list[Passed]) -> Iterable[int]:
     """The numbers that a slice gives this service port; as a rule one."""
     matched = False
     for port in slice_.ports:
         if port.name is None:
-            _note(passed, slice_, "", Ignored.NO_PORT_NAME)
+            passed.append(Passed(slice_.name, "", Ignored.NO_PORT_NAME))
         elif port.name == name.port and port.protocol.value == name.protocol:
             matched = True
             if port.port is None:
-                _note(passed, slice_, "", Ignored.NO_PORT)
+                passed.append(Passed(slice_.name, "", Ignored.NO_PORT))
             else:
                 yield port.port
     if not matched:
-        _note(passed, slice_, "", Ignored.OTHER_PORT)
+        passed.append(Passed(slice_.name, "", Ignored.OTHER_PORT))
 
 
 def _counts(later: Endpoint) -> bool:
@@ -96,8 +96,3 @@ def _counts(later: Endpoint) -> bool:
 
 def _target(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _note(passed: list[Passed] | None, slice_: EndpointSlice, address: str, reason: Ignored) -> None:
-    if passed is not None:
-        passed.append(Passed(slice_.name, address, reason))

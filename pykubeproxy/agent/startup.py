@@ -1,0 +1,75 @@
+"""What is found out once, at the start: the backend, the families, and what kernel and iptables can do."""
+
+import msgspec
+import structlog
+
+from pykubeproxy import kernel
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import Config
+from pykubeproxy.kernel import nfacct, sysctl
+from pykubeproxy.objects import Family
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.terms import Kernel
+
+# In iptables-nft a block of n chains takes time in n², and every block some milliseconds.
+NFT_CHAINS_PER_BLOCK = 200
+
+_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+
+log = structlog.get_logger()
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """One family, ready to be programmed."""
+
+    tables: FamilyTables
+    features: kernel.Features
+    nfacct: bool
+
+    def facts(self, with_addresses: bool) -> Kernel:
+        """What rules need to know of the kernel, read anew; its addresses only if asked for. Raises KernelError."""
+        family = self.tables.family
+        found = kernel.local_addresses(family) if with_addresses else ()
+        return Kernel(
+            addresses=tuple(local.address for local in found),
+            random_fully=self.features.random_fully,
+            nfacct=self.nfacct,
+            tcp_be_liberal=sysctl.read(_LIBERAL) == "1",
+        )
+
+
+class Node(msgspec.Struct, frozen=True):
+    """The families that this node can serve, and why the others cannot be."""
+
+    backend: kernel.Backend
+    families: tuple[Opened, ...]
+    lacking: dict[Family, str]
+
+
+def open_node(config: Config) -> Node:
+    """Look at kernel and tools. Raises KernelError if something is missing that nothing works without."""
+    backend = kernel.choose(config.iptables_backend.value)
+    families: list[Opened] = []
+    lacking: dict[Family, str] = {}
+    for family in Family:
+        if reason := kernel.unavailable(backend, family):
+            lacking[family] = reason
+        else:
+            families.append(_open(backend, family))
+    return Node(backend, tuple(families), lacking)
+
+
+def _open(backend: kernel.Backend, family: Family) -> Opened:
+    iptables = kernel.open_iptables(backend, family)
+    features = kernel.probe(iptables).require()
+    limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
+    return Opened(FamilyTables(iptables, limit), features, features.nfacct and _counters(family))
+
+
+def _counters(family: Family) -> bool:
+    for name in skeleton.NFACCT_NAMES:
+        made = nfacct.ensure(name)
+        if not made.ok:
+            log.warning("rules will not count into nfacct", family=family.value, reason=made.reason)
+            return False
+    return True

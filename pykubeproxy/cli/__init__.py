@@ -1,0 +1,44 @@
+"""The command line: one module for each command, imported when it is asked for."""
+
+import importlib
+
+import click
+
+import pykubeproxy
+
+# Command, and where it is to be found; in the order of --help.
+_COMMANDS = {
+    "run": "pykubeproxy.cli.run:run",
+    "render": "pykubeproxy.cli.render:render",
+    "dump-rules": "pykubeproxy.cli.dump_rules:dump_rules",
+    "cleanup": "pykubeproxy.cli.cleanup:cleanup",
+    "lab": "pykubeproxy.cli.lab:lab",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when it is needed, so that no command pays for the others' libraries."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(pykubeproxy.__version__, prog_name="pykubeproxy", message="%(prog)s %(version)s")
+def main() -> None:
+    """A Kubernetes service proxy that works through iptables, in place of kube-proxy.
+
+    \b
+    Try it without a cluster:   sudo pykubeproxy lab demo
+    See what it would program:  pykubeproxy render -f objects.yaml
+    """

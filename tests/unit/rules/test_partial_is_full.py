@@ -1,0 +1,191 @@
+"""Whatever changes come in whatever order, partial syncs leave what a full sync of the last state would write."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Backend
+from pykubeproxy.objects import (
+    Deleted,
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Event,
+    Family,
+    Key,
+    Kind,
+    Port,
+    Protocol,
+    Service,
+    Updated,
+)
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.fakes.iptables import FakeIptables
+
+NODE = "node1"
+NAMES = ("a", "b", "c")
+
+ports = st.lists(
+    st.builds(
+        Port,
+        name=st.sampled_from(["http", "dns"]),
+        protocol=st.sampled_from(list(Protocol)),
+        port=st.sampled_from([53, 80]),
+        node_port=st.sampled_from([0, 30080]),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda port: (port.name, port.protocol),
+).map(tuple)
+
+services = st.builds(
+    Service,
+    namespace=st.just("ns"),
+    name=st.sampled_from(NAMES),
+    type=st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]),
+    cluster_ips=st.sampled_from([("10.96.0.1",), ("10.96.0.2", "fd00::2"), ("fd00::1",), ()]),
+    ports=ports,
+    external_ips=st.sampled_from([(), ("192.0.2.1",), ("192.0.2.1", "2001:db8::1")]),
+    load_balancer_ips=st.sampled_from([(), ("198.51.100.1",)]),
+    source_ranges=st.sampled_from(
+        [(), ("203.0.113.0/24",), ("0.0.0.0/0", "203.0.113.0/24"), ("192.168.0.0/16",)]
+    ),
+    internal_local=st.booleans(),
+    external_local=st.booleans(),
+    affinity_seconds=st.sampled_from([None, 60]),
+    health_check_node_port=st.sampled_from([0, 32000]),
+)
+
+endpoints = st.builds(
+    Endpoint,
+    address=st.sampled_from([f"10.244.1.{n}" for n in range(1, 6)]),
+    ready=st.booleans(),
+    serving=st.booleans(),
+    terminating=st.booleans(),
+    node_name=st.sampled_from([NODE, "node2"]),
+    zone_hints=st.sampled_from([(), ("zone-a",), ("zone-b",)]),
+)
+
+slices = st.builds(
+    EndpointSlice,
+    namespace=st.just("ns"),
+    name=st.sampled_from(["s1", "s2", "s3"]),
+    service=st.sampled_from(NAMES),
+    family=st.just(Family.IPV4),
+    endpoints=st.lists(endpoints, max_size=4).map(tuple),
+    ports=st.lists(
+        st.builds(
+            EndpointPort,
+            name=st.sampled_from(["http", "dns"]),
+            protocol=st.sampled_from(list(Protocol)),
+            port=st.just(8080),
+        ),
+        max_size=2,
+        unique_by=lambda port: (port.name, port.protocol),
+    ).map(tuple),
+)
+
+events = st.one_of(
+    st.builds(Updated, services),
+    st.builds(Updated, slices),
+    st.builds(Deleted, st.just(Kind.SERVICE), st.builds(Key, st.just("ns"), st.sampled_from(NAMES))),
+    st.builds(
+        Deleted,
+        st.just(Kind.ENDPOINT_SLICE),
+        st.builds(Key, st.just("ns"), st.sampled_from(["s1", "s2", "s3"])),
+    ),
+)
+
+
+def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool) -> Terms:
+    config = load(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clusterCIDR": "10.244.0.0/16",
+            "nodePortAddresses": list(node_port_addresses),
+            "iptables": {"masqueradeAll": masquerade_all},
+        },
+        {},
+    ).config
+    return terms(config, NODE, None, Kernel(("192.168.99.10",)), Family.IPV4)
+
+
+def without_kubelets(tables: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
+    return {key: rules for key, rules in tables.save().chains.items() if key != skeleton.KUBELET_FIREWALL}
+
+
+def empty_tables(backend: Backend = Backend.NFT) -> FakeIptables:
+    tables = FakeIptables(backend)
+    tables.counters.update(skeleton.NFACCT_NAMES)
+    return tables
+
+
+varied_terms = st.builds(terms_for, st.sampled_from([(), ("192.168.99.0/24",)]), st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.lists(events, max_size=3), varied_terms), min_size=1, max_size=8),
+    backend=st.sampled_from(Backend),
+    chains_per_block=st.sampled_from([None, 1, 5]),
+)
+def test_partial_syncs_leave_what_a_full_one_writes(
+    steps: list[tuple[list[Event], Terms]], backend: Backend, chains_per_block: int | None
+) -> None:
+    """Also when the terms change on the way, and with any size of blocks."""
+    cluster = Cluster()
+    live = empty_tables(backend)
+    followed = FamilyTables(live, chains_per_block)
+    for changes, on in steps:
+        touched = {key for change in changes for key in cluster.apply(change)}
+        followed.sync(cluster, touched, on)
+    fresh = empty_tables(backend)
+    FamilyTables(fresh, None).sync(cluster, (), steps[-1][1])
+    # Rules of ours in the kubelet's chain stay there: it may want them itself.
+    assert without_kubelets(live) == without_kubelets(fresh)
+
+
+@settings(max_examples=100, deadline=None)
+@given(changes=st.lists(events, max_size=12), on=varied_terms)
+def test_a_second_full_sync_writes_nothing(changes: list[Event], on: Terms) -> None:
+    """A restart over unchanged objects, and a full sync over tables that are right, leave the tables alone."""
+    cluster = Cluster()
+    for change in changes:
+        cluster.apply(change)
+    live = empty_tables()
+    FamilyTables(live, 200).sync(cluster, (), on)
+    restores = len(live.texts)
+    report = FamilyTables(live, 200).sync(cluster, (), on)
+    assert not report.wrote
+    assert len(live.texts) == restores
+
+
+def test_node_ports_on_loopback_bring_their_guard() -> None:
+    """Turned on while the agent runs, they are kept from neighbours from the first moment."""
+    cluster = Cluster()
+    live = empty_tables()
+    followed = FamilyTables(live, None)
+    followed.sync(cluster, (), terms_for(("192.168.99.0/24",), False))
+    assert live.save().chains[skeleton.KUBELET_FIREWALL] == ()
+    followed.sync(cluster, (), terms_for((), False))
+    assert len(live.save().chains[skeleton.KUBELET_FIREWALL]) == 1
+
+
+def test_terms_are_compared_without_the_way_to_node_ports() -> None:
+    """Another address for node ports rewrites KUBE-SERVICES alone."""
+    cluster = Cluster()
+    live = empty_tables()
+    followed = FamilyTables(live, None)
+    on = terms_for((), False)
+    followed.sync(cluster, (), on)
+    followed.sync(
+        cluster, (), msgspec.structs.replace(on, node_port_jumps=("-d 192.0.2.1/32 -j KUBE-NODEPORTS",))
+    )
+    assert live.texts[-1].splitlines()[:2] == ["*nat", ":KUBE-SERVICES - [0:0]"]
+    assert live.texts[-1].count(":KUBE-") == 1
