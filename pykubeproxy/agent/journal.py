@@ -60,13 +60,13 @@ class Journal:
             log.info("endpoint went", service=str(name), endpoint=target)
         for target, standing in now.items():
             if target not in before:
-                log.info("endpoint appeared", service=str(name), endpoint=target, standing=standing)
+                log.info("endpoint appeared", service=str(name), endpoint=target, state=standing)
             elif before[target] != standing:
                 log.info(
                     "endpoint changed",
                     service=str(name),
                     endpoint=target,
-                    standing=standing,
+                    state=standing,
                     was=before[target],
                 )
 

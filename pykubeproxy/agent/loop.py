@@ -1,18 +1,19 @@
 """The agent's loop: one thread that takes in events and syncs, and owns all state."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from pykubeproxy.agent.journal import Journal
-from pykubeproxy.agent.mailbox import Mailbox, Stop
+from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
 from pykubeproxy.agent.startup import Opened
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.kernel import KernelError
-from pykubeproxy.objects import Family, Key, Kind, Node
+from pykubeproxy.objects import Event, Family, Key, Kind, Node
 from pykubeproxy.rules.terms import primary_family, terms
 from pykubeproxy.services.cluster import Cluster
 
@@ -52,9 +53,9 @@ class Agent:
         self._touched: set[Key] = set()
         self._pace = Pace(config.iptables.min_sync_period, config.iptables.sync_period)
         self._journal = Journal(config.logging.verbosity)
-        self._started = clock()
-        self._patience = self._started + (WAIT_FOR_ADDRESSES if wait_for_node else 0.0)
         self._wait_for_node = wait_for_node
+        self._node: Node | None = None
+        self._started = clock()
         self._next_check = self._started + config.iptables.sync_period
         self._last_full = self._started
         self._in_place = False
@@ -66,50 +67,48 @@ class Agent:
                 if isinstance(message, Stop):
                     log.info("stopping; the rules stay in place", reason=message.reason)
                     return message.code
-                self._touched |= self._cluster.apply(message)
-                self._pace.request(self._clock())
+                self._take_in(message)
             now = self._clock()
             if now >= self._next_check:
                 self._check(now)
-            if self._waits_for(now):
+            if now < max(self._waiting_until(), self._pace.due()):
                 continue
-            if (complaint := self._unfit()) is not None:
+            if complaint := self._unfit():
                 log.error(complaint)
                 return 1
-            if now >= self._pace.due():
-                succeeded = self._sync()
-                if self._once:
-                    return 0 if succeeded else 1
+            succeeded = self._sync()
+            if self._once:
+                return 0 if succeeded else 1
+
+    def _take_in(self, message: Event | Wake) -> None:
+        if not isinstance(message, Wake):
+            self._touched |= self._cluster.apply(message)
+            self._node = self._cluster.node(self._node_name) or self._node
+        self._pace.request(self._clock())
 
     def _next_time(self) -> float:
         """When something is to be done even if no message comes."""
-        waits = self._waits_for(self._clock())
-        return min(self._next_check, self._patience if waits else self._pace.due())
+        return min(self._next_check, max(self._waiting_until(), self._pace.due()))
 
-    def _waits_for(self, now: float) -> str:
-        """What is still missing before anything may be written; "" for nothing."""
+    def _waiting_until(self) -> float:
+        """Until when nothing may be written, for want of something that may still come."""
         if not self._cluster.has_listed(Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
-            return "the first lists"
-        if self._wait_for_node and now < self._patience and not self._known_node().addresses:
-            return "the node's addresses"
-        if self._needs_pod_cidrs() and now < self._started + WAIT_FOR_POD_CIDRS:
-            self._patience = self._started + WAIT_FOR_POD_CIDRS
-            return "the node's pod CIDRs"
-        return ""
+            return math.inf
+        if self._needs_pod_cidrs():
+            return self._started + WAIT_FOR_POD_CIDRS
+        if self._wait_for_node and not (self._node and self._node.addresses):
+            return self._started + WAIT_FOR_ADDRESSES
+        return -math.inf
 
     def _unfit(self) -> str | None:
         """Why this node cannot be served at all."""
         if self._needs_pod_cidrs():
             return f"node {self._node_name} has no podCIDRs, which detectLocalMode NodeCIDR needs"
-        primary = primary_family(self._config, self._cluster.node(self._node_name))
-        return self._lacking.get(primary)
+        return self._lacking.get(primary_family(self._config, self._node))
 
     def _needs_pod_cidrs(self) -> bool:
-        mode = self._config.detect_local.mode
-        return mode is DetectLocalMode.NODE_CIDR and self._wait_for_node and not self._known_node().pod_cidrs
-
-    def _known_node(self) -> Node:
-        return self._cluster.node(self._node_name) or Node(self._node_name)
+        by_node = self._config.detect_local.mode is DetectLocalMode.NODE_CIDR
+        return by_node and self._wait_for_node and not (self._node and self._node.pod_cidrs)
 
     def _check(self, now: float) -> None:
         """See whether somebody has flushed a table; if so, everything is written again."""
@@ -150,8 +149,7 @@ class Agent:
         family = opened.tables.family
         try:
             facts = opened.facts(with_addresses=bool(self._config.node_port_addresses))
-            node = self._cluster.node(self._node_name)
-            on = terms(self._config, self._node_name, node, facts, family)
+            on = terms(self._config, self._node_name, self._node, facts, family)
             report = opened.tables.sync(self._cluster, touched, on)
         except (KernelError, SyncFailed) as error:
             log.error(

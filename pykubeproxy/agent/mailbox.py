@@ -15,7 +15,13 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
-Message = Event | Stop
+class Wake(msgspec.Struct, frozen=True):
+    """Something besides the cluster's objects has changed: sync, as soon as the pace allows."""
+
+    reason: str
+
+
+Message = Event | Wake | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 

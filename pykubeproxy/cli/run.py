@@ -12,12 +12,12 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent.loop import Agent
-from pykubeproxy.agent.mailbox import Mailbox, Stop
+from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
 from pykubeproxy.agent.startup import open_node
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
 from pykubeproxy.config import Config, dump
-from pykubeproxy.kernel import KernelError
+from pykubeproxy.kernel import AddressWatch, KernelError
 from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_watches
 
 log = structlog.get_logger()
@@ -77,6 +77,8 @@ def _serve(config: Config, manifests: str | None, once: bool) -> int:
         config, node_name, node.families, node.lacking, mailbox, wait_for_node=manifests is None, once=once
     )
     _stop_on_signals(mailbox)
+    if config.node_port_addresses:
+        AddressWatch(lambda: mailbox.put(Wake("addresses")))
     if once:
         for event in (event for watch in watches for event in watch.once()):
             mailbox.put(event)

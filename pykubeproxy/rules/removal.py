@@ -7,7 +7,6 @@ import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
-from pykubeproxy.rules.plan import Chain, Change, restore_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 # A jump to a chain of ours is ours if it bears a comment of ours: what it matches on differs by version.
@@ -37,8 +36,14 @@ class Removal(msgspec.Struct, frozen=True):
         return not (self.jumps or self.deleted or self.emptied)
 
     def restore_input(self, chains_per_block: int | None) -> str:
-        """The input for iptables-restore --noflush, in blocks as `plan.restore_input` makes them."""
-        return restore_input(_change(self), chains_per_block)
+        """The input for one call of iptables-restore --noflush; empty if there is nothing to do.
+
+        `chains_per_block` is as in `plan.restore_input`. Table filter goes last: until nat is clear, it goes on
+        refusing what has no endpoints.
+        """
+        return "".join(
+            block for table in ("mangle", "nat", "filter") for block in _blocks(self, table, chains_per_block)
+        )
 
 
 def removal(live: Ruleset) -> Removal:
@@ -69,25 +74,22 @@ def removal(live: Ruleset) -> Removal:
 
 def _is_our_jump(table: str, rule: str) -> bool:
     comment, target = _COMMENT.search(rule), _TARGET.search(rule)
-    return bool(
-        comment and target and comment[1] in _OUR_COMMENTS and is_ours(ChainKey(table, target[1]))
-    )
+    return bool(comment and target and comment[1] in _OUR_COMMENTS and is_ours(ChainKey(table, target[1])))
 
 
-def _change(what: Removal) -> Change:
-    """Table nat may hold tens of thousands of chains, which go as stale ones do; the other tables hold a handful."""
-    few = [key for key in what.deleted if key.table != "nat"]
-    lines: dict[str, tuple[str, ...]] = {}
-    for key, rule in what.jumps:
-        lines[key.table] = (*lines.get(key.table, ()), f"-D {key.chain} {rule}")
-    for key in few:
-        lines[key.table] = (*lines.get(key.table, ()), f"-X {key.chain}")
-    return Change(
-        shared=tuple(_empty((*what.emptied, *few))),
-        stale=tuple(key.chain for key in what.deleted if key.table == "nat"),
-        ensured=lines,
-    )
+def _blocks(what: Removal, table: str, chains_per_block: int | None) -> Iterable[str]:
+    """One table's blocks. Jumps go first, and no chain before all are empty: they may refer to one another."""
+    jumps = [f"-D {key.chain} {rule}" for key, rule in what.jumps if key.table == table]
+    emptied = [f":{key.chain} - [0:0]" for key in (*what.emptied, *what.deleted) if key.table == table]
+    deleted = [f"-X {key.chain}" for key in what.deleted if key.table == table]
+    if chains_per_block is None or len(emptied) <= chains_per_block:
+        yield _block(table, [*emptied, *jumps, *deleted])
+        return
+    yield _block(table, jumps)
+    for lines in (emptied, deleted):
+        for start in range(0, len(lines), chains_per_block):
+            yield _block(table, lines[start : start + chains_per_block])
 
 
-def _empty(keys: Iterable[ChainKey]) -> Iterable[Chain]:
-    return (Chain(key, ()) for key in keys)
+def _block(table: str, lines: list[str]) -> str:
+    return "\n".join((f"*{table}", *lines, "COMMIT", "")) if lines else ""

@@ -48,7 +48,7 @@ def parse(family: Family, text: str) -> Ruleset:
     """
     chains: dict[ChainKey, list[str]] = {}
     table = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line or line.startswith("#") or line == "COMMIT":
             continue
         if line.startswith("*"):

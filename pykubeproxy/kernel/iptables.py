@@ -1,0 +1,181 @@
+"""The tables of one family in one backend: read whole, changed by iptables-restore only."""
+
+import re
+from collections.abc import Collection
+from typing import Protocol
+
+import msgspec
+
+from pykubeproxy.kernel.errors import Failed, NotPermitted
+from pykubeproxy.kernel.refusal import explain
+from pykubeproxy.kernel.runner import Runner
+from pykubeproxy.kernel.tools import Backend, Tools, find_tools
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey, Counters, Ruleset, parse, parse_counters
+
+# How long legacy waits for its lock (seconds), and how often versions that poll for it look (microseconds).
+LOCK_SECONDS = 5
+_POLL_MICROSECONDS = 100_000
+# iptables-nft-save says so in a comment, leaves the table out, and exits with 0.
+_UNREADABLE = re.compile(r"^# (Table `\w+' is incompatible.*)$", re.MULTILINE)
+# What str.splitlines takes for the end of a line, and a quoted comment that holds such a thing.
+_BREAKS = "\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029"
+_BREAK = re.compile(f"[{_BREAKS}]")
+_BROKEN_COMMENT = re.compile(
+    rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}](?:[^"\\]|\\.)*"', re.DOTALL
+)
+_LEGACY_TABLES = {Family.IPV4: "ip_tables_names", Family.IPV6: "ip6_tables_names"}
+
+
+class Tables(Protocol):
+    """What a caller may rely on, be it the real thing or a stand-in for it."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def family(self) -> Family: ...
+    def save(self, tables: Collection[str] | None = None) -> Ruleset: ...
+    def has_chain(self, key: ChainKey) -> bool: ...
+    def restore(self, text: str) -> None: ...
+    def test(self, text: str) -> None: ...
+
+
+class Iptables(msgspec.Struct, frozen=True):
+    """iptables-save and iptables-restore for one backend and family."""
+
+    tools: Tools
+    runner: Runner = Runner()
+    seconds: float = 60
+    """The time limit of one command."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where the rules live."""
+        return self.tools.backend
+
+    @property
+    def family(self) -> Family:
+        """IPv4 or IPv6."""
+        return self.tools.family
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The version of the tools, such as (1, 8, 9)."""
+        return self.tools.version
+
+    def save(self, tables: Collection[str] | None = None) -> Ruleset:
+        """The live tables, all or only those named, with rules in the form we write them (see `canonical`).
+
+        A table that does not exist is left out, and is not created by looking. On nft a table may be shown
+        with its built-in chains before it exists. Raises Failed, TimedOut, NotPermitted.
+        """
+        if tables is not None and len(tables) == 1:
+            (table,) = tables
+            return self._parse(self._save_one(table))
+        live = self._parse(self._run_save(()))
+        if tables is None:
+            return live
+        return Ruleset(self.family, {key: live.chains[key] for key in live.chains if key.table in tables})
+
+    def save_counted(self) -> tuple[Ruleset, Counters]:
+        """All live tables as `save` gives them, and how often each rule has matched. Raises as `save` does."""
+        saved = self._run_save(("--counters",))
+        return self._parse(saved), parse_counters(canonical(saved))
+
+    def has_chain(self, key: ChainKey) -> bool:
+        """Whether a chain exists; one that iptables cannot show counts as missing.
+
+        Takes some milliseconds; on legacy, which fetches the whole table, 0.1 s at 60,000 rules. Nothing is
+        created by looking. Raises LockHeld, TimedOut, NotPermitted, Failed.
+        """
+        if self.backend is Backend.LEGACY and key.table not in self.legacy_tables():
+            return False
+        argv = (self.tools.main, *_waiting(self.tools), "-t", key.table, "-S", key.chain)
+        outcome = self.runner.run(argv, seconds=self.seconds)
+        if outcome.exit_code == 0:
+            return True
+        # iptables-nft 1.8.9 says of a chain that is not there that it is incompatible.
+        if "No chain/target/match by that name" in outcome.stderr or "is incompatible" in outcome.stderr:
+            return False
+        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
+
+    def restore(self, text: str) -> None:
+        """Have iptables-restore carry out `text`, block by block, leaving everything it does not name alone.
+
+        Each block up to COMMIT takes effect whole or not at all; after a block that is refused none of the
+        later ones is tried. Raises Refused, LockHeld, TimedOut, NotPermitted, Failed.
+        """
+        self._restore(text, ())
+
+    def test(self, text: str) -> None:
+        """Have iptables-restore read `text` without carrying it out; raises as `restore` does.
+
+        Finds what the tools cannot read, not what the kernel would refuse. On legacy the tables named are
+        created.
+        """
+        self._restore(text, ("--test",))
+
+    def legacy_tables(self) -> frozenset[str]:
+        """The tables that exist in the legacy backend of this family, found out without creating any."""
+        names = self.runner.read(f"/proc/thread-self/net/{_LEGACY_TABLES[self.family]}")
+        return frozenset((names or "").split())
+
+    def _save_one(self, table: str) -> str:
+        # iptables-legacy creates the table it is asked for.
+        if self.backend is Backend.LEGACY and table not in self.legacy_tables():
+            return ""
+        return self._run_save(("-t", table))
+
+    def _parse(self, saved: str) -> Ruleset:
+        try:
+            return parse(self.family, canonical(saved))
+        except ValueError as error:
+            raise Failed(self.tools.save, 0, f"its output cannot be read: {error}") from error
+
+    def _run_save(self, arguments: tuple[str, ...]) -> str:
+        outcome = self.runner.run((self.tools.save, *arguments), seconds=self.seconds)
+        if "Permission denied" in outcome.stderr:
+            raise NotPermitted(self.tools.save, outcome.stderr.strip())
+        if outcome.exit_code:
+            raise Failed(self.tools.save, outcome.exit_code, outcome.stderr.strip())
+        if match := _UNREADABLE.search(outcome.stdout):
+            raise Failed(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
+        return outcome.stdout
+
+    def _restore(self, text: str, options: tuple[str, ...]) -> None:
+        if not text:
+            return
+        argv = (self.tools.restore, "--noflush", "--counters", *_waiting(self.tools), *options)
+        outcome = self.runner.run(argv, text, self.seconds)
+        if outcome.exit_code:
+            command = self.tools.restore
+            raise explain(command, outcome.exit_code, outcome.stderr, text, self.runner.lock_file)
+
+
+def open_iptables(
+    backend: Backend, family: Family, runner: Runner | None = None, seconds: float = 60
+) -> Iptables:
+    """The tables of a family in a backend, none touched yet. Raises Missing without the commands for it."""
+    runner = runner or Runner()
+    return Iptables(find_tools(backend, family, runner), runner, seconds)
+
+
+def canonical(saved: str) -> str:
+    """The output of iptables-save in the form in which we write rules, whatever the version that printed it.
+
+    A rule written in this form reads back byte for byte on both backends. What is undone: the second space that
+    iptables prints before the name of an nfacct object, and the one that nft up to 1.8.7 prints after a rule
+    without a target. Line breaks in the comments of others become spaces, so that a rule is a line and nothing
+    in a comment can pass for one.
+    """
+    saved = _BROKEN_COMMENT.sub(lambda comment: _BREAK.sub(" ", comment[0]), saved)
+    return saved.replace("--nfacct-name  ", "--nfacct-name ").replace(" \n", "\n")
+
+
+def _waiting(tools: Tools) -> tuple[str, ...]:
+    """Options for the lock, which legacy alone takes: known since 1.6.2, by polling up to 1.8.7."""
+    if tools.backend is Backend.NFT or tools.version < (1, 6, 2):
+        return ()
+    if tools.version < (1, 8, 8):
+        return ("-w", str(LOCK_SECONDS), "-W", str(_POLL_MICROSECONDS))
+    return ("-w", str(LOCK_SECONDS))

@@ -1,0 +1,81 @@
+"""What iptables-restore meant: from its exit code and standard error to an error that names the line."""
+
+import os
+import re
+from pathlib import Path
+
+from pykubeproxy.kernel.errors import Failed, KernelError, LockHeld, NotPermitted, Refused
+
+# The forms in which iptables 1.6 to 1.8 name a line:
+#   line 12: CHAIN_ADD failed (File exists): chain X         nft, refused by the kernel
+#   iptables-restore: line 12 failed: Bad rule (...)         nft adds a reason, legacy none
+#   Error occurred at line: 12                               unreadable; the reason stands before
+#   iptables-restore: COMMIT expected at line 12
+_LINE = re.compile(r"^line (\d+): |\bline (\d+) failed\b|(?:occurred|expected) at line:? (\d+)", re.MULTILINE)
+_REASON_AFTER = re.compile(r"^line \d+: (.+)$|line \d+ failed: (.+)$", re.MULTILINE)
+_PROGRAM = re.compile(r"^ip6?tables(?:-nft|-legacy)?(?:-restore)?(?: v[\d.]+(?: \(\w+\))?)?: ?")
+_NOISE = re.compile(r"^(?:Try `|Error occurred at line|# Warning|Ignoring deprecated|Using intrapositioned)")
+_NO_CHAIN = re.compile(r"Chain '([^']+)' does not exist")
+
+
+def explain(command: str, exit_code: int, stderr: str, text: str, lock_file: str) -> KernelError:
+    """The error for a restore of `text` that ended with a non-zero exit code."""
+    message = _message(stderr)
+    if "holding the xtables lock" in stderr:
+        return LockHeld(lock_file, holder(lock_file))
+    if "Permission denied" in stderr or "Operation not permitted" in stderr:
+        return NotPermitted(command, message, "CAP_NET_ADMIN and, for legacy, CAP_NET_RAW")
+    match = _LINE.search(stderr)
+    if match is None:
+        return Failed(command, exit_code, message)
+    lines = text.split("\n")
+    number = _culprit(lines, int(match[1] or match[2] or match[3]), stderr)
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    if line.startswith("*"):
+        # The table as such cannot be had, for want of permission or of a module: no rule is to blame.
+        return Failed(command, exit_code, message)
+    if message == "failed":
+        whole = "the kernel refused the block and does not say which of its rules it was for"
+        message = whole if line == "COMMIT" else "it cannot be carried out, iptables does not say why"
+    return Refused(number, line, message, exit_code)
+
+
+def _culprit(lines: list[str], number: int, stderr: str) -> int:
+    """The number of the line that is to blame, which is not always the one named.
+
+    The nft backend notices a jump to a chain that does not exist only at COMMIT, and names that line.
+    """
+    if missing := _NO_CHAIN.search(stderr):
+        jump = re.compile(rf" -[jg] {re.escape(missing[1])}(?: |$)")
+        for at in range(min(number, len(lines)), 0, -1):
+            if jump.search(lines[at - 1]):
+                return at
+            if lines[at - 1].startswith("*"):
+                break
+    return number
+
+
+def _message(stderr: str) -> str:
+    """The reason in words, without the program's name, line numbers and advice on usage."""
+    if after := _REASON_AFTER.search(stderr):
+        return after[1] or after[2]
+    lines = [_PROGRAM.sub("", line.strip()) for line in stderr.splitlines()]
+    said = [line for line in lines if line and not _NOISE.match(line)]
+    return re.sub(r"^line \d+ (?=failed$)", "", "; ".join(said))
+
+
+def holder(lock_file: str, locks: str = "/proc/locks") -> int | None:
+    """The process that holds the lock on a file, if the kernel tells and the process is visible from here.
+
+    A line of /proc/locks: `1: FLOCK  ADVISORY  WRITE 5518 fe:00:2146497 0 EOF`; one with `->` only waits.
+    """
+    try:
+        status = Path(lock_file).stat()
+        entries = [line.split() for line in Path(locks).read_text().splitlines()]
+    except OSError:
+        return None
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    holders = (
+        int(entry[4]) for entry in entries if len(entry) > 5 and entry[1] == "FLOCK" and entry[5] == place
+    )
+    return next((pid for pid in holders if pid > 0), None)

@@ -1,0 +1,69 @@
+"""Real iptables in network namespaces of the tests' own, and the stand-in, under one interface."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyroute2 import netns
+
+from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
+from pykubeproxy.objects import Family
+from tests.fakes.iptables import FakeIptables
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """The name of a fresh network namespace."""
+    name = f"kp-{uuid.uuid4().hex[:10]}"
+    netns.create(name)
+    yield name
+    netns.remove(name)
+
+
+@pytest.fixture
+def runner(namespace: str, tmp_path: Path) -> Runner:
+    """Runs commands in the namespace, with a lock file of the test's own."""
+    return Runner(("ip", "netns", "exec", namespace), {"XTABLES_LOCKFILE": str(tmp_path / "lock")})
+
+
+@pytest.fixture
+def inside(namespace: str) -> Iterator[str]:
+    """The test itself runs in the namespace, whose name this gives."""
+    netns.pushns(namespace)
+    yield namespace
+    netns.popns()
+
+
+@pytest.fixture(params=[Family.IPV4, Family.IPV6], ids=lambda family: family.value)
+def family(request: pytest.FixtureRequest) -> Family:
+    """Both families, one after the other."""
+    return request.param
+
+
+@pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Both backends, one after the other."""
+    return request.param
+
+
+@pytest.fixture
+def iptables(backend: Backend, family: Family, runner: Runner) -> Iptables:
+    """The real thing, empty."""
+    return open_iptables(backend, family, runner)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((Backend.NFT, False), marks=pytest.mark.root, id="nft"),
+        pytest.param((Backend.LEGACY, False), marks=pytest.mark.root, id="legacy"),
+        pytest.param((Backend.NFT, True), id="fake-nft"),
+        pytest.param((Backend.LEGACY, True), id="fake-legacy"),
+    ]
+)
+def tables(request: pytest.FixtureRequest) -> Tables:
+    """Empty IPv4 tables: the real thing in both backends, and the stand-in for each."""
+    backend, fake = request.param
+    if fake:
+        return FakeIptables(backend)
+    return open_iptables(backend, Family.IPV4, request.getfixturevalue("runner"))

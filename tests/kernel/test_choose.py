@@ -1,0 +1,52 @@
+"""Which backend `auto` takes."""
+
+import pytest
+
+from pykubeproxy.kernel import Backend, Iptables, Runner, choose, open_iptables
+from pykubeproxy.kernel.tools import system_default
+from pykubeproxy.objects import Family
+
+pytestmark = pytest.mark.root
+
+OTHER = {Backend.NFT: Backend.LEGACY, Backend.LEGACY: Backend.NFT}
+SOME_RULES = "*nat\n:SOME - [0:0]\n-A SOME -j RETURN\n-A SOME -j RETURN\nCOMMIT\n"
+
+
+def untouched(runner: Runner) -> bool:
+    """Whether no legacy table exists in either family."""
+    return not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
+
+
+@pytest.mark.parametrize("hint", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"])
+def test_the_kubelets_hint(iptables: Iptables, runner: Runner, hint: str) -> None:
+    """The kubelet's chain in mangle decides, in either family, though the other backend has more rules."""
+    iptables.restore(f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
+    open_iptables(OTHER[iptables.backend], Family.IPV4, runner).restore(SOME_RULES)
+    assert choose("auto", runner) is iptables.backend
+
+
+def test_more_rules(iptables: Iptables, runner: Runner) -> None:
+    """Without a hint the backend with more rules is taken."""
+    iptables.restore(SOME_RULES)
+    other = open_iptables(OTHER[iptables.backend], Family.IPV4, runner)
+    other.restore("*nat\n:OTHER - [0:0]\n-A OTHER -j RETURN\nCOMMIT\n")
+    assert choose("auto", runner) is iptables.backend
+
+
+def test_empty_machine(runner: Runner) -> None:
+    """With no rules at all it is what the plain iptables command speaks to, and legacy gains no table by the question."""
+    assert choose("auto", runner) is system_default(runner)
+    assert untouched(runner)
+
+
+def test_asked_for(backend: Backend, runner: Runner) -> None:
+    """A backend that is asked for is taken, whatever the tables hold."""
+    open_iptables(OTHER[backend], Family.IPV4, runner).restore(SOME_RULES)
+    assert choose(backend.value, runner) is backend
+
+
+def test_reading_creates_nothing(runner: Runner, family: Family) -> None:
+    """Reading legacy tables that do not exist gives none, and does not make them."""
+    legacy = open_iptables(Backend.LEGACY, family, runner)
+    assert len(legacy.save()) == len(legacy.save(("nat",))) == len(legacy.save(("nat", "filter"))) == 0
+    assert untouched(runner)

@@ -1,0 +1,143 @@
+"""`pykubeproxy cleanup` on real tables, in network namespaces."""
+
+import re
+
+import click
+import pytest
+
+from pykubeproxy.cli.cleanup import clean_up
+from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
+from tests.cases import expected, load_case
+
+pytestmark = pytest.mark.root
+
+FOREIGN = """\
+*nat
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A POSTROUTING -o docker0 -j MASQUERADE
+COMMIT
+*filter
+:MINE - [0:0]
+-A INPUT -j MINE
+-A FORWARD -i docker0 -j ACCEPT
+COMMIT
+"""
+
+
+def as_input(case: str, family: Family) -> str:
+    """kube-proxy's rules of a case as restore input; they do without the nfacct counters."""
+    lines = []
+    ruleset = expected(load_case(case), family)
+    for table in ruleset.tables():
+        chains = list(ruleset.of_table(table))
+        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
+        lines += [f"-A {name} {rule}" for name, rules in chains for rule in rules]
+        lines.append("COMMIT")
+    text = "".join(f"{line}\n" for line in lines)
+    return re.sub(r" -m nfacct --nfacct-name +\S+", "", text)
+
+
+def opened(backend: Backend, runner: Runner) -> list[Iptables]:
+    return [open_iptables(backend, family, runner) for family in Family]
+
+
+def legacy_tables(runner: Runner) -> list[str]:
+    return [table for iptables in opened(Backend.LEGACY, runner) for table in iptables.legacy_tables()]
+
+
+def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rules in both backends and families go; others' rules stay in their order; then there is nothing to do."""
+    everywhere = [*opened(Backend.NFT, runner), *opened(Backend.LEGACY, runner)]
+    before = []
+    for iptables in everywhere:
+        iptables.restore(FOREIGN)
+        before.append(iptables.save())
+        iptables.restore(as_input("dual-stack", iptables.family))
+        iptables.restore("*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
+    assert clean_up(runner=runner)
+    said = capsys.readouterr()
+    assert [line.split(":")[0] for line in said.out.splitlines()] == [
+        "nft, IPv4",
+        "nft, IPv6",
+        "legacy, IPv4",
+        "legacy, IPv6",
+    ]
+    assert said.out.splitlines()[0] == (
+        "nft, IPv4: 9 jumps and 6 chains of filter, 1 chain of mangle, 3 jumps and 9 chains of nat removed"
+    )
+    for iptables, rules in zip(everywhere, before, strict=True):
+        left = {key: chain for key, chain in iptables.save().chains.items() if key.table in ("nat", "filter")}
+        kubelets = {
+            key: tuple(rule for rule in chain if "KUBE-FIREWALL" not in rule) for key, chain in left.items()
+        }
+        assert ChainKey("filter", "KUBE-FIREWALL") in kubelets
+        del kubelets[ChainKey("filter", "KUBE-FIREWALL")]
+        assert kubelets == dict(rules.chains)
+    assert clean_up(runner=runner)
+    assert capsys.readouterr().out == "There is nothing to do.\n"
+
+
+def test_dry_run(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run says in numbers what would be done, and on request with which input, and does nothing."""
+    iptables.restore(as_input("clusterip-one", iptables.family))
+    before = iptables.save()
+    assert clean_up(dry_run=True, verbose=True, runner=runner)
+    said = capsys.readouterr().out
+    assert "-X KUBE-POSTROUTING" in said.splitlines()
+    assert said.splitlines()[-1].endswith(" of nat would be removed")
+    assert iptables.save() == before
+
+
+def test_nothing_is_created(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """On an empty node there is nothing to do, and legacy tables do not come into being."""
+    assert clean_up(runner=runner)
+    assert capsys.readouterr().out == "There is nothing to do.\n"
+    assert legacy_tables(runner) == []
+
+
+def test_nft_alone_leaves_legacy_alone(runner: Runner) -> None:
+    """Cleaning nft does not bring legacy tables into being either."""
+    for iptables in opened(Backend.NFT, runner):
+        iptables.restore(as_input("clusterip-one", iptables.family))
+    assert clean_up(runner=runner)
+    assert legacy_tables(runner) == []
+
+
+def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chain that others jump to is emptied with a warning, and no second attempt is made on it."""
+    iptables.restore(as_input("clusterip-one", iptables.family))
+    iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
+    assert clean_up(runner=runner)
+    place = f"{iptables.backend.value}, {iptables.family.value}"
+    assert capsys.readouterr().err == (
+        f"Warning: {place}: rules of others jump to KUBE-MARK-MASQ in table nat, so it was only emptied\n"
+    )
+    assert iptables.save().chains[ChainKey("nat", "KUBE-MARK-MASQ")] == ()
+    assert clean_up(runner=runner)
+    assert capsys.readouterr().out == "There is nothing to do.\n"
+
+
+def test_many_chains(runner: Runner) -> None:
+    """Thousands of chains that refer to one another go on nft too."""
+    iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
+    iptables.restore(as_input("large-cluster", Family.IPV4))
+    assert len(iptables.save().chains) > 1000
+    assert clean_up(runner=runner)
+    assert not [key for key in iptables.save().chains if key.chain.startswith("KUBE-S")]
+
+
+def test_without_permission(runner: Runner) -> None:
+    """Without root one line says what is missing."""
+    plain = Runner((*runner.prefix, "setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all"))
+    with pytest.raises(click.ClickException, match="CAP_NET_ADMIN"):
+        clean_up(runner=plain)
+
+
+def test_has_chain_creates_nothing(runner: Runner) -> None:
+    """Asking legacy for a chain of a table that does not exist does not make the table."""
+    for iptables in opened(Backend.LEGACY, runner):
+        assert not iptables.has_chain(ChainKey("nat", "KUBE-PROXY-CANARY"))
+    assert legacy_tables(runner) == []

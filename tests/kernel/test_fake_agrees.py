@@ -1,0 +1,64 @@
+"""The stand-in against the real thing on input made at random."""
+
+import random
+
+import pytest
+
+from pykubeproxy.kernel import Iptables, Refused, Tables
+from tests.fakes.iptables import FakeIptables
+
+NAMES = ["AAA", "BBB", "CCC", "DDD"]
+RULES = ["-j ACCEPT", "-j RETURN", "-s 10.0.0.1/32 -j RETURN", "-p udp -m udp --dport 53 -j ACCEPT"]
+
+
+def block(rng: random.Random) -> str:
+    """A block of some lines, most of which make sense."""
+    lines = [line(rng) for _ in range(rng.randint(1, 5))]
+    return "*nat\n" + "\n".join(lines) + "\nCOMMIT\n"
+
+
+def line(rng: random.Random) -> str:
+    name, other = rng.choice(NAMES), rng.choice(NAMES)
+    # A chain jumps only to later ones, for a loop would be refused as well, and not for what is compared here.
+    jump = f"-j {other}" if other > name else "-j ACCEPT"
+    rule = rng.choice([*RULES, jump, jump])
+    forms = [
+        f":{name} - [0:0]",
+        f":{name} - [0:0]",
+        f"-A {name} {rule}",
+        f"-A {name} {rule}",
+        f"-A OUTPUT {rule}",
+        f"-I {name} {rng.randint(1, 3)} {rule}",
+        f"-D {name} {rule}",
+        f"-D {name} {rng.randint(1, 2)}",
+        f"-F {name}",
+        f"-X {name}",
+        f"-N {name}",
+    ]
+    return rng.choice(forms)
+
+
+def outcome(tables: Tables, text: str) -> tuple[object, ...]:
+    try:
+        tables.restore(text)
+    except Refused as refused:
+        return refused.line_number, refused.line, refused.exit_code
+    return ()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("seed", range(3))
+def test_same_outcome(iptables: Iptables, seed: int) -> None:
+    """The same blocks are taken and refused, for the same lines with the same exit codes, and the tables end equal."""
+    rng = random.Random(seed)
+    fake = FakeIptables(iptables.backend, iptables.family)
+    start = "*nat\n" + "".join(f":{name} - [0:0]\n" for name in NAMES) + "COMMIT\n"
+    taken = 0
+    for text in [start, *(block(rng) for _ in range(60))]:
+        if iptables.family.value == "IPv6":
+            text = text.replace("10.0.0.1/32", "fd00::1/128")
+        expected = outcome(iptables, text)
+        assert outcome(fake, text) == expected, text
+        assert fake.save() == iptables.save(), text
+        taken += not expected
+    assert 10 < taken < 55

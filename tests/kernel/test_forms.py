@@ -1,0 +1,107 @@
+"""Desired, written and live are one text: a rule in iptables-save's form reads back byte for byte."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Iptables, nfacct
+from pykubeproxy.kernel.iptables import canonical
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
+
+COUNTERS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
+
+
+def block(table: str, chains: dict[str, tuple[str, ...]]) -> str:
+    """Restore input that makes some chains of a table."""
+    names = [f":{chain} - [0:0]" for chain in chains]
+    rules = [f"-A {chain} {rule}" for chain in chains for rule in chains[chain]]
+    return "\n".join([f"*{table}", *names, *rules, "COMMIT\n"])
+
+
+def shapes(family: Family, table: str) -> list[str]:
+    """The rules of rules.txt for one table."""
+    start = f"{family.value.lower()} {table} "
+    lines = (Path(__file__).parent / "rules.txt").read_text().splitlines()
+    return [line.removeprefix(start) for line in lines if line.startswith(start)]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("table", ["filter", "nat"])
+def test_every_shape_reads_back(iptables: Iptables, inside: str, table: str) -> None:
+    """Every shape of rule that we or others write on a node, on both backends and families."""
+    for name in COUNTERS:
+        assert nfacct.ensure(name).ok
+    rules = shapes(iptables.family, table)
+    assert len(rules) > 9
+    written = {f"C{n}": (rule,) for n, rule in enumerate(rules)}
+    iptables.restore(block(table, {"TARGET": (), **written}))
+    live = dict(iptables.save((table,)).of_table(table))
+    assert {chain: live[chain] for chain in written} == written
+
+
+@pytest.mark.root
+def test_probabilities_read_back(iptables: Iptables) -> None:
+    """The kernel keeps a probability in steps of 1/2^31; written as such a step it reads back, for any share."""
+    steps = (round(round(1 / n, 10) * 2**31) / 2**31 for n in range(1, 301))
+    rules = tuple(f"-m statistic --mode random --probability {step:.11f} -j RETURN" for step in steps)
+    iptables.restore(block("nat", {"SHARES": rules}))
+    assert iptables.save(("nat",)).chains[ChainKey("nat", "SHARES")] == rules
+
+
+@pytest.mark.root
+def test_foreign_rules_can_be_read(iptables: Iptables) -> None:
+    """Comments of others, in any alphabet or in none, do not disturb reading."""
+    comments = [
+        '"grün und blau"',
+        '"a \\"quoted\\" word"',
+        '"\udcff\udcfe raw bytes"',
+        "it",
+        '"-A FAKE -j DROP"',
+    ]
+    rules = tuple(f"-m comment --comment {comment} -j ACCEPT" for comment in comments)
+    iptables.restore(block("filter", {"FOREIGN": rules}))
+    assert iptables.save(("filter",)).chains[ChainKey("filter", "FOREIGN")] == rules
+
+
+@pytest.mark.root
+def test_line_breaks_in_a_foreign_comment(iptables: Iptables) -> None:
+    """A comment that looks like lines of its own stays within its rule."""
+    iptables.restore("*filter\n:FOREIGN - [0:0]\n:OURS - [0:0]\nCOMMIT\n")
+    comment = 'a "quoted\\\n-A OURS -j DROP\r\v\x1c\u2028-A OURS -j DROP\nCOMMIT'
+    added = ("-A", "FOREIGN", "-m", "comment", "--comment", comment, "-j", "ACCEPT")
+    assert iptables.runner.run((iptables.tools.main, "-t", "filter", *added)).exit_code == 0
+    live = dict(iptables.save(("filter",)).of_table("filter"))
+    assert live["OURS"] == ()
+    assert len(live["FOREIGN"]) == 1
+    assert "COMMIT" not in live
+    assert live["FOREIGN"][0].endswith('COMMIT" -j ACCEPT')
+
+
+def test_space_after_a_rule_is_undone() -> None:
+    """iptables-nft up to 1.8.7 prints a space after a rule without a target."""
+    assert (
+        canonical('-A A -m comment --comment "none" \n-A A \n') == '-A A -m comment --comment "none"\n-A A\n'
+    )
+
+
+def test_second_space_before_a_counter_is_undone() -> None:
+    """iptables prints two spaces before the name of a counter, which nobody writes."""
+    printed = "-A A -m nfacct --nfacct-name  drops -j DROP\n"
+    assert canonical(printed) == "-A A -m nfacct --nfacct-name drops -j DROP\n"
+
+
+@pytest.mark.root
+def test_counted(iptables: Iptables) -> None:
+    """Saved with counters, the rules are the same, and those that packets met have counts."""
+    iptables.restore(
+        block("filter", {"SEEN": ("-p tcp -j RETURN", "")}).replace("COMMIT", "-A OUTPUT -j SEEN\nCOMMIT")
+    )
+    assert iptables.runner.run(("ip", "link", "set", "lo", "up")).exit_code == 0
+    host = "127.0.0.1" if iptables.family is Family.IPV4 else "::1"
+    probe = f"import socket; socket.create_connection(('{host}', 9), timeout=5)"
+    assert "refused" in iptables.runner.run((sys.executable, "-c", probe)).stderr
+    rules, counters = iptables.save_counted()
+    assert rules == iptables.save()
+    assert counters[ChainKey("filter", "SEEN")][0][0] >= 1

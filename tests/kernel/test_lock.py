@@ -1,0 +1,56 @@
+"""The lock of the legacy tables."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Backend, LockHeld, Runner, open_iptables
+from pykubeproxy.kernel import iptables as module
+from pykubeproxy.kernel.tools import Tools
+from pykubeproxy.objects import Family
+
+TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
+
+
+@pytest.mark.root
+def test_held_by_another(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is not let go in time ends in an error that names the process that holds it."""
+    monkeypatch.setattr(module, "LOCK_SECONDS", 1)
+    legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
+    with Path(runner.lock_file).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LockHeld, match=str(os.getpid())) as held:
+            legacy.restore(TEXT)
+    assert held.value.holder == os.getpid()
+    assert held.value.lock_file == runner.lock_file
+    legacy.restore(TEXT)
+    assert legacy.legacy_tables() == {"nat"}
+
+
+@pytest.mark.root
+def test_nft_takes_no_lock(runner: Runner) -> None:
+    """The nft backend does not wait for legacy's lock."""
+    nft = open_iptables(Backend.NFT, Family.IPV4, runner, seconds=3)
+    with Path(runner.lock_file).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        nft.restore(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "options"),
+    [
+        (Backend.NFT, (1, 8, 9), ()),
+        (Backend.LEGACY, (1, 6, 1), ()),
+        (Backend.LEGACY, (1, 6, 2), ("-w", "5", "-W", "100000")),
+        (Backend.LEGACY, (1, 8, 7), ("-w", "5", "-W", "100000")),
+        (Backend.LEGACY, (1, 8, 8), ("-w", "5")),
+    ],
+)
+def test_options_by_version(
+    backend: Backend, version: tuple[int, int, int], options: tuple[str, ...]
+) -> None:
+    """Only versions that know them are given the options for waiting."""
+    tools = Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
+    assert module._waiting(tools) == options

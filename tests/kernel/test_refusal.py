@@ -1,0 +1,145 @@
+"""From what iptables-restore prints to an error that names the line, for the forms of several versions."""
+
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Failed, LockHeld, NotPermitted, Refused
+from pykubeproxy.kernel.refusal import explain, holder
+
+TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOMMIT\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "number", "message"),
+    [
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): \nline 5: RULE_APPEND failed (Invalid argument): rule in chain A\n",
+            5,
+            "RULE_APPEND failed (Invalid argument): rule in chain A",
+        ),
+        (
+            (
+                "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n"
+                "iptables-restore v1.8.11 (nf_tables): \nline 2: CHAIN_ADD failed (No space left on device): chain A\n"
+                "line 3: RULE_APPEND failed (No such file or directory): rule in chain A\n"
+            ),
+            2,
+            "CHAIN_ADD failed (No space left on device): chain A",
+        ),
+        (
+            "iptables-nft-restore: line 5 failed: Bad rule (does a matching rule exist in that chain?).\n",
+            5,
+            "Bad rule (does a matching rule exist in that chain?).",
+        ),
+        (
+            (
+                "iptables-restore v1.8.9 (legacy): Couldn't load match `nope':No such file or directory\n\n"
+                "Error occurred at line: 4\nTry `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
+            ),
+            4,
+            "Couldn't load match `nope':No such file or directory",
+        ),
+        (
+            "iptables-restore v1.4.21: Couldn't load match `nope':No such file or directory\n\nError occurred at line: 4\n",
+            4,
+            "Couldn't load match `nope':No such file or directory",
+        ),
+        (
+            "Bad argument `foo'\nError occurred at line: 5\nTry `iptables-restore -h'\n",
+            5,
+            "Bad argument `foo'",
+        ),
+        (
+            "iptables-nft-restore v1.8.7 (nf_tables): \nline 6: CHAIN_USER_DEL failed (Device or resource busy): chain A\n",
+            6,
+            "CHAIN_USER_DEL failed (Device or resource busy): chain A",
+        ),
+        (
+            "iptables-restore: line 6 failed\n",
+            6,
+            "the kernel refused the block and does not say which of its rules it was for",
+        ),
+        (
+            "Ignoring deprecated --wait-interval option.\niptables-restore: line 5 failed\n",
+            5,
+            "it cannot be carried out, iptables does not say why",
+        ),
+        ("iptables-restore: COMMIT expected at line 7\n", 7, "COMMIT expected at line 7"),
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): Chain 'B' does not exist\nError occurred at line: 6\n",
+            3,
+            "Chain 'B' does not exist",
+        ),
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): Chain 'OTHER' does not exist\nError occurred at line: 6\n",
+            6,
+            "Chain 'OTHER' does not exist",
+        ),
+    ],
+)
+def test_line_and_reason(stderr: str, number: int, message: str) -> None:
+    """The line and the reason are found, whatever stands around them."""
+    error = explain("iptables-restore", 2, stderr, TEXT, "/nowhere")
+    assert isinstance(error, Refused)
+    assert (error.line_number, error.message, error.exit_code) == (number, message, 2)
+    assert error.line == TEXT.split("\n")[number - 1]
+    assert str(number) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stderr", "said"),
+    [
+        (
+            1,
+            "iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Out of memory\n",
+            "memory",
+        ),
+        (
+            3,
+            "iptables-restore v1.8.9 (legacy): unable to initialize table 'nat'\nError occurred at line: 1\n",
+            "'nat'",
+        ),
+        (-11, "", "killed by signal 11"),
+        (1, "", "gave no reason"),
+    ],
+)
+def test_nothing_in_the_text_is_to_blame(exit_code: int, stderr: str, said: str) -> None:
+    """Where no rule can be at fault, none is named."""
+    error = explain("iptables-restore", exit_code, stderr, TEXT, "/nowhere")
+    assert isinstance(error, Failed)
+    assert said in str(error)
+
+
+def test_permission() -> None:
+    """Without privileges the error says which are needed."""
+    stderr = "iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n"
+    error = explain("iptables-nft-restore", 4, stderr, TEXT, "/nowhere")
+    assert isinstance(error, NotPermitted)
+    assert "CAP_NET_ADMIN" in str(error)
+
+
+def test_lock_without_a_visible_holder() -> None:
+    """A lock held by a process of another pid namespace is reported without a number."""
+    stderr = "Another app is currently holding the xtables lock. Stopped waiting after 5s.\n"
+    error = explain("iptables-restore", 4, stderr, TEXT, "/nowhere")
+    assert isinstance(error, LockHeld)
+    assert error.holder is None
+    assert "not visible" in str(error)
+
+
+def test_holder_is_not_one_who_waits(tmp_path: Path) -> None:
+    """Of the processes listed for a lock file, the one that has the lock is named, not those that wait for it."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    status = lock.stat()
+    place = f"{status.st_dev >> 8 & 0xFFF:02x}:{status.st_dev & 0xFF:02x}:{status.st_ino}"
+    locks = tmp_path / "locks"
+    locks.write_text(
+        f"1: FLOCK  ADVISORY  WRITE 77 00:01:{status.st_ino + 1} 0 EOF\n"
+        f"2: POSIX  ADVISORY  WRITE 78 {place} 0 EOF\n"
+        f"3: -> FLOCK  ADVISORY  WRITE 79 {place} 0 EOF\n"
+        f"4: FLOCK  ADVISORY  WRITE 80 {place} 0 EOF\n"
+    )
+    assert holder(str(lock), str(locks)) == 80
+    assert holder(str(tmp_path / "none"), str(locks)) is None
