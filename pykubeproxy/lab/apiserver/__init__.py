@@ -1,0 +1,29 @@
+"""A small, honest Kubernetes API server: Services, EndpointSlices, Nodes and Events over real HTTP.
+
+It answers lists, pages, watches, bookmarks and refusals as a real API server does, and can be told to misbehave.
+`python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process of its own.
+"""
+
+from pykubeproxy.lab.apiserver.errors import ApiError
+from pykubeproxy.lab.apiserver.resources import (
+    CORE_EVENTS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    NODES,
+    SERVICE_CIDRS,
+    SERVICES,
+)
+from pykubeproxy.lab.apiserver.server import ApiServer
+from pykubeproxy.lab.apiserver.store import Store
+
+__all__ = [
+    "CORE_EVENTS",
+    "ENDPOINT_SLICES",
+    "EVENTS",
+    "NODES",
+    "SERVICES",
+    "SERVICE_CIDRS",
+    "ApiError",
+    "ApiServer",
+    "Store",
+]

@@ -1,0 +1,84 @@
+"""The lab's API server as a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import yaml
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web"},
+    "spec": {"ports": [{"port": 80}]},
+}
+NODE_LIST = {"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "n1"}}]}
+
+
+@pytest.fixture
+def start():
+    """Starts the server with some options; returns the process and the first line it prints."""
+    started = []
+
+    def run(*options):
+        command = [sys.executable, "-m", "pykubeproxy.lab.apiserver", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def get(url, token=None):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def test_serves_objects_from_a_file_and_leaves_at_sigterm(start, tmp_path):
+    """The first line is its address; it serves what the file holds, takes orders for faults, and exits 0."""
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all([SERVICE, NODE_LIST]))
+    config = tmp_path / "kubeconfig"
+    process, url = start(
+        "--objects", str(tmp_path / "objects.yaml"), "--token", "t", "--kubeconfig", str(config)
+    )
+    assert get(f"{url}/api/v1/services", "t")["items"][0]["spec"]["clusterIP"].startswith("10.96.")
+    assert get(f"{url}/api/v1/nodes", "t")["items"][0]["metadata"]["name"] == "n1"
+    assert yaml.safe_load(config.read_text())["clusters"][0]["cluster"]["server"] == url
+    order = urllib.request.Request(
+        f"{url}/_lab/faults",
+        data=b'{"do": "error", "status": 503}',
+        headers={"Authorization": "Bearer t"},
+        method="POST",
+    )
+    urllib.request.urlopen(order, timeout=10).close()
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        get(f"{url}/api/v1/nodes", "t")
+    watch = urllib.request.Request(f"{url}/api/v1/nodes?watch=1", headers={"Authorization": "Bearer t"})
+    with urllib.request.urlopen(watch, timeout=10) as events:
+        assert json.loads(events.readline())["type"] == "ADDED"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--listen", "nowhere"], "is not ADDR:PORT"),
+        (["--listen", "192.0.2.1:0"], "annot assign requested address"),
+        (["--tls-key", __file__], "go together"),
+        (["--objects", "/nonexistent"], "does not exist"),
+    ],
+)
+def test_wrong_options_end_with_a_message(start, options, message):
+    """A non-zero exit and a line that says what is wrong."""
+    process, _ = start(*options)
+    assert process.wait(10) != 0
+    assert message in process.stderr.read()

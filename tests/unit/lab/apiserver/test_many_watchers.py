@@ -1,0 +1,77 @@
+"""Many watchers and many writers at once."""
+
+import threading
+from itertools import chain
+
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES
+
+WATCHERS, WRITERS, CHANGES = 20, 4, 250
+
+
+def test_nobody_misses_anything_or_sees_it_twice(server, client_of, endpoint_slice, service):
+    """20 watchers see each of 1000 changes by 4 writers once, in the order of their versions."""
+    start = server.store.version
+    path = f"/apis/discovery.k8s.io/v1/endpointslices?watch=1&resourceVersion={start}&timeoutSeconds=60"
+    seen = [[] for _ in range(WATCHERS)]
+
+    def watch(versions):
+        for event in client_of(server).watch(path):
+            versions.append(int(event["object"]["metadata"]["resourceVersion"]))
+            if len(versions) == WRITERS * CHANGES:
+                return
+
+    written = [[] for _ in range(WRITERS)]
+
+    def write(number):
+        name = f"s{number}"
+        made = server.store.create(endpoint_slice(name, "10.0.0.1"))
+        written[number].append(int(made["metadata"]["resourceVersion"]))
+        for change in range(CHANGES - 1):
+            patch = {"endpoints": [{"addresses": [f"10.0.1.{change}"]}]}
+            made = server.store.merge_patch(ENDPOINT_SLICES, "default", name, patch)
+            written[number].append(int(made["metadata"]["resourceVersion"]))
+
+    watchers = [threading.Thread(target=watch, args=(versions,), daemon=True) for versions in seen]
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(WRITERS)]
+    for thread in (*watchers[:10], *writers, *watchers[10:]):  # half of them join while things change
+        thread.start()
+    for thread in (*writers, *watchers):
+        thread.join(60)
+    assert all(versions == sorted(chain.from_iterable(written)) for versions in seen)
+
+
+def test_a_watch_from_a_list_has_no_gap(server, client_of, service):
+    """Lists and watches begun while things change add up to the final state."""
+    done = threading.Event()
+
+    def churn():
+        for round_ in range(150):
+            server.store.create(service(f"s{round_}"))
+            if round_ % 3:
+                server.store.delete(SERVICES, "default", f"s{round_ - 1}")
+        server.store.create(service("last"))
+        done.set()
+
+    writer = threading.Thread(target=churn)
+    writer.start()
+    client, models = client_of(server), []
+    while not done.is_set() or not models:
+        listed = client.get("/api/v1/services?limit=7")
+        names = {item["metadata"]["name"] for item in listed["items"]}
+        version = listed["metadata"]["resourceVersion"]
+        while token := listed["metadata"].get("continue"):
+            listed = client.get(f"/api/v1/services?limit=7&continue={token}")
+            names |= {item["metadata"]["name"] for item in listed["items"]}
+        models.append((names, version))
+    writer.join()
+    final = {item["metadata"]["name"] for item in server.store.list(SERVICES)}
+    for names, version in models[:: max(1, len(models) // 20)]:
+        path = f"/api/v1/services?watch=1&resourceVersion={version}&allowWatchBookmarks=1&timeoutSeconds=600"
+        if version != str(server.store.version):
+            for event in client.watch(path):
+                name = event["object"]["metadata"]["name"]
+                assert (name in names) is (event["type"] != "ADDED")
+                names ^= {name}
+                if event["object"]["metadata"]["resourceVersion"] == str(server.store.version):
+                    break
+        assert names == final

@@ -1,0 +1,95 @@
+"""HTTP itself: TLS, odd requests, what is served without a token."""
+
+import socket
+import ssl
+import subprocess
+
+import pytest
+import urllib3
+
+from pykubeproxy.lab.apiserver import ApiServer
+
+
+def raw(server, data):
+    """All the server sends for some bytes, after which nothing more comes."""
+    with socket.create_connection((server.address, server.port), timeout=5) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.makefile("rb").read().decode()
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 400),
+        (b"POST /x HTTP/1.1\r\nContent-Length: many\r\n\r\n", 400),
+        (b"POST /x HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"GET /x HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 400),
+    ],
+)
+def test_what_is_not_http(server, request_, code):
+    """It is refused, and the connection closed."""
+    answer = raw(server, request_)
+    assert answer.startswith(f"HTTP/1.1 {code} ")
+    assert "Connection: close" in answer
+
+
+def test_two_requests_on_one_connection(server):
+    """Keep-alive, also for requests sent ahead."""
+    answer = raw(server, b"GET /healthz HTTP/1.1\r\n\r\nGET /version HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert answer.count("HTTP/1.1 200 OK") == 2
+    assert "v1.36" in answer
+
+
+def test_expect_continue(server, client, node):
+    """A client that asks first is told to go on."""
+    body = b'{"metadata":{"name":"n"}}'
+    head = b"POST /api/v1/nodes HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = raw(server, head + body)
+    assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created")
+
+
+def test_health_needs_no_token(server, client):
+    """Health and version are open to all, everything else is not."""
+    server.token = "secret"
+    codes = {path: client.ask("GET", path).status for path in ("/healthz", "/livez", "/readyz", "/version")}
+    assert set(codes.values()) == {200}
+    assert [client.ask("GET", path).status for path in ("/api", "/apis", "/_lab/requests")] == [401, 401, 401]
+
+
+def test_discovery(server, client):
+    """Groups, versions and resources, as a client looks for them before anything else."""
+    assert client.get("/api")["versions"] == ["v1"]
+    assert "discovery.k8s.io" in [group["name"] for group in client.get("/apis")["groups"]]
+    names = [entry["name"] for entry in client.get("/api/v1")["resources"]]
+    assert {"services", "services/status", "nodes", "events"} <= set(names)
+    for group in client.get("/apis")["groups"]:
+        for entry in client.get(f"/apis/{group['preferredVersion']['groupVersion']}")["resources"]:
+            assert client.get(f"/apis/{group['name']}/v1/{entry['name']}")["items"] == []
+
+
+def test_tls(tmp_path, client_of, service):
+    """With a certificate it speaks TLS; watches and dropped connections work there as well."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=lab"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with ApiServer(tls=(certificate, key)) as server:
+        assert server.url.startswith("https://")
+        assert str(certificate) in server.kubeconfig(tmp_path / "config").read_text()
+        client = client_of(server)
+        client.pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cafile=str(certificate)))
+        events = client.watch("/api/v1/services?watch=1&timeoutSeconds=60")
+        server.store.create(service("a"))
+        assert next(events)["object"]["metadata"]["name"] == "a"
+        server.faults.drop_connections()
+        with pytest.raises(urllib3.exceptions.ProtocolError):
+            next(events)
+        assert client.names("/api/v1/services") == ["a"]
