@@ -1,0 +1,285 @@
+"""Objects from an API server: list, then watch, then watch again from where it ended."""
+
+import random
+import time
+from collections.abc import Iterator
+
+import msgspec
+import urllib3
+
+from pykubeproxy.objects import Deleted, Event, Key, Kind, Listed, Object, Undecodable, Updated, decode
+from pykubeproxy.sources import wire
+from pykubeproxy.sources.backoff import Backoff, Troubles, log
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exchange import Exchange, Stopped
+from pykubeproxy.sources.failures import Expired, Failure
+from pykubeproxy.sources.watch import Emit, SourceError, Watch
+
+_PAGE = 500  # objects in a page of a list, as kube-proxy asks for
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Seconds. What suits a real server; tests take less.
+
+    A server sends a bookmark about once a minute, so one that is silent for `idle` is gone, whatever TCP thinks.
+    """
+
+    idle: float = 180.0
+    answer: float = 60.0  # how long a list may keep silent
+    watch: tuple[int, int] = (300, 600)  # how long a watch is asked to last, drawn between the two
+    steady: float = 1.0  # a watch open for this long works
+    first_pause: float = 0.2
+    longest_pause: float = 30.0
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which objects of a kind are asked for."""
+
+    kind: Kind
+    path: str
+    selectors: dict[str, str]
+
+    @property
+    def plural(self) -> str:
+        """The name of the kind's objects in the API, such as endpointslices."""
+        return self.path.rpartition("/")[2]
+
+
+def api_watches(client: Client, node_name: str, timing: Timing | None = None) -> tuple[Watch, ...]:
+    """Watches of all that a node's proxy needs; the server leaves out headless Services and those of other proxies."""
+    return tuple(
+        ApiWatch(client, selection, timing or Timing())
+        for selection in (
+            Selection(
+                Kind.SERVICE,
+                "/api/v1/services",
+                {
+                    "labelSelector": "!service.kubernetes.io/service-proxy-name",
+                    "fieldSelector": "spec.clusterIP!=None",
+                },
+            ),
+            Selection(
+                Kind.ENDPOINT_SLICE,
+                "/apis/discovery.k8s.io/v1/endpointslices",
+                {"labelSelector": "!service.kubernetes.io/headless"},
+            ),
+            Selection(Kind.NODE, "/api/v1/nodes", {"fieldSelector": f"metadata.name={node_name}"}),
+        )
+    )
+
+
+class ApiWatch:
+    """Watches the objects of one selection; a Watch.
+
+    What it knows between two requests: the version it has seen, the keys it has told of, and which versions of objects
+    it has complained about.
+    """
+
+    def __init__(self, client: Client, selection: Selection, timing: Timing) -> None:
+        self.name = f"watch-{selection.plural}"
+        self._client, self._selection, self._timing = client, selection, timing
+        self._kind = selection.kind
+        self._exchange = Exchange(self.name)
+        self._backoff = Backoff(timing.first_pause, timing.longest_pause)
+        self._troubles = Troubles(selection.plural)
+        self._version: str | None = None
+        self._listed_before = False
+        self._known: set[Key] = set()
+        self._refused: dict[Key, str] = {}
+        self._doubts = 0  # failures in a row that suggest that going on from this version is pointless
+        self._expiries = 0  # 410s in a row
+        self._opened: float | None = None  # when the present watch was answered
+        self._delivered = False  # whether it brought anything
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._exchange.stop()
+
+    def once(self) -> tuple[Listed, ...]:
+        """List. Raises SourceError."""
+        try:
+            return (self._list(),)
+        except (Failure, Stopped) as failure:
+            raise SourceError(f"{self._selection.plural} cannot be listed: {failure}") from None
+
+    def run(self, emit: Emit) -> None:
+        """List, then watch, for ever: until `stop`."""
+        self._version = None
+        try:
+            while True:
+                self._opened, self._delivered = None, False
+                try:
+                    self._list_then_watch(emit)
+                    pause = self._after_end()
+                except Failure as failure:
+                    pause = self._after(failure)
+                self._exchange.pause(pause)
+        except Stopped:
+            return
+
+    def _list_then_watch(self, emit: Emit) -> None:
+        """Make one watch last as long as the server lets it, after a list if no version is known to go on from."""
+        if self._version is None:
+            emit(self._list())
+        seconds = random.randint(*self._timing.watch)  # noqa: S311
+        log.debug("watching", objects=self._selection.plural, version=self._version, seconds=seconds)
+        query: dict[str, str | int] = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version or "0",
+            "timeoutSeconds": seconds,
+        }
+        for event in self._events(query):
+            emit(event)
+
+    def _list(self) -> Listed:
+        """The complete state.
+
+        The very first list may come from the server's cache (resourceVersion 0): cheap when every node starts at once.
+        Later ones must not go back behind what was seen, so they ask for the latest.
+        """
+        query: dict[str, str | int] = {"limit": _PAGE}
+        if not self._listed_before:
+            query["resourceVersion"] = "0"
+        try:
+            objects, version, refused = self._pages(query)
+        except Expired:
+            # The rest of the list was forgotten by the server meanwhile.
+            objects, version, refused = self._pages({"limit": _PAGE})
+        self._listed_before = True
+        self._version, self._refused = version, refused
+        self._known = {it.key for it in objects}
+        log.debug("listed", objects=self._selection.plural, count=len(objects), version=version)
+        return Listed(self._kind, tuple(objects))
+
+    def _pages(self, query: dict[str, str | int]) -> tuple[list[Object], str, dict[Key, str]]:
+        objects: list[Object] = []
+        refused: dict[Key, str] = {}
+        while True:
+            page = self._page(query)
+            for raw in page.items or ():
+                it = self._decode(raw, refused)
+                if it is not None:
+                    objects.append(it)
+            if not page.metadata.next:
+                return objects, page.metadata.resourceVersion or "", refused
+            if page.metadata.next == query.get("continue"):
+                raise Failure("the API server sends the same page of a list again and again")
+            query = {"limit": _PAGE, "continue": page.metadata.next}
+
+    def _page(self, query: dict[str, str | int]) -> wire.Page:
+        with self._exchange.answer(lambda: self._get(query, self._timing.answer)) as pieces:
+            return wire.page(pieces, self._kind)
+
+    def _events(self, query: dict[str, str | int]) -> Iterator[Event]:
+        """The events of a single watch request, until the server ends it."""
+        with self._exchange.answer(lambda: self._get(query, self._timing.idle)) as pieces:
+            self._opened = time.monotonic()
+            if not self._doubts:
+                self._troubles.over()
+            for line in wire.lines(pieces):
+                if not line:
+                    continue
+                event = self._event(line)
+                if event is not None:
+                    yield event
+
+    def _event(self, line: bytes) -> Event | None:
+        """What one line of a watch means for those who listen; None if nothing. Moves the version."""
+        it = wire.event(line)
+        meta = wire.meta(it.object)
+        key, version = meta.key(self._kind), meta.resourceVersion or ""
+        event: Event | None = None
+        match it.type:
+            case "ADDED" | "MODIFIED":
+                event = self._changed(it.object, key)
+            case "DELETED":
+                event = self._gone(key)
+            case "BOOKMARK":
+                pass
+            case _:
+                log.debug("unknown type of event", objects=self._selection.plural, type=it.type)
+                return None
+        if version:
+            self._version = version
+        self._delivered, self._doubts = True, 0
+        self._troubles.over()
+        return event
+
+    def _changed(self, raw: msgspec.Raw, key: Key) -> Event | None:
+        it = self._decode(raw, self._refused)
+        if it is None:
+            return self._gone(key, forget=False)
+        self._refused.pop(it.key, None)
+        self._known.add(it.key)
+        return Updated(it)
+
+    def _gone(self, key: Key, *, forget: bool = True) -> Event | None:
+        if forget:
+            self._refused.pop(key, None)
+        if key not in self._known:
+            return None
+        self._known.remove(key)
+        return Deleted(self._kind, key)
+
+    def _decode(self, raw: msgspec.Raw, refused: dict[Key, str]) -> Object | None:
+        """Decode an object; one that is no good is noted in `refused` and complained about once for each version."""
+        try:
+            return decode(self._kind, raw)
+        except Undecodable as error:
+            meta = wire.meta(raw)
+            key, version = meta.key(self._kind), meta.resourceVersion or ""
+            if self._refused.get(key) != version:
+                log.warning(str(error), version=version)
+            refused[key] = self._refused[key] = version
+            return None
+
+    def _get(self, query: dict[str, str | int], idle: float) -> urllib3.BaseHTTPResponse:
+        selection = self._selection
+        return self._client.get(
+            selection.path, selection.selectors | query, asked=selection.plural, idle=idle
+        )
+
+    def _after_end(self) -> float:
+        """Seconds to wait after the server has ended a watch, which is normal unless it does so at once."""
+        if not self._steady():
+            return self._after(Failure("the API server ends the watch at once", doubtful=True))
+        self._backoff.reset()
+        self._doubts = self._expiries = 0
+        return self._rest()
+
+    def _after(self, failure: Failure) -> float:
+        """Seconds to wait after a failure; decides whether to list again."""
+        if isinstance(failure, Expired):
+            return self._after_expiry(failure)
+        if self._steady():
+            self._backoff.reset()
+            self._expiries = 0
+        if failure.doubtful and not self._delivered:
+            self._doubts += 1
+        if self._doubts >= 2:
+            self._version = None
+        pause = max(self._backoff.next(), failure.retry_after, self._rest())
+        self._troubles.failed(str(failure), pause)
+        return pause
+
+    def _after_expiry(self, failure: Failure) -> float:
+        """List again: at once the first time, for this is how a long interruption ends; then ever more slowly."""
+        self._version = None
+        self._expiries += 1
+        if self._expiries == 1:
+            log.debug("listing again", objects=self._selection.plural, reason=str(failure))
+            return 0.0
+        pause = self._backoff.next()
+        self._troubles.failed(str(failure), pause)
+        return pause
+
+    def _steady(self) -> bool:
+        return self._delivered or self._open_for() >= self._timing.steady
+
+    def _open_for(self) -> float:
+        return time.monotonic() - self._opened if self._opened is not None else 0.0
+
+    def _rest(self) -> float:
+        """What is missing to a second since the watch began: no server can make this a hot loop."""
+        return max(0.0, self._timing.steady - self._open_for()) if self._opened is not None else 0.0

@@ -1,0 +1,54 @@
+"""Asking an HTTP server on this machine, politely or not, and what kube-proxy was recorded to answer."""
+
+import http.client
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+RECORDING = Path(__file__).parent.parent / "data" / "http.txt"
+# Headers of the connection rather than of the answer; the recording is without them.
+TRANSPORT = {"Date", "Connection"}
+
+
+class Asked(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+def ask(port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1") -> Asked:
+    """One request."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return Asked(answer.status, dict(answer.getheaders()), answer.read().decode())
+    finally:
+        connection.close()
+
+
+def send(port: int, request: bytes) -> bytes:
+    """What comes back for these very bytes, until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = bytearray()
+        while piece := connection.recv(65536):
+            answer += piece
+        return bytes(answer)
+
+
+def recorded(title: str) -> Asked:
+    """What stands in the recording under this heading."""
+    section = re.split(r"^### ", RECORDING.read_text(), flags=re.MULTILINE)
+    (text,) = (it.removeprefix(title + "\n") for it in section if it.startswith(title + "\n"))
+    if not text.startswith("HTTP/"):
+        return Asked(200, {}, text)
+    head, _, rest = text.partition("\n\n")
+    status, *lines = head.splitlines()
+    headers = dict(line.split(": ", 1) for line in lines)
+    body = rest.encode()[: int(headers["Content-Length"])].decode()
+    return Asked(int(status.split()[1]), headers, body)

@@ -1,0 +1,70 @@
+"""An HTTP server on a real socket that says what a test tells it to, right or wrong."""
+
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+Answer = Callable[[str, socket.socket], None]
+
+
+def whole(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
+    """A complete HTTP answer."""
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(body: bytes) -> bytes:
+    """One chunk; the empty one ends the answer."""
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+class CannedServer:
+    """Calls `answer(target, connection)` for each request and closes the connection after it; a context manager."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.requests: list[str] = []
+        self._answer = answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for connection in self._connections:
+            connection.close()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._socket.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except OSError:
+            return
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                piece = connection.recv(65536)
+                if not piece:
+                    return
+                head += piece
+            target = head.split()[1].decode()
+            self.requests.append(target)
+            self._answer(target, connection)
+        except OSError:
+            pass
+        finally:
+            connection.close()

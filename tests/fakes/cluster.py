@@ -1,0 +1,55 @@
+"""An API server of the lab with objects made by name, and watches of it with short times."""
+
+from typing import Any
+
+from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Client, Timing, Watch, api_watches
+
+# Bookmarks of the test server come often, so that a short silence means something.
+BOOKMARKS = 0.2
+SHORT = Timing(idle=1.0, answer=1.0, watch=(60, 60), steady=0.3, first_pause=0.05, longest_pause=0.3)
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    """A Service, of type ClusterIP unless `spec` says otherwise."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"ports": [{"port": 80}], **spec},
+    }
+
+
+def slice_of(name: str, *addresses: str) -> dict[str, Any]:
+    """An EndpointSlice of the service `name` with ready endpoints."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [it], "conditions": {"ready": True}} for it in addresses],
+        "ports": [{"port": 8080}],
+    }
+
+
+def node(name: str, address: str) -> dict[str, Any]:
+    """A Node with one internal address."""
+    status = {"addresses": [{"type": "InternalIP", "address": address}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
+
+
+def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[Watch]:
+    """The watches of node n1 at a server; only that of one kind if given. Requests are not limited."""
+    all_of_them = api_watches(Client(master=url, qps=-1), "n1", timing)
+    names = {
+        Kind.SERVICE: "watch-services",
+        Kind.ENDPOINT_SLICE: "watch-endpointslices",
+        Kind.NODE: "watch-nodes",
+    }
+    return [it for it in all_of_them if kind is None or it.name == names[kind]]
+
+
+def server(**options: Any) -> ApiServer:
+    """A server that is not running yet."""
+    return ApiServer(**{"bookmark_seconds": BOOKMARKS} | options)

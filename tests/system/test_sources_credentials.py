@@ -1,0 +1,164 @@
+"""Credentials that are wrong, end or renew, and TLS."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Client, SourceError, Watch, api_watches, client
+from tests.fakes.cluster import SHORT, server, service
+from tests.fakes.follower import Follower
+
+
+def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
+    """A watch of the services with a kubeconfig of this user."""
+    path = api.kubeconfig(folder / "kubeconfig")
+    content = yaml.safe_load(path.read_text())
+    content["users"][0]["user"] = user
+    path.write_text(yaml.safe_dump(content))
+    return api_watches(Client(str(path), qps=-1), "n1", SHORT)[0]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
+    )
+    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *extra], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_wrong_token_is_told(tmp_path: Path) -> None:
+    """A token that is not accepted is a clear message, and the watch waits for better ones."""
+    with (
+        server(token="right") as api,
+        capture_logs() as lines,
+        Follower([services(api, tmp_path, token="wrong")]) as follower,
+    ):
+        api.requests.wait(3)
+        api.token = "wrong"
+        follower.sees()
+    assert "does not accept the credentials (401: Unauthorized)" in lines[0]["reason"]
+
+
+def test_token_file_renewed_after_a_401(tmp_path: Path) -> None:
+    """When a token is no longer accepted, its file is read again for the next try."""
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    with (
+        server(token="first") as api,
+        Follower([services(api, tmp_path, tokenFile=str(token))]) as follower,
+    ):
+        follower.sees()
+        token.write_text("second\n")
+        api.token = "second"
+        api.faults.drop_connections()
+        api.store.create(service("a"))
+        follower.sees("a")
+
+
+def test_token_file_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token file is read again before it is old, so that a token that ends is never sent."""
+    monkeypatch.setattr(client, "_FRESH", 0.1)
+    token = tmp_path / "token"
+    token.write_text("first")
+    with (
+        server(token="first") as api,
+        capture_logs() as lines,
+        Follower([services(api, tmp_path, tokenFile=str(token))]) as follower,
+    ):
+        follower.sees()
+        api.requests.wait(1, "watch")
+        token.write_text("second")
+        api.token = "second"
+        time.sleep(0.5)  # so that the watch counts as one that worked, and the token as old
+        api.faults.end_watches()
+        api.requests.wait(2, "watch")
+        api.store.create(service("a"))
+        follower.sees("a")
+    assert not [line for line in lines if line["log_level"] == "warning"]
+
+
+def test_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
+    """A credential plugin whose token is refused is run again."""
+    (tmp_path / "token").write_text("first")
+    program = tmp_path / "plugin"
+    program.write_text(
+        '#!/bin/sh\nprintf \'{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",'
+        f' "status": {{"token": "%s"}}}}\' "$(cat {tmp_path}/token)"\n'
+    )
+    program.chmod(0o700)
+    plugin = {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}
+    with server(token="first") as api, Follower([services(api, tmp_path, exec=plugin)]) as follower:
+        follower.sees()
+        (tmp_path / "token").write_text("second")
+        api.token = "second"
+        api.faults.drop_connections()
+        api.store.create(service("a"))
+        follower.sees("a")
+
+
+def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig that is gone for a while is a warning, not the end."""
+    monkeypatch.setattr(client, "_FRESH", 0.0)
+    with server() as api, capture_logs() as lines:
+        path = tmp_path / "kubeconfig"
+        with Follower([services(api, tmp_path)]) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            text = path.read_text()
+            path.unlink()
+            api.faults.drop_connections()
+            api.store.create(service("a"))
+            time.sleep(0.5)
+            path.write_text(text)
+            follower.sees("a")
+    assert any(line.get("reason") == f"kubeconfig {path} does not exist or is not a file" for line in lines)
+
+
+def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:
+    """Over TLS with the certificate authority of the kubeconfig everything works, stop included."""
+    with (
+        server(tls=tls, token="right") as api,
+        Follower(api_watches(Client(str(api.kubeconfig(tmp_path / "k"))), "n1", SHORT)) as follower,
+    ):
+        follower.sees()
+        api.store.create(service("a"))
+        follower.sees("a")
+        api.faults.drop_connections()
+        api.store.create(service("b"))
+        follower.sees("a", "b")
+        follower.sees(kind=Kind.NODE)
+
+
+def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
+    """A server with a certificate of unknown origin is not talked to, and the reason is given."""
+    with server(tls=tls) as api:
+        with pytest.raises(SourceError, match=r"no TLS connection .*certificate verify failed") as caught:
+            api_watches(Client(master=api.url), "n1")[0].once()
+        assert "\n" not in str(caught.value)
+        assert api.requests.count() == 0
+
+
+def test_tls_with_a_server_that_speaks_none() -> None:
+    """https:// to a plain server is told as what it is."""
+    with server() as api, pytest.raises(SourceError, match="no TLS connection"):
+        api_watches(Client(master=api.url.replace("http:", "https:")), "n1", SHORT)[0].once()
+
+
+def test_name_that_does_not_resolve() -> None:
+    """The name is in the message."""
+    with pytest.raises(
+        SourceError, match=r"the name in http://no-such-host\.invalid:6443 cannot be resolved"
+    ):
+        api_watches(Client(master="http://no-such-host.invalid:6443"), "n1")[0].once()

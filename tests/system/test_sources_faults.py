@@ -1,0 +1,255 @@
+"""An API server that is watched while things go wrong."""
+
+import re
+import time
+
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.lab.apiserver import SERVICES
+from pykubeproxy.objects import Deleted, Key, Kind
+from pykubeproxy.sources import SourceError
+from tests.fakes.cluster import SHORT, server, service, slice_of, watches
+from tests.fakes.follower import Follower, eventually
+
+
+def warnings(lines: list[dict[str, object]]) -> list[str]:
+    """The reasons of the warnings."""
+    return [str(line.get("reason", line["event"])) for line in lines if line["log_level"] == "warning"]
+
+
+def test_dropped_connections_go_on_where_they_broke() -> None:
+    """After a drop the watch goes on at the last version, without a list; loss and recovery are one line each."""
+    with server() as api, capture_logs() as lines:
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            api.faults.drop_connections()
+            api.store.create(service("a"))
+            follower.sees("a")
+            assert follower.lists() == 1
+        (warning,) = warnings(lines)
+        assert re.fullmatch("the connection to .* broke(: .*)?", warning)
+        assert [line["event"] for line in lines if line["log_level"] == "info"] == [
+            "services are watched again"
+        ]
+
+
+def test_silent_connection_is_noticed() -> None:
+    """A connection over which nothing comes any more is given up after the idle time."""
+    with server() as api, capture_logs() as lines:
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            api.faults.freeze_watches()
+            api.store.create(service("a"))
+            started = time.monotonic()
+            api.requests.wait(2, "watch")
+            assert 0.5 < time.monotonic() - started < 2.5
+            api.faults.thaw_watches()
+            follower.sees("a")
+        assert warnings(lines)[0].startswith("nothing was heard from")
+
+
+def test_watch_that_stays_silent_is_listed() -> None:
+    """Two silent watches in a row lead to a list: so a server restored from a backup, with versions gone back, is seen."""
+    with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        follower.sees()
+        api.requests.wait(1, "watch")
+        api.faults.freeze_watches()
+        api.store.create(service("a"))
+        follower.sees("a")  # though every watch is silent
+        assert follower.lists() >= 2
+
+
+def test_compacted_history_is_listed_again() -> None:
+    """A version that is gone (410) leads to a list at once, from the latest state, and no warning."""
+    with server() as api, capture_logs() as lines:
+        api.store.load([service("a"), service("b")])
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a", "b")
+            api.requests.wait(1, "watch")
+            api.stop()
+            api.store.merge_patch(SERVICES, "default", "a", {"spec": {"ports": [{"port": 81}]}})
+            api.store.delete(SERVICES, "default", "b")
+            api.store.create(service("c"))
+            api.faults.compact()
+            api.start()
+            follower.sees("a", "c")
+            assert follower.lists() == 2
+        assert "resourceVersion=" not in api.requests.entries("list")[-1].query
+        assert not [it for it in warnings(lines) if "410" in it]
+
+
+def test_versions_that_always_expire_are_no_hot_loop() -> None:
+    """A server that answers every watch with 410 is listed ever more slowly; the state is there nevertheless."""
+    with server() as api:
+        api.faults.fail(410, times=10_000, verb="watch")
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.store.create(service("a"))
+            follower.sees("a")
+            before = api.requests.count("list")
+            time.sleep(1.0)
+            assert 1 <= api.requests.count("list") - before <= 30
+
+
+def test_watches_that_end_at_once_are_no_hot_loop() -> None:
+    """A server that ends every watch immediately is asked at a measured pace, and once noted in the log."""
+    with server() as api, capture_logs() as lines:
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.requests.clear()
+            deadline = time.monotonic() + 1.5
+            while time.monotonic() < deadline:
+                api.faults.end_watches()
+                time.sleep(0.002)
+            assert 2 <= api.requests.count("watch") <= 12
+        assert "the API server ends the watch at once" in warnings(lines)
+
+
+@pytest.mark.parametrize("status", [500, 503, 403, 404, 400, 422, 302])
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_errors_are_waited_out(status: int, verb: str) -> None:
+    """Whatever status comes, the next tries succeed."""
+    with server() as api:
+        api.store.create(service("a"))
+        api.faults.fail(status, times=3, verb=verb)
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_honoured(status: int) -> None:
+    """A server that asks for a second gets it."""
+    with server() as api:
+        api.faults.fail(status, verb="list", retry_after=1)
+        started = time.monotonic()
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            assert 1.0 <= time.monotonic() - started < 3.0
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "does not accept the credentials"),
+        (403, "services are not permitted"),
+        (404, "does not serve services"),
+        (429, "fewer requests"),
+        (500, "failed"),
+    ],
+)
+def test_refusals_are_told_in_a_line(status: int, words: str) -> None:
+    """With a single try, the reason is in the error."""
+    with server() as api:
+        api.faults.fail(status)
+        with pytest.raises(SourceError, match=words) as caught:
+            watches(api.url, Kind.SERVICE)[0].once()
+        assert str(caught.value).startswith("services cannot be listed: ")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_truncated_json(verb: str) -> None:
+    """JSON that ends in the middle is not believed, and what it told of arrives another way."""
+    with server() as api:
+        api.store.create(service("a"))
+        api.faults.truncate(2, verb=verb)
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+            api.store.create(service("c"))
+            follower.sees("a", "b", "c")
+
+
+def test_server_that_is_slow() -> None:
+    """Late answers are awaited."""
+    with server() as api:
+        api.store.create(service("a"))
+        api.faults.delay(0.6)
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+            assert follower.lists() == 1
+
+
+def test_server_that_says_nothing() -> None:
+    """A request that is never answered is given up and made again."""
+    with server() as api:
+        api.store.create(service("a"))
+        api.faults.hang(verb="list")
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            api.requests.wait(2, "list")
+            api.faults.release()
+            follower.sees("a")
+
+
+def test_server_that_is_away() -> None:
+    """Refused connections are one warning; when the server is back, so are the objects."""
+    api = server()
+    with api:
+        api.store.create(service("a"))
+    with capture_logs() as lines, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        eventually(lambda: warnings(lines))
+        time.sleep(1.0)
+        with api:
+            follower.sees("a")
+    assert warnings(lines)[0] == f"no connection to {api.url}: Connection refused"
+    assert len([it for it in warnings(lines) if "refused" in it]) == 1
+
+
+def test_state_stays_while_the_server_is_away() -> None:
+    """The loss of the server is no event."""
+    api = server()
+    with api:
+        api.store.create(service("a"))
+        follower = Follower(watches(api.url, Kind.SERVICE))
+        follower.__enter__()
+        follower.sees("a")
+    time.sleep(0.5)
+    assert len(follower.events) == 1
+    follower.__exit__(None, None, None)
+
+
+def test_object_that_cannot_be_decoded() -> None:
+    """A bad object is one warning for each of its versions and counts as gone; a good version brings it back."""
+    with server() as api, capture_logs() as lines:
+        api.store.create(service("bad", ports=[{"port": 99999}]), verbatim=True)
+        api.store.create(service("a"))
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+            api.store.replace(service("a", clusterIP="nonsense"), verbatim=True)
+            follower.sees()
+            assert follower.events[-1] == Deleted(Kind.SERVICE, Key("default", "a"))
+            api.stop()
+            api.store.create(service("b"))
+            api.faults.compact()
+            api.start()
+            follower.sees("b")
+            assert follower.lists() == 2  # with both bad objects in it, of the versions known
+            api.store.replace(service("a", clusterIP="nonsense", type="NodePort"), verbatim=True)
+            eventually(lambda: sum("default/a is" in it for it in warnings(lines)) == 2)
+            api.store.delete(SERVICES, "default", "bad")
+            api.store.create(service("end"))
+            follower.sees("b", "end")
+            api.store.replace(service("a", clusterIP="10.96.0.77"), verbatim=True)
+            follower.sees("a", "b", "end")
+    told = [it for it in warnings(lines) if "passed over" in it]
+    assert len([it for it in told if "default/bad is passed over: spec.ports[0].port is 99999" in it]) == 1
+    assert len(told) == 3
+
+
+def test_slow_node_watch_does_not_hold_up_the_others() -> None:
+    """Kinds are watched each for themselves."""
+    with server() as api:
+        api.store.load([service("a"), slice_of("a", "10.1.0.1")])
+        api.faults.fail(500, times=10_000, path="/nodes")
+        with Follower(watches(api.url, timing=SHORT)) as follower:
+            follower.sees("a")
+            follower.sees("a", kind=Kind.ENDPOINT_SLICE)
+            assert Kind.NODE not in follower.state

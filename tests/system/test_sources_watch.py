@@ -1,0 +1,216 @@
+"""An API server watched while nothing goes wrong."""
+
+import random
+import threading
+import time
+from urllib.parse import parse_qs
+
+from structlog.testing import capture_logs
+
+from pykubeproxy import __version__
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
+from pykubeproxy.objects import Deleted, Kind, Listed, Node, Updated
+from pykubeproxy.sources import Client, Timing, api_watches
+from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
+from tests.fakes.follower import Follower, eventually
+
+
+def test_selectors_are_sent_to_the_server() -> None:
+    """Of everything the server holds only what this node's proxy needs comes over."""
+    with server() as api:
+        api.store.load(
+            [
+                service("a"),
+                service("headless", clusterIP="None"),
+                service("other")
+                | {
+                    "metadata": {"name": "other", "labels": {"service.kubernetes.io/service-proxy-name": "x"}}
+                },
+                slice_of("a", "10.1.0.1"),
+                slice_of("h") | {"metadata": {"name": "h", "labels": {"service.kubernetes.io/headless": ""}}},
+                node("n1", "10.0.0.1"),
+                node("n2", "10.0.0.2"),
+            ]
+        )
+        with Follower(watches(api.url)) as follower:
+            follower.sees("a")
+            follower.sees("a", kind=Kind.ENDPOINT_SLICE)
+            follower.sees("n1", kind=Kind.NODE)
+            (only,) = follower.state[Kind.NODE].values()
+            assert isinstance(only, Node)
+            assert only.addresses == ("10.0.0.1",)
+
+
+def test_requests_are_those_of_a_good_client() -> None:
+    """One list from the server's cache in pages, then one watch with bookmarks, from the version of the list."""
+    with server() as api:
+        api.store.create(service("a"))
+        with Follower(api_watches(Client(master=api.url), "n1")) as follower:
+            follower.sees("a")
+            api.requests.wait(1, "watch", "services")
+            (first,), (watch,) = (
+                api.requests.entries("list", "services"),
+                api.requests.entries("watch", "services"),
+            )
+        assert first.user_agent == f"pykubeproxy/{__version__}"
+        assert parse_qs(first.query) == {
+            "labelSelector": ["!service.kubernetes.io/service-proxy-name"],
+            "fieldSelector": ["spec.clusterIP!=None"],
+            "limit": ["500"],
+            "resourceVersion": ["0"],
+        }
+        asked = parse_qs(watch.query)
+        assert 300 <= int(asked.pop("timeoutSeconds")[0]) <= 600
+        assert asked == {
+            "labelSelector": ["!service.kubernetes.io/service-proxy-name"],
+            "fieldSelector": ["spec.clusterIP!=None"],
+            "watch": ["true"],
+            "allowWatchBookmarks": ["true"],
+            "resourceVersion": [str(api.store.version)],
+        }
+
+
+def test_objects_come_change_and_go() -> None:
+    """Each change is one event with the object as it is now; leaving a selector is going."""
+    with server() as api:
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.store.create(service("a"))
+            api.store.merge_patch(SERVICES, "default", "a", {"spec": {"ports": [{"port": 81}]}})
+            label = {"service.kubernetes.io/service-proxy-name": "other"}
+            api.store.merge_patch(SERVICES, "default", "a", {"metadata": {"labels": label}})
+            api.store.create(service("b"))
+            api.store.delete(SERVICES, "default", "b")
+            api.store.create(service("end"))
+            follower.sees("end")
+        kinds = [type(it) for it in follower.events]
+        assert kinds == [Listed, Updated, Updated, Deleted, Updated, Deleted, Updated]
+        changed = follower.events[2]
+        assert isinstance(changed, Updated)
+        assert [it.port for it in changed.object.ports] == [81]
+
+
+def test_list_in_pages() -> None:
+    """More objects than fit a page arrive as one list, and are complete."""
+    with server() as api:
+        api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
+        watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
+        (first,) = watch.once()
+        assert len(first.objects) == 1201
+        # What a cache answers need not be in pages; what is asked for afterwards is.
+        (second,) = watch.once()
+        assert second.objects == first.objects
+        assert any("continue=" in it.query for it in api.requests.entries("list"))
+
+
+def test_list_that_expires_between_pages() -> None:
+    """When the server forgets a list in the middle, it is listed anew, whole."""
+    with server() as api:
+        api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
+        watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
+        watch.once()
+        api.requests.clear()
+        answers: list[Listed] = []
+        thread = threading.Thread(target=lambda: answers.extend(watch.once()))
+        api.faults.delay(0.2, verb="list")
+        thread.start()
+        api.requests.wait(2, "list")  # the second page is asked for, and waits
+        api.store.create(slice_of("new", "10.1.0.2"))
+        api.faults.compact()
+        thread.join(10)
+        assert len(answers[0].objects) == 1202
+        assert sum("continue=" not in it.query for it in api.requests.entries("list")) == 2
+
+
+def test_normal_end_of_a_watch_is_no_news() -> None:
+    """A watch whose time is up goes on at the last version: no list, no event, no line of the log."""
+    with server() as api, capture_logs() as lines:
+        api.store.create(service("a"))
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees("a")
+            for count in (1, 2, 3):
+                api.requests.wait(count, "watch")
+                time.sleep(2 * BOOKMARKS)  # let a bookmark pass: the server works
+                api.faults.end_watches()
+            api.requests.wait(4, "watch")
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+            assert follower.lists() == 1
+        assert len(follower.events) == 2
+        assert not [line for line in lines if line["log_level"] != "debug"]
+
+
+def test_bookmarks_move_the_version() -> None:
+    """After changes to other objects and a bookmark, the next watch starts behind them; nothing is asked twice."""
+    with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        follower.sees()
+        for i in range(5):
+            api.store.create(slice_of(f"s{i}", "10.1.0.1"))
+        last = api.store.version
+        time.sleep(3 * BOOKMARKS)
+        api.faults.end_watches()
+        api.requests.wait(2, "watch")
+        assert f"resourceVersion={last}&" in api.requests.entries("watch")[-1].query
+        api.faults.compact()
+        api.store.create(service("a"))
+        follower.sees("a")
+        assert follower.lists() == 1
+
+
+def test_changes_are_seen_soon() -> None:
+    """A change is with the consumer within milliseconds."""
+    delays = []
+    with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        follower.sees()
+        api.requests.wait(1, "watch")
+        for i in range(50):
+            started = time.perf_counter()
+            api.store.create(service(f"s{i}"))
+            while len(follower.events) < i + 2:
+                time.sleep(0.0002)
+            delays.append(time.perf_counter() - started)
+    delays.sort()
+    print(f"change seen after: median {delays[25] * 1e3:.1f} ms, worst {delays[-1] * 1e3:.1f} ms")
+    assert delays[25] < 0.1
+
+
+def test_nothing_is_missed_while_everything_changes() -> None:
+    """With changes, dropped connections, ended watches and compactions side by side, the last state is the right one.
+
+    No object goes back to an earlier state either, except where a whole list is given.
+    """
+    draw = random.Random(7)
+    with server() as api, Follower(watches(api.url, timing=SHORT)) as follower:
+        for step in range(600):
+            name = f"s{draw.randrange(20)}"
+            present = {it["metadata"]["name"] for it in api.store.list(ENDPOINT_SLICES)}
+            if name in present and draw.random() < 0.3:
+                api.store.delete(ENDPOINT_SLICES, "default", name)
+            elif name in present:
+                endpoints = [{"addresses": [f"10.1.{step // 250}.{step % 250}"]}]
+                api.store.merge_patch(ENDPOINT_SLICES, "default", name, {"endpoints": endpoints})
+            else:
+                api.store.create(slice_of(name, f"10.2.{step // 250}.{step % 250}"))
+            if draw.random() < 0.02:
+                draw.choice([api.faults.drop_connections, api.faults.end_watches, api.faults.compact])()
+            time.sleep(0.004)
+        api.store.create(service("last"))
+
+        def same() -> bool:
+            wanted = {
+                it["metadata"]["name"]: it["endpoints"][0]["addresses"][0]
+                for it in api.store.list(ENDPOINT_SLICES)
+            }
+            seen = follower.state.get(Kind.ENDPOINT_SLICE, {})
+            return wanted == {key.name: it.endpoints[0].address for key, it in seen.items()}
+
+        eventually(same)
+        follower.sees("last")
+        eventually(
+            lambda: follower.names(Kind.NODE) == {it["metadata"]["name"] for it in api.store.list(NODES)}
+        )
+
+
+def test_timing_of_a_real_server_by_default() -> None:
+    """The silence that counts as death is several times the interval of a real server's bookmarks."""
+    assert Timing().idle >= 3 * 60

@@ -1,0 +1,14 @@
+"""What the sources log, as a list."""
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+
+@pytest.fixture
+def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+    """The log lines written meanwhile."""
+    with capture_logs() as lines:
+        yield lines

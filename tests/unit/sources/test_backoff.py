@@ -1,0 +1,80 @@
+"""Pauses after failures, and what is logged of them."""
+
+from pykubeproxy.sources.backoff import Backoff, Troubles
+from pykubeproxy.sources.client import Pace
+
+
+def test_pauses_double_up_to_the_longest_and_start_anew() -> None:
+    """The ceiling of the pause is 0.2 s, doubles to 30 s, and a success resets it."""
+    backoff = Backoff(0.2, 30.0, draw=lambda low, high: high)
+    assert [backoff.next() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    backoff.reset()
+    assert backoff.next() == 0.2
+
+
+def test_pauses_are_spread_over_the_whole_range() -> None:
+    """Full jitter: pauses lie anywhere between nothing and the ceiling."""
+    backoff = Backoff(0.2, 0.2)
+    pauses = [backoff.next() for _ in range(300)]
+    assert 0 <= min(pauses) < 0.03
+    assert 0.17 < max(pauses) <= 0.2
+
+
+def test_pauses_survive_many_failures() -> None:
+    """A server that is away for months does not overflow anything."""
+    backoff = Backoff(draw=lambda low, high: high)
+    backoff.failures = 10**9
+    assert backoff.next() == 30.0
+
+
+def test_same_trouble_is_logged_once_a_minute(logged: list[dict[str, object]]) -> None:
+    """The first failure is logged, the same reason again only after a minute, another reason at once."""
+    now = [0.0]
+    troubles = Troubles("services", clock=lambda: now[0])
+    for now[0] in range(0, 130, 2):
+        troubles.failed("refused", 1.0)
+    assert [line["reason"] for line in logged] == ["refused"] * 3
+    troubles.failed("timeout", 1.0)
+    assert logged[-1]["reason"] == "timeout"
+
+
+def test_end_of_trouble_is_logged_once(logged: list[dict[str, object]]) -> None:
+    """Recovery is one line with the time it took, and without trouble there is none."""
+    now = [0.0]
+    troubles = Troubles("services", clock=lambda: now[0])
+    troubles.over()
+    troubles.failed("refused", 1.0)
+    now[0] = 7.0
+    troubles.over()
+    troubles.over()
+    assert [(line["log_level"], line.get("after")) for line in logged] == [
+        ("warning", None),
+        ("info", "7.0s"),
+    ]
+
+
+def test_requests_are_paced() -> None:
+    """Burst requests pass at once, later ones qps a second; an idle time gives the burst back."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    pace = Pace(5, 3, clock=lambda: now[0], sleep=sleep)
+    for _ in range(5):
+        pace.wait()
+    assert slept == [0.2, 0.2]
+    now[0] += 10
+    for _ in range(4):
+        pace.wait()
+    assert slept == [0.2, 0.2, 0.2]
+
+
+def test_pace_without_limit() -> None:
+    """A qps that is not above zero means no limit."""
+    slept: list[float] = []
+    pace = Pace(-1, 1, sleep=slept.append)
+    for _ in range(50):
+        pace.wait()
+    assert not slept

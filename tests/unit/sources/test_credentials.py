@@ -1,0 +1,143 @@
+"""Where the server is and who asks, from kubeconfig, --master and service account."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import incluster_config
+
+from pykubeproxy.sources import SourceError, credentials
+
+
+def kubeconfig(folder: Path, **user: Any) -> str:
+    """Write a kubeconfig file for https://10.0.0.1:6443 with this user."""
+    path = folder / "kubeconfig"
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def plugin(folder: Path, output: str) -> dict[str, Any]:
+    """A user whose credentials come from a program that prints `output`."""
+    program = folder / "plugin"
+    program.write_text(f"#!/bin/sh\necho run >>{folder}/runs\ncat <<'END'\n{output}\nEND\n")
+    program.chmod(0o700)
+    return {"exec": {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}}
+
+
+def credential(**status: str) -> str:
+    """What a credential plugin prints."""
+    return json.dumps(
+        {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    )
+
+
+def test_token(tmp_path: Path) -> None:
+    """A token is sent as it is."""
+    it = credentials.load(kubeconfig(tmp_path, token="secret"), "")
+    assert it.host == "https://10.0.0.1:6443"
+    assert it.api_key["BearerToken"] == "Bearer secret"
+
+
+def test_token_file_with_a_newline(tmp_path: Path) -> None:
+    """A newline at the end of a token file, which would be no legal header, is dropped; the path is relative."""
+    (tmp_path / "token").write_text("secret\n")
+    it = credentials.load(kubeconfig(tmp_path, tokenFile="token"), "")
+    assert it.api_key["BearerToken"] == "Bearer secret"
+
+
+def test_master_wins(tmp_path: Path) -> None:
+    """--master replaces the server of the kubeconfig, whose credentials stay."""
+    it = credentials.load(kubeconfig(tmp_path, token="secret"), "http://127.0.0.1:8080/")
+    assert it.host == "http://127.0.0.1:8080"
+    assert it.api_key["BearerToken"] == "Bearer secret"
+
+
+def test_master_alone() -> None:
+    """--master without a kubeconfig sends no credentials."""
+    it = credentials.load("", "http://127.0.0.1:8080")
+    assert not it.api_key
+
+
+def test_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pod address, certificate and token come from where Kubernetes puts them."""
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_text("certificate")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    it = credentials.load("", "")
+    assert it.host == "https://[fd00::1]:443"
+    assert it.ssl_ca_cert == str(tmp_path / "ca.crt")
+    assert it.api_key["BearerToken"] == "bearer secret"
+
+
+def test_plugin(tmp_path: Path) -> None:
+    """A program may give the token."""
+    it = credentials.load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
+    assert it.api_key["BearerToken"] == "Bearer secret"
+    assert credentials.uses_plugin(str(tmp_path / "kubeconfig"))
+
+
+def test_plugin_whose_token_ends(tmp_path: Path) -> None:
+    """A plugin is run again when its token has come to its end, and only then."""
+    output = credential(token="secret", expirationTimestamp="2020-01-01T00:00:00Z")
+    it = credentials.load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
+    plugin(tmp_path, credential(token="renewed", expirationTimestamp="2120-01-01T00:00:00Z"))
+    for _ in range(3):
+        assert it.auth_settings()["BearerToken"]["value"] == "Bearer renewed"
+    assert (tmp_path / "runs").read_text().count("run") == 2
+
+
+def test_plugin_that_fails(tmp_path: Path) -> None:
+    """A plugin that gives nothing is an error with its reason, not a request without credentials."""
+    path = kubeconfig(
+        tmp_path, exec={"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
+    )
+    with pytest.raises(SourceError, match="gives no credentials: exec: process returned 1"):
+        credentials.load(path, "")
+    path = kubeconfig(tmp_path, **plugin(tmp_path, "hello"))
+    with pytest.raises(SourceError, match="gives no credentials: exec: failed to decode"):
+        credentials.load(path, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "[]", "a: [", "{}", "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n", "\x00"],
+)
+def test_kubeconfig_that_is_none(tmp_path: Path, text: str) -> None:
+    """A file that is no kubeconfig is an error of one line with its path."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(SourceError) as caught:
+        credentials.load(str(path), "")
+    assert str(caught.value).startswith(f"kubeconfig {path} cannot be used: ")
+    assert "\n" not in str(caught.value)
+    assert not credentials.uses_plugin(str(path))
+
+
+def test_kubeconfig_that_is_missing(tmp_path: Path) -> None:
+    """The path is named, and nothing else is tried in its place."""
+    with pytest.raises(SourceError, match="absent does not exist"):
+        credentials.load(str(tmp_path / "absent"), "")
+
+
+def test_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a pod and without flags the error says what to give."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(SourceError, match="give --kubeconfig or --master"):
+        credentials.load("", "")
+
+
+def test_master_that_is_no_url() -> None:
+    """An address without a scheme is refused by name."""
+    with pytest.raises(SourceError, match=r"'10\.0\.0\.1:6443', not an http:// or https:// URL"):
+        credentials.load("", "10.0.0.1:6443")

@@ -1,0 +1,156 @@
+"""Documents to objects and complaints."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubeproxy.objects import EndpointSlice, Key, Service
+from pykubeproxy.sources.documents import Unparsable, read
+
+SERVICE = """\
+apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: shop
+  creationTimestamp: 2026-11-20T23:41:20Z
+  annotations: {when: 2026-11-20, enabled: "on"}
+spec:
+  clusterIP: 10.96.0.5
+  ports: [{port: 80}]
+"""
+
+
+def test_service_from_yaml() -> None:
+    """A Service with time stamps in odd places is read whole."""
+    contents = read(SERVICE.encode(), "web.yaml")
+    assert [it.object for it in contents.found] == [
+        Service(
+            namespace="shop",
+            name="web",
+            cluster_ips=("10.96.0.5",),
+            ports=contents.found[0].object.ports,
+        )
+    ]
+    assert not contents.complaints
+
+
+def test_lists_hold_objects() -> None:
+    """Items of a List name their kind; those of a ServiceList, as the API writes it, need not."""
+    text = b"""
+kind: List
+apiVersion: v1
+items:
+- {kind: Node, metadata: {name: n1}}
+- {kind: ServiceList, items: [{metadata: {name: deep}, spec: {}}]}
+---
+kind: ServiceList
+items:
+- {metadata: {name: a}, spec: {}}
+---
+{kind: EndpointSliceList, items: null}
+"""
+    contents = read(text, "f.yaml")
+    assert [it.object.key.name for it in contents.found] == ["n1", "deep", "a"]
+    assert not contents.complaints
+
+
+@pytest.mark.parametrize("name", ["f.json", "f.yaml"])
+def test_json_in_every_arrangement(name: str) -> None:
+    """One object, and JSON between YAML's separators in YAML files; in JSON files one after the other."""
+    one = b'{"kind": "Node",\n "metadata": {"name": "%s"}}'
+    assert [it.object.key.name for it in read(one % b"a", name).found] == ["a"]
+    between = b"\n" if name == "f.json" else b"\n---\n"
+    contents = read(one % b"a" + between + one % b"b", name)
+    assert [it.object.key.name for it in contents.found] == ["a", "b"]
+    assert contents.found[1].place.line == (3 if name == "f.json" else 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("hello", "f.yaml:1: passed over: it is a string, not an object"),
+        ("[1]", "f.yaml:1: passed over: it is a list, not an object"),
+        ("12", "f.yaml:1: passed over: it is a number, not an object"),
+        ("no_kind: 1", "f.yaml:1: passed over: it has no kind"),
+        ("kind: 5", "f.yaml:1: passed over: it has no kind but 5"),
+        ("{kind: List, items: {}}", "f.yaml:1: passed over: its items are no list"),
+        ("{kind: List, items: [{}]}", "f.yaml:1 items[0]: passed over: it has no kind"),
+        ("{kind: ServiceList, items: [7]}", "f.yaml:1 items[0]: passed over: it is a number, not an object"),
+        (
+            "{kind: EndpointSlice, metadata: {name: s}}",
+            "f.yaml:1: EndpointSlice s is passed over: Object missing required field `addressType`",
+        ),
+        (
+            "{kind: EndpointSlice, apiVersion: discovery.k8s.io/v1beta1}",
+            "f.yaml:1: EndpointSlice is passed over: apiVersion is 'discovery.k8s.io/v1beta1', not 'discovery.k8s.io/v1'",
+        ),
+    ],
+)
+def test_one_bad_document_does_not_stop_the_others(text: str, complaint: str) -> None:
+    """The complaint names file and line, and the document after it is read."""
+    contents = read(f"{text}\n---\n{SERVICE}".encode(), "f.yaml")
+    assert list(contents.complaints) == [complaint]
+    assert [it.object.key for it in contents.found] == [Key("shop", "web")]
+
+
+def test_kinds_of_no_interest_are_skipped() -> None:
+    """Other kinds, and a Service of another API group, are no objects and no complaint."""
+    text = b"kind: Pod\n---\n{kind: Service, apiVersion: serving.knative.dev/v1}\n---\nnull\n---\n"
+    contents = read(text, "f.yaml")
+    assert not contents.found
+    assert not contents.complaints
+    assert len(contents.skipped) == 2
+
+
+def test_services_of_other_proxies_are_there() -> None:
+    """Headless Services and those of other proxies are read; others decide about them."""
+    text = b"""
+{kind: Service, metadata: {name: a, labels: {service.kubernetes.io/service-proxy-name: x}}, spec: {}}
+---
+{kind: Service, metadata: {name: b}, spec: {clusterIP: None}}
+---
+{kind: EndpointSlice, addressType: IPv4, metadata: {name: c, labels: {service.kubernetes.io/headless: ""}}}
+"""
+    one, two, three = (it.object for it in read(text, "f.yaml").found)
+    assert isinstance(one, Service)
+    assert one.proxy_name == "x"
+    assert isinstance(two, Service)
+    assert two.headless
+    assert isinstance(three, EndpointSlice)
+    assert three.headless
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("f.yaml", b"a: b\n---\nc: [1\n", "f.yaml:4: no YAML: "),
+        ("f.yaml", b"a: b\n\tc: d", "f.yaml:2: no YAML: found a tab character"),
+        ("f.yaml", b"a: !Ref b", "f.yaml:1: no YAML: could not determine a constructor for the tag '!Ref'"),
+        ("f.yaml", b"a: b\n---\ntrue: 1", "f.yaml:3: cannot be written as JSON"),
+        ("f.yaml", b"x: &a [*a]", "f.yaml:1: cannot be written as JSON"),
+        ("f.json", b'{"kind": "Node",\n "metadata"}', "f.json:2: no JSON: "),
+        ("f.json", b'{"kind": "Node"} x', "f.json:1: no JSON: "),
+        ("f.json", b'{"a": ' + b"[" * 99999, "f.json: no JSON: "),
+    ],
+)
+def test_text_that_does_not_parse(name: str, text: bytes, message: str) -> None:
+    """The error is one line with file, line and reason."""
+    with pytest.raises(Unparsable) as caught:
+        read(text, name)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=60), st.text("[]{}:-!&*#|>'\",\n \tkindService0.~", max_size=60).map(str.encode)
+    )
+)
+def test_any_bytes_are_read_or_refused(text: bytes) -> None:
+    """No input leads to anything but contents or Unparsable."""
+    for name in ("f.yaml", "f.json"):
+        try:
+            read(text, name)
+        except Unparsable as error:
+            assert "\n" not in str(error)

@@ -1,0 +1,105 @@
+"""Lines, pages and events as they come from an API server."""
+
+import msgspec
+import pytest
+
+from pykubeproxy.objects import Key, Kind
+from pykubeproxy.sources import wire
+from pykubeproxy.sources.failures import Expired, Failure, of_status
+
+
+def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
+    """However the stream is cut, the lines are the same."""
+    text = b'{"a": 1}\n\n{"b": "\xc3\xa4"}\n{"c": 3}\n'
+    for size in range(1, len(text) + 1):
+        body = (text[i : i + size] for i in range(0, len(text), size))
+        assert list(wire.lines(body)) == text.split(b"\n")[:-1]
+
+
+def test_line_that_breaks_off_is_a_failure() -> None:
+    """Lines before the break are there; the rest is never taken for an event."""
+    lines = wire.lines(iter([b"one\ntw", b"o"]))
+    assert next(lines) == b"one"
+    with pytest.raises(Failure, match="in the middle of an event"):
+        next(lines)
+
+
+def test_endless_line_is_given_up() -> None:
+    """Memory is bounded, and the failure is one that listing may help."""
+
+    def endless():
+        while True:
+            yield b"x" * 1000
+
+    with pytest.raises(Failure, match="more than 5000 bytes") as caught:
+        next(wire.lines(endless(), longest=5000))
+    assert caught.value.doubtful
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"<html>",
+        b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}}',
+        b'{"kind": "ServiceList", "metadata": {}, "items": []}',
+        b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}, "items": {}}',
+        b'{"kind": "Status", "metadata": {"resourceVersion": "1"}, "items": []}',
+        b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}, "items": [{"metadata"',
+        b'{"kind": "\\n\\n", "metadata": {"resourceVersion": "1"}, "items": []}',
+    ],
+)
+def test_answer_that_is_no_list(text: bytes) -> None:
+    """Anything but a complete list of the kind is a failure told in one line."""
+    with pytest.raises(Failure, match="no list of Services") as caught:
+        wire.page(iter([text]), Kind.SERVICE)
+    assert "\n" not in str(caught.value)
+
+
+def test_list_without_items() -> None:
+    """Go writes an empty list as null."""
+    text = b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1", "continue": ""}, "items": null}'
+    page = wire.page(iter([text]), Kind.SERVICE)
+    assert page.items is None
+    assert not page.metadata.next
+
+
+def test_list_without_end_is_given_up() -> None:
+    """Memory is bounded for lists, too."""
+    with pytest.raises(Failure, match="more than 100 bytes"):
+        wire.page(iter([b"[" * 60] * 9), Kind.SERVICE, longest=100)
+
+
+@pytest.mark.parametrize(
+    ("status", "expired"),
+    [
+        ({"code": 410, "reason": "Expired", "message": "too old"}, True),
+        ({"reason": "Gone"}, True),
+        ({"code": 500, "message": "boom\nbang"}, False),
+        ({}, False),
+        ([], False),
+    ],
+)
+def test_error_events(status: object, expired: bool) -> None:
+    """An ERROR event is a failure; only code 410 means that the version is gone."""
+    with pytest.raises(Failure) as caught:
+        wire.event(msgspec.json.encode({"type": "ERROR", "object": status}))
+    assert isinstance(caught.value, Expired) is expired
+    assert caught.value.doubtful
+    assert "\n" not in str(caught.value)
+
+
+def test_patience_is_bounded() -> None:
+    """A server that asks for an hour is asked again earlier."""
+    assert of_status(429, "", 1.0, "services").retry_after == 1.0
+    assert of_status(503, "", 3600.0, "services").retry_after == 120.0
+
+
+def test_what_identifies_an_object() -> None:
+    """Key and version are found even in an object that is otherwise no good, and never raise."""
+    meta = wire.meta(msgspec.Raw(b'{"spec": 5, "metadata": {"name": "a", "resourceVersion": "7"}}'))
+    assert meta.key(Kind.SERVICE) == Key("default", "a")
+    assert meta.resourceVersion == "7"
+    assert wire.meta(msgspec.Raw(b'{"metadata": 5}')).key(Kind.NODE) == Key("", "?")
