@@ -1,0 +1,1 @@
+"""Views on rules: what the tables mean, in the terms people think in. Pure: values in, views and text out."""

@@ -1,0 +1,156 @@
+"""Views of services as text: a table for people, and a document for programs."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import click
+
+from pykubeproxy.inspect.dump import EndpointView, ServiceView, Verdict
+from pykubeproxy.inspect.frontends import ANY_LOCAL, Frontend, FrontendKind
+from pykubeproxy.services.ports import PortName
+
+API_VERSION = "pykubeproxy/v1"
+
+_WIDTH = 80
+_INDENT = " " * 11
+# A space at which no line is broken.
+_TIE = "\N{NO-BREAK SPACE}"
+_KINDS = {
+    FrontendKind.CLUSTER_IP: "cluster IP",
+    FrontendKind.EXTERNAL_IP: "external IP",
+    FrontendKind.LOAD_BALANCER_IP: "load balancer",
+    FrontendKind.NODE_PORT: "node port",
+}
+_REFUSALS = {
+    Verdict.REJECT: "refused: no endpoints",
+    Verdict.DROP: "dropped: no endpoints on this node",
+    Verdict.PASS: "leads nowhere: no endpoints, and no rule that says so",
+}
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def document(views: Iterable[ServiceView]) -> dict[str, object]:
+    """The views as a document for JSON or YAML, of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1", "services": [{
+      "namespace", "name": without any trace of them "" and the chain's name,
+      "port": the port's name, "" if it has none, "protocol": "TCP"|"UDP"|"SCTP",
+      "family": "IPv4"|"IPv6", "policy": "Cluster"|"Local",
+      "verdict": "dnat", or "reject"|"drop"|"pass" without endpoints,
+      "frontends": [{"kind": "cluster-ip"|"external-ip"|"load-balancer-ip"|"node-port",
+                     "address": an IP, or "*" for a node port at all addresses of the node, "port": number}],
+      "fromThisNode": frontends which lead here for packets of this node and its pods only,
+      "endpoints": [{"address", "port", "share": 0 to 1, "packets", "bytes"}],
+      "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null}]}
+
+    There is an entry for each service port, family and policy; more keys may be added. Packets and bytes are those of
+    an endpoint under both policies, since its chain was written.
+    """
+    return {"apiVersion": API_VERSION, "services": [_entry(view) for view in views]}
+
+
+def table(views: Sequence[ServiceView]) -> str:
+    """The views for people, in 80 columns; styled, which click.echo undoes where it is not a terminal."""
+
+    def port(view: ServiceView) -> tuple[PortName, str]:
+        return view.name, view.family.value
+
+    families = len({view.family for view in views}) > 1
+    parts = [_port(name, family if families else "", group) for (name, family), group in groupby(views, port)]
+    return "\n".join(parts)
+
+
+def in_order(views: Iterable[ServiceView]) -> tuple[ServiceView, ...]:
+    """By service port, then family, then policy."""
+    return tuple(sorted(views, key=lambda view: (view.name, view.family.value, view.policy.value)))
+
+
+def _entry(view: ServiceView) -> dict[str, object]:
+    return {
+        "namespace": view.name.namespace,
+        "name": view.name.service,
+        "port": view.name.port,
+        "protocol": view.name.protocol,
+        "family": view.family.value,
+        "policy": view.policy.value,
+        "verdict": view.verdict.value,
+        "frontends": [_frontend(frontend) for frontend in view.frontends],
+        "fromThisNode": [_frontend(frontend) for frontend in view.from_this_node],
+        "endpoints": [
+            {
+                "address": endpoint.address,
+                "port": endpoint.port,
+                # iptables keeps probabilities in 31 bits: beyond nine digits there is only noise.
+                "share": round(endpoint.share, 9),
+                "packets": endpoint.packets,
+                "bytes": endpoint.bytes,
+            }
+            for endpoint in view.endpoints
+        ],
+        "affinitySeconds": view.affinity_seconds,
+        "sourceRanges": list(view.source_ranges),
+        "healthCheckNodePort": view.health_check_node_port or None,
+    }
+
+
+def _frontend(frontend: Frontend) -> dict[str, object]:
+    return {"kind": frontend.kind.value, "address": frontend.address, "port": frontend.port}
+
+
+def _port(name: PortName, family: str, views: Iterable[ServiceView]) -> str:
+    """One service port: a headline, then each policy with its frontends and endpoints."""
+    title = str(name) if name.namespace else f"unknown service ({name.service})"
+    lines = [f"{click.style(title, bold=True)}  {' '.join(filter(None, (name.protocol, family)))}"]
+    for view in views:
+        lines += _policy(view)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _policy(view: ServiceView) -> Iterable[str]:
+    start = f"  {view.policy.value:<7}  "
+    for text in _ways_in(view):
+        for line in textwrap.wrap(text, _WIDTH - len(_INDENT), break_on_hyphens=False):
+            yield start + line.replace(_TIE, " ")
+            start = _INDENT
+    if view.verdict is not Verdict.DNAT:
+        yield _INDENT + click.style(_REFUSALS[view.verdict], fg="yellow")
+    longest = max((len(_at(e.address, e.port)) for e in view.endpoints), default=0)
+    yield from (_endpoint(endpoint, longest) for endpoint in view.endpoints)
+
+
+def _ways_in(view: ServiceView) -> Iterable[str]:
+    """Which frontends lead to a policy's endpoints, and on what terms."""
+    if view.frontends:
+        yield ", ".join(_in_words(frontend) for frontend in view.frontends)
+    if view.from_this_node:
+        frontends = ", ".join(_in_words(frontend) for frontend in view.from_this_node)
+        yield f"from this node and its pods: {frontends}"
+    if view.source_ranges:
+        yield f"load balancer open to {', '.join(view.source_ranges)}"
+    if view.affinity_seconds is not None:
+        yield f"a client keeps its endpoint for {_duration(view.affinity_seconds)}"
+    if view.health_check_node_port:
+        yield f"health check at node port {view.health_check_node_port}"
+
+
+def _in_words(frontend: Frontend) -> str:
+    """Such as "node port 30080": what belongs together is not torn apart at the end of a line."""
+    at = str(frontend.port) if frontend.address == ANY_LOCAL else _at(frontend.address, frontend.port)
+    return f"{_KINDS[frontend.kind]} {at}".replace(" ", _TIE)
+
+
+def _endpoint(endpoint: EndpointView, width: int) -> str:
+    share = f"{100 * endpoint.share:.3g}%"
+    at = _at(endpoint.address, endpoint.port)
+    packets = f"{endpoint.packets} packet{'s' * (endpoint.packets != 1)}" if endpoint.packets else ""
+    return f"{share:>{len(_INDENT) - 2}}  {at:<{width}}  {packets}".rstrip()
+
+
+def _at(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _duration(seconds: int) -> str:
+    """In the largest unit that needs no fraction: 3 h, 90 min."""
+    return next(f"{seconds // size} {unit}" for size, unit in _UNITS if seconds % size == 0)

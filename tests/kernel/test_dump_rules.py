@@ -1,0 +1,128 @@
+"""`pykubeproxy dump-rules` on real tables, in network namespaces."""
+
+import json
+import re
+import socket
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.dump_rules import dump_rules
+from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey, Count
+from tests.cases import expected, load_case
+
+pytestmark = pytest.mark.root
+
+
+def program(iptables: Iptables, case: str, packets: int = 0) -> None:
+    """Write kube-proxy's rules of a case; each DNAT rule has already seen some packets of 60 bytes.
+
+    (ip6tables-nft-restore 1.8.9 leaves such counts out.)
+    """
+    ruleset = expected(load_case(case), iptables.family)
+    lines = []
+    for table in ruleset.tables():
+        chains = list(ruleset.of_table(table))
+        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
+        lines += [
+            f"{f'[{packets}:{packets * 60}] ' if ' DNAT ' in rule else ''}-A {name} {rule}"
+            for name, rules in chains
+            for rule in rules
+        ]
+        lines.append("COMMIT")
+    text = "".join(f"{line}\n" for line in lines)
+    iptables.restore(re.sub(r" -m nfacct --nfacct-name +\S+", "", text))
+
+
+def dumped(*arguments: str) -> Result:
+    return CliRunner().invoke(dump_rules, arguments, catch_exceptions=False)
+
+
+def test_counts(inside: str, iptables: Iptables, runner: Runner) -> None:
+    """The tables are read with what each rule has counted: here the first packets of two flows."""
+    iptables.restore(
+        "*nat\n:AAA - [0:0]\n-A OUTPUT -p udp -m udp --dport 9 -j AAA\n"
+        "-A AAA -m comment --comment two\n-A AAA -p tcp -j ACCEPT\n"
+        # Table nat sees packets only once some rule needs connection tracking.
+        "-A POSTROUTING -p tcp -j MASQUERADE\nCOMMIT\n"
+    )
+    runner.run(("ip", "link", "set", "lo", "up"))
+    ipv6 = iptables.family is Family.IPV6
+    for _ in range(2):
+        with socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"12", ("::1" if ipv6 else "127.0.0.1", 9))
+    ruleset, counters = iptables.save_counted()
+    assert ruleset.chains[ChainKey("nat", "AAA")] == ("-m comment --comment two", "-p tcp -j ACCEPT")
+    assert counters[ChainKey("nat", "AAA")] == (Count(2, 2 * (50 if ipv6 else 30)), Count(0, 0))
+    assert ruleset == iptables.save()
+
+
+def test_documents(inside: str, backend: Backend, runner: Runner) -> None:
+    """JSON and YAML say the same of either backend: shares, packets and bytes."""
+    program(open_iptables(backend, Family.IPV4, runner), "dual-stack", packets=4)
+    result = dumped("ns1/web", "-o", "json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert yaml.safe_load(dumped("ns1/web", "-o", "yaml").stdout) == found
+    (service,) = found["services"]
+    assert (service["namespace"], service["name"], service["port"]) == ("ns1", "web", "http")
+    assert (service["family"], service["policy"]) == ("IPv4", "Cluster")
+    counted = [(e["share"], e["packets"], e["bytes"]) for e in service["endpoints"]]
+    assert counted == [(0.5, 4, 240), (0.5, 4, 240)]
+
+
+def test_both_families(inside: str, backend: Backend, runner: Runner) -> None:
+    """Without further ado both families of the backend that holds the rules are shown; on request only one."""
+    for family in Family:
+        program(open_iptables(backend, family, runner), "dual-stack")
+    # Lines that no terminal is there to style.
+    assert "ns1/web:http  TCP IPv4\n" in dumped("web").stdout
+    assert "ns1/web:http  TCP IPv6\n" in dumped("web").stdout
+    only = dumped("web", "--family", "ipv6").stdout
+    assert only.splitlines() == [
+        "ns1/web:http  TCP",
+        "  Cluster  cluster IP [fd00:10:96::1]:80",
+        "      50%  [fd00:10:244:1::11]:8080",
+        "      50%  [fd00:10:244:2::12]:8080",
+    ]
+
+
+def test_listing(inside: str, backend: Backend, runner: Runner) -> None:
+    """With -o iptables the rules stand as iptables-save prints them."""
+    iptables = open_iptables(backend, Family.IPV4, runner)
+    program(iptables, "lb-source-ranges")
+    lines = dumped("web", "-o", "iptables").stdout.splitlines()
+    saved = runner.run((iptables.tools.save,)).stdout.splitlines()
+    assert lines[0] == "# IPv4"
+    rules = [line for line in lines if line.startswith("-A")]
+    assert len(rules) > 15
+    assert set(rules) <= set(saved)
+
+
+def test_not_there(inside: str, iptables: Iptables) -> None:
+    """A service without rules is one line on standard error and exit code 1."""
+    program(iptables, "clusterip-one")
+    result = dumped("ns1/nothing", "--iptables-backend", iptables.backend.value)
+    where = f"in the {iptables.backend.value} tables of this node"
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: there are no rules for ns1/nothing {where}\n"
+
+
+def test_no_rules_at_all(inside: str, backend: Backend, runner: Runner) -> None:
+    """Empty tables are shown as such, and are not created."""
+    result = dumped("-o", "json", "--iptables-backend", backend.value)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["services"] == []
+    assert "no rules for services" in result.stderr
+    assert not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
+
+
+def test_nothing_is_written(inside: str, iptables: Iptables) -> None:
+    """Looking changes nothing, counts included."""
+    program(iptables, "lb-local", packets=3)
+    before = iptables.save_counted()
+    dumped("--iptables-backend", iptables.backend.value)
+    assert iptables.save_counted() == before

@@ -1,0 +1,119 @@
+"""What cleaning up takes out of the tables, and what it leaves."""
+
+import pytest
+
+from pykubeproxy.kernel import Backend
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.removal import Removal, removal
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from tests.cases import NAMES, expected, load_case
+from tests.fakes.iptables import FakeIptables
+
+FOREIGN = """\
+*mangle
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:MINE - [0:0]
+-A INPUT -j MINE
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -j ACCEPT
+COMMIT
+"""
+
+
+def as_input(ruleset: Ruleset) -> str:
+    """Restore input that puts a whole Ruleset on top of what is there, as its jumps and chains stand."""
+    lines = []
+    for table in ruleset.tables():
+        chains = list(ruleset.of_table(table))
+        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains)]
+        lines += [f"-A {name} {rule}" for name, rules in chains for rule in rules]
+        lines.append("COMMIT")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def programmed(name: str, backend: Backend, family: Family) -> tuple[FakeIptables, Ruleset]:
+    """Tables with others' rules and, after those, the rules of one case; and what they held before."""
+    tables = FakeIptables(backend, family)
+    tables.counters = {"ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"}
+    tables.restore(FOREIGN)
+    tables.restore("*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
+    before = tables.save()
+    text = as_input(expected(load_case(name), family))
+    # The kubelet's chain and jumps are there already.
+    tables.restore("".join(line for line in text.splitlines(True) if "KUBE-FIREWALL" not in line))
+    return tables, before
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("name", [name for name in NAMES if "random" not in name])
+def test_only_the_others_rules_are_left(name: str, backend: Backend) -> None:
+    """After kube-proxy's rules of any recorded case have gone the tables are as they were before they came."""
+    for family in Family:
+        tables, before = programmed(name, backend, family)
+        what = removal(tables.save())
+        tables.restore(what.restore_input(20 if backend is Backend.NFT else None))
+        left = dict(before.chains)
+        del left[ChainKey("mangle", "KUBE-PROXY-CANARY")]
+        assert tables.save().chains == left
+        assert removal(tables.save()) == Removal()
+
+
+def test_blocks_are_small() -> None:
+    """No block names more chains than it may, and on legacy there is one for each table."""
+    tables, _ = programmed("multi-port", Backend.NFT, Family.IPV4)
+    what = removal(tables.save())
+    blocks = what.restore_input(4).split("COMMIT\n")[:-1]
+    assert max(sum(line[0] in ":X" or line[:2] == "-X" for line in b.splitlines()) for b in blocks) == 4
+    assert what.restore_input(None).count("COMMIT\n") == 3
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("limit", [1, None])
+def test_others_refer_to_a_chain(backend: Backend, limit: int | None) -> None:
+    """A chain that rules of others jump to is emptied and stays, and they keep their rules; later nothing is to do."""
+    tables, _ = programmed("clusterip-one", backend, Family.IPV4)
+    tables.restore(
+        "*nat\n:CNI - [0:0]\n-A CNI -s 10.0.0.1/32 -j KUBE-MARK-MASQ\n"
+        '-A OUTPUT -m comment --comment "my own" -j KUBE-SERVICES\nCOMMIT\n'
+    )
+    what = removal(tables.save())
+    kept = (ChainKey("nat", "KUBE-MARK-MASQ"), ChainKey("nat", "KUBE-SERVICES"))
+    assert set(what.kept) == set(what.emptied) == set(kept)
+    tables.restore(what.restore_input(limit))
+    left = tables.save().chains
+    assert left[ChainKey("nat", "CNI")] == ("-s 10.0.0.1/32 -j KUBE-MARK-MASQ",)
+    assert left[ChainKey("nat", "OUTPUT")] == ('-m comment --comment "my own" -j KUBE-SERVICES',)
+    assert [left[key] for key in kept] == [(), ()]
+    again = removal(tables.save())
+    assert again.is_empty()
+    assert set(again.kept) == set(kept)
+
+
+def test_older_jumps() -> None:
+    """Jumps as older versions wrote them are known by their comment, and go, however often they are there."""
+    old = '-m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
+    tables = FakeIptables()
+    tables.restore(
+        f"*filter\n:KUBE-SERVICES - [0:0]\n-A INPUT {old}\n-A INPUT -j ACCEPT\n-A INPUT {old}\nCOMMIT\n"
+    )
+    tables.restore(removal(tables.save()).restore_input(None))
+    assert {key.chain: rules for key, rules in tables.save().chains.items()} == {
+        "INPUT": ("-j ACCEPT",),
+        "FORWARD": (),
+        "OUTPUT": (),
+    }
+
+
+def test_nothing() -> None:
+    """Without anything of ours there is no input."""
+    tables = FakeIptables()
+    tables.restore(FOREIGN)
+    assert removal(tables.save()).restore_input(10) == ""
