@@ -8,6 +8,7 @@ import structlog
 
 from pykubeproxy.agent.journal import Journal
 from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
+from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
 from pykubeproxy.agent.startup import Opened
 from pykubeproxy.agent.tables import SyncFailed
@@ -38,6 +39,7 @@ class Agent:
         families: Sequence[Opened],
         lacking: dict[Family, str],
         mailbox: Mailbox,
+        observers: Observers,
         wait_for_node: bool = True,
         once: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -47,6 +49,8 @@ class Agent:
         self._families = families
         self._lacking = lacking
         self._mailbox = mailbox
+        self._observers = observers
+        self._asked = False
         self._once = once
         self._clock = clock
         self._cluster = Cluster()
@@ -71,7 +75,11 @@ class Agent:
             now = self._clock()
             if now >= self._next_check:
                 self._check(now)
-            if now < max(self._waiting_until(), self._pace.due()):
+            waiting_until = self._waiting_until()
+            if self._asked and now >= waiting_until:
+                self._asked = False
+                self._observers.queued()
+            if now < max(waiting_until, self._pace.due()):
                 continue
             if complaint := self._unfit():
                 log.error(complaint)
@@ -82,9 +90,16 @@ class Agent:
 
     def _take_in(self, message: Event | Wake) -> None:
         if not isinstance(message, Wake):
-            self._touched |= self._cluster.apply(message)
+            concerned = self._cluster.apply(message)
+            self._touched |= concerned
+            self._observers.applied(message, concerned)
+            self._observers.node(self._cluster.node(self._node_name))
             self._node = self._cluster.node(self._node_name) or self._node
+        self._request()
+
+    def _request(self) -> None:
         self._pace.request(self._clock())
+        self._asked = True
 
     def _next_time(self) -> float:
         """When something is to be done even if no message comes."""
@@ -113,6 +128,7 @@ class Agent:
     def _check(self, now: float) -> None:
         """See whether somebody has flushed a table; if so, everything is written again."""
         self._next_check = now + self._config.iptables.sync_period
+        self._observers.checked()
         for family in self._families if self._in_place else ():
             try:
                 intact = family.tables.is_intact()
@@ -126,7 +142,7 @@ class Agent:
                     "somebody has flushed our chains; writing them again", family=family.tables.family.value
                 )
                 family.tables.forget()
-                self._pace.request(now)
+                self._request()
 
     def _sync(self) -> bool:
         """Bring all families up to date; returns whether that succeeded."""
@@ -139,6 +155,7 @@ class Agent:
         results = [self._sync_family(family, touched) for family in self._families]
         succeeded = all(results)
         self._pace.finished(self._clock(), succeeded)
+        self._observers.settled(succeeded, self._node)
         if succeeded and not self._in_place:
             self._in_place = True
             services, slices = self._cluster.counts()
@@ -146,7 +163,7 @@ class Agent:
         return succeeded
 
     def _sync_family(self, opened: Opened, touched: set[Key]) -> bool:
-        family = opened.tables.family
+        family, full, begun = opened.tables.family, opened.tables.is_unknown, self._clock()
         try:
             facts = opened.facts(with_addresses=bool(self._config.node_port_addresses))
             on = terms(self._config, self._node_name, self._node, facts, family)
@@ -155,6 +172,8 @@ class Agent:
             log.error(
                 "rules could not be written; they will be tried again", family=family.value, error=str(error)
             )
+            self._observers.failed(family, full, self._clock() - begun, isinstance(error, SyncFailed))
             return False
         self._journal.synced(report)
+        self._observers.synced(report, report.rules, facts.addresses)
         return True

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from pykubeproxy.kernel import Refused, Tables
+from pykubeproxy.kernel import KernelError, Refused, Tables
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
@@ -34,6 +34,7 @@ class Report(msgspec.Struct, frozen=True):
     chains_written: int
     chains_deleted: int
     rules_written: Mapping[str, int]
+    rules: Mapping[str, int]
     seconds: Mapping[str, float]
     served: tuple[Served, ...]
     gone: tuple[PortName, ...]
@@ -41,11 +42,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class SyncFailed(Exception):
-    """iptables-restore refused a rule. `service` says whose it is, as `namespace/name:port`; "" if it is nobody's."""
+    """iptables-restore did not do what it was to do.
 
-    def __init__(self, refused: Refused, service: str) -> None:
-        super().__init__(f"{refused} (a rule of service {service})" if service else str(refused))
-        self.refused = refused
+    `service` says whose rule it refused, as `namespace/name:port`; "" if that is not known, or nobody's.
+    """
+
+    def __init__(self, error: KernelError, service: str) -> None:
+        super().__init__(f"{error} (a rule of service {service})" if service else str(error))
+        self.error = error
         self.service = service
 
 
@@ -76,6 +80,11 @@ class FamilyTables:
         """Trust nothing that is known of the kernel: the next sync reads the live tables and is a full one."""
         self._programmed = None
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the next sync is a full one for not knowing what the kernel holds."""
+        return self._programmed is None
+
     def is_intact(self) -> bool:
         """Whether the tables still hold what nobody would take out but by flushing them. Raises KernelError."""
         return all(self._tables.has_chain(key) for key in skeleton.CANARIES)
@@ -103,14 +112,15 @@ class FamilyTables:
         programmed.commit(draft)
         self._programmed = programmed
         self._remember(decision)
-        return self._report(live is not None, draft.change, decision, gone, clock.laps)
+        return self._report(live is not None, draft.change, decision, gone, clock.laps, programmed)
 
     def _write(self, text: str, draft: Draft) -> None:
         try:
             if text:
                 self._tables.restore(text)
-        except Refused as refused:
-            raise SyncFailed(refused, _service_of(refused.line, draft)) from refused
+        except KernelError as error:
+            service = _service_of(error.line, draft) if isinstance(error, Refused) else ""
+            raise SyncFailed(error, service) from error
 
     def _decide(self, cluster: Cluster, terms: Terms, everything: bool) -> _Decision:
         """Look at the Services that changed, or at all of them."""
@@ -162,6 +172,7 @@ class FamilyTables:
         decision: _Decision,
         gone: tuple[PortName, ...],
         seconds: Mapping[str, float],
+        programmed: Programmed,
     ) -> Report:
         rules: dict[str, int] = {}
         chains = list(change.chains())
@@ -175,6 +186,7 @@ class FamilyTables:
             chains_written=len(chains),
             chains_deleted=len(change.stale),
             rules_written=rules,
+            rules=programmed.rules(),
             seconds=seconds,
             served=decision.items(),
             gone=gone,

@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -11,8 +12,10 @@ import click
 import structlog
 
 import pykubeproxy
+from pykubeproxy.agent.events import ApiRecorder, NoRecorder
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
+from pykubeproxy.agent.observers import BindFailed, Observers
 from pykubeproxy.agent.startup import open_node
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
@@ -53,16 +56,17 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     for warning in warnings:
         log.warning(warning)
     try:
-        sys.exit(_serve(config, manifests, once))
-    except (KernelError, SourceError) as error:
+        sys.exit(_serve(config, flags, manifests, once))
+    except (KernelError, SourceError, BindFailed) as error:
         log.error(str(error))
         sys.exit(1)
 
 
-def _serve(config: Config, manifests: str | None, once: bool) -> int:
+def _serve(config: Config, flags: Mapping[str, object], manifests: str | None, once: bool) -> int:
     node_name = config.hostname_override or socket.gethostname().lower()
     node = open_node(config)
-    watches = _watches(config, manifests, node_name)
+    client = _client(config) if manifests is None else None
+    watches = api_watches(client, node_name) if client else (ManifestWatch(manifests or ""),)
     log.info(
         "starting",
         version=pykubeproxy.__version__,
@@ -73,8 +77,22 @@ def _serve(config: Config, manifests: str | None, once: bool) -> int:
     for family, reason in node.lacking.items():
         log.warning("a family is left out", family=family.value, reason=reason)
     mailbox = Mailbox()
+    observers = Observers(
+        config,
+        node_name,
+        [opened.tables.family for opened in node.families],
+        ApiRecorder(client, node_name) if client and not once else NoRecorder(),
+        needs_node=client is not None,
+    )
     agent = Agent(
-        config, node_name, node.families, node.lacking, mailbox, wait_for_node=manifests is None, once=once
+        config,
+        node_name,
+        node.families,
+        node.lacking,
+        mailbox,
+        observers,
+        wait_for_node=client is not None,
+        once=once,
     )
     _stop_on_signals(mailbox)
     if config.node_port_addresses:
@@ -83,16 +101,18 @@ def _serve(config: Config, manifests: str | None, once: bool) -> int:
         for event in (event for watch in watches for event in watch.once()):
             mailbox.put(event)
     else:
+        observers.serve(flags)
         for watch in watches:
             _start(watch, mailbox)
-    return agent.run()
+    try:
+        return agent.run()
+    finally:
+        observers.close()
 
 
-def _watches(config: Config, manifests: str | None, node_name: str) -> tuple[Watch, ...]:
-    if manifests is not None:
-        return (ManifestWatch(manifests),)
+def _client(config: Config) -> Client:
     to = config.client
-    return api_watches(Client(to.kubeconfig, to.master, to.qps, to.burst), node_name)
+    return Client(to.kubeconfig, to.master, to.qps, to.burst)
 
 
 def _stop_on_signals(mailbox: Mailbox) -> None:

@@ -143,7 +143,6 @@ class Config(msgspec.Struct, frozen=True):
     health_address: Address | None
     metrics_address: Address | None
     bind_address_hard_fail: bool
-    profiling: bool
     mode: str
     iptables: Iptables
     iptables_backend: Backend

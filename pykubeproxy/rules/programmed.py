@@ -1,6 +1,7 @@
 """What the kernel holds of ours, as far as we know, and what has to change for it to hold something else."""
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -14,6 +15,9 @@ from pykubeproxy.rules.plan import Chain, Change, Rules, missing_lines
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, PortRules
 from pykubeproxy.services.ports import PortName
+
+# The part of a digest that is the number of rules.
+_LENGTH = (1 << 24) - 1
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -40,13 +44,20 @@ class Programmed:
 
     def __init__(self, live: Ruleset) -> None:
         """Start from live tables, whoever wrote them: what is already as it should be need not be written."""
-        self._digests = {key: hash(rules) for key, rules in live.chains.items() if is_ours(key)}
+        self._digests = {key: _digest(rules) for key, rules in live.chains.items() if is_ours(key)}
+        self._rules = Counter[str]()
+        for key, digest in self._digests.items():
+            self._rules[key.table] += digest & _LENGTH
         self._filter = {
             key: live.chains[key] for key in skeleton.SHARED if key in live.chains and key.table == "filter"
         }
         self._ports: dict[PortName, Written] = {}
         self._referred = frozenset(key.chain for key in referred_to_by_others(live) if key.table == "nat")
         self._jumps: Rules = ()
+
+    def rules(self) -> Mapping[str, int]:
+        """How many rules of ours each table holds."""
+        return dict(self._rules)
 
     def port_of(self, chain: str) -> PortName | None:
         """The service port that a chain of table nat belongs to."""
@@ -118,11 +129,12 @@ class Programmed:
         """The draft's change is in force now."""
         change = draft.change
         for key, rules in change.chains():
-            self._digests[key] = hash(rules)
+            self._rules[key.table] += len(rules) - (self._digests.get(key, 0) & _LENGTH)
+            self._digests[key] = _digest(rules)
             if key in self._filter or (key.table == "filter" and key in skeleton.SHARED):
                 self._filter[key] = rules
         for chain in change.stale:
-            self._digests.pop(ChainKey("nat", chain), None)
+            self._rules["nat"] -= self._digests.pop(ChainKey("nat", chain), 0) & _LENGTH
         self._jumps = draft.jumps
         for name, written in draft.ports.items():
             if written is None:
@@ -172,7 +184,11 @@ class Programmed:
                 yield from sorted(set(before.chains).difference(still))
 
     def _differs(self, chain: Chain) -> bool:
-        return self._digests.get(chain.key) != hash(chain.rules)
+        return self._digests.get(chain.key) != _digest(chain.rules)
+
+
+def _digest(rules: Rules) -> int:
+    return hash(rules) << 24 | len(rules)
 
 
 def _updates(

@@ -1,6 +1,8 @@
 """Asking an HTTP server on this machine, politely or not, and what kube-proxy was recorded to answer."""
 
+import contextlib
 import http.client
+import random
 import re
 import socket
 from collections.abc import Mapping
@@ -39,6 +41,14 @@ def send(port: int, request: bytes) -> bytes:
         while piece := connection.recv(65536):
             answer += piece
         return bytes(answer)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, not one of those that the kernel gives to whoever asks for any."""
+    while True:
+        port = random.randrange(10000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def recorded(title: str) -> Asked:

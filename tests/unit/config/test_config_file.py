@@ -123,7 +123,6 @@ bindAddress: 10.0.0.1
 healthzBindAddress: 10.0.0.1:1
 metricsBindAddress: "::1"
 bindAddressHardFail: true
-enableProfiling: true
 iptables: {masqueradeBit: 31, masqueradeAll: true, localhostNodePorts: false, syncPeriod: 1m30s,
   minSyncPeriod: 10s}
 detectLocalMode: BridgeInterface
@@ -144,7 +143,7 @@ pykubeproxy: {iptablesBackend: legacy}
     assert config.hostname_override == "node1"
     assert config.bind_address == "10.0.0.1"
     assert (config.health_address, config.metrics_address) == (Address("10.0.0.1", 1), Address("::1", 10249))
-    assert (config.bind_address_hard_fail, config.profiling, config.oom_score_adj) == (True, True, 0)
+    assert (config.bind_address_hard_fail, config.oom_score_adj) == (True, 0)
     assert (iptables.masquerade_bit, iptables.masquerade_all, iptables.localhost_node_ports) == (
         31,
         True,
@@ -175,9 +174,10 @@ def test_an_ipv6_bind_address_moves_the_servers() -> None:
 def test_settings_without_effect_are_kept_and_checked() -> None:
     """Fields of other modes are taken without a word, but not in a wrong type."""
     body = "ipvs: {scheduler: rr, excludeCIDRs: [10.0.0.1/8]}\nportRange: 1-2\nwindowsRunAsService: true\n"
-    body += "logging: {flushFrequency: 7000000000}"
+    body += "logging: {flushFrequency: 7000000000}\nenableProfiling: true"
     assert read(body).ignored == (
         ("logging.flushFrequency", 7.0),
+        ("enableProfiling", True),
         ("ipvs.scheduler", "rr"),
         ("ipvs.excludeCIDRs", ("10.0.0.0/8",)),
         ("portRange", "1-2"),

@@ -1,0 +1,315 @@
+"""A small HTTP/1.1 server for pages that are made in memory: bounded in all a client can make it spend.
+
+It answers GET and HEAD, one request a connection, and takes no request body. `pages` turns a table of paths into what
+a server answers with.
+"""
+
+import contextlib
+import errno
+import http
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import formatdate
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+
+# All headers together and the request line, in bytes; and how many headers.
+LONGEST_HEAD = 8192
+MOST_HEADERS = 64
+# From accepting a connection to having its request, and for sending the answer, each in seconds.
+REQUEST_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+CONNECTIONS = 32
+# How long, and how much of it, a refused client is listened to, so that it gets to read why: closing a socket with
+# unread data on it makes the kernel send a reset, which may overtake the answer.
+_LINGER_SECONDS, _LINGER_BYTES = 0.5, 1 << 18
+_BACKLOG = 128
+
+log = structlog.get_logger()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a page answers with; Content-Length and the like are added when it is sent."""
+
+    body: bytes
+    content_type: str = TEXT
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+# A page, given the path that was asked for (without the query).
+Page = Callable[[str], Answer]
+
+
+def text(body: str) -> Answer:
+    """A page of text."""
+    return Answer(body.encode())
+
+
+def pages(table: Mapping[str, Callable[[], Answer]]) -> Page:
+    """Choose the page by its exact path; 404 for any other."""
+
+    def page(path: str) -> Answer:
+        make = table.get(path)
+        return make() if make else Answer(b"404 page not found\n", status=404)
+
+    return page
+
+
+class Server:
+    """Any number of addresses to listen on, and one thread that accepts for all of them.
+
+    At most `connections` are served at a time, each in a thread. When one more comes the one that has been open the
+    longest is cut off: honest clients are done within milliseconds, so it is most likely one that stalls.
+    """
+
+    def __init__(self, name: str, connections: int = CONNECTIONS) -> None:
+        self._name = name
+        self._slots = threading.BoundedSemaphore(connections)
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._lock = threading.Lock()
+        self._listening: dict[int, tuple[socket.socket, Page]] = {}
+        self._open: dict[socket.socket, None] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    def listen(self, host: str, port: int, page: Page) -> Callable[[], None]:
+        """Answer at one more address with `page`; returns what ends that. Raises OSError, as when the port is taken.
+
+        `host` "" is every address of this node, "0.0.0.0" every IPv4 and "::" every IPv6 one.
+        """
+        listener = _bind(host, port)
+        listener.setblocking(False)
+        number = listener.fileno()
+        with self._lock:
+            if self._closing:
+                listener.close()
+                raise OSError(errno.ESHUTDOWN, "the server is closed")
+            self._listening[number] = listener, page
+            self._poll.register(number, select.EPOLLIN)
+
+        def close() -> None:
+            with self._lock:
+                if self._listening.pop(number, (None,))[0] is listener:
+                    self._poll.unregister(number)
+                    listener.close()
+
+        return close
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens now, as (IP, port)."""
+        with self._lock:
+            return [listener.getsockname()[:2] for listener, _ in self._listening.values()]
+
+    def close(self) -> None:
+        """Stop listening and cut off whoever is being served."""
+        if self._closing:
+            return
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        with self._lock:
+            for listener, _ in self._listening.values():
+                listener.close()
+            self._listening.clear()
+            for connection in self._open:
+                _cut(connection)
+        self._poll.close()
+        os.close(self._wake)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            for number, _ in self._poll.poll():
+                with self._lock:
+                    listener, page = self._listening.get(number, (None, None))
+                if listener is None or page is None or self._closing:
+                    continue
+                try:
+                    connection, _address = listener.accept()
+                except BlockingIOError:  # the client has left again
+                    continue
+                except OSError as error:  # out of file descriptors, or the listener was closed
+                    log.debug("no connection accepted", server=self._name, error=str(error))
+                    time.sleep(0.05)
+                    continue
+                self._start(connection, page)
+
+    def _start(self, connection: socket.socket, page: Page) -> None:
+        if not self._slots.acquire(blocking=False):
+            with self._lock:
+                if oldest := next(iter(self._open), None):
+                    _cut(oldest)
+            if not self._slots.acquire(timeout=1.0):
+                connection.close()
+                return
+        with self._lock:
+            self._open[connection] = None
+        try:
+            threading.Thread(
+                target=self._serve, args=(connection, page), name=f"{self._name}-request", daemon=True
+            ).start()
+        except RuntimeError:  # no more threads to be had: a limit of the system
+            self._end(connection)
+
+    def _serve(self, connection: socket.socket, page: Page) -> None:
+        try:
+            _exchange(connection, page)
+        except OSError:
+            pass  # the client has left, or was too slow
+        except Exception:
+            log.exception("a page could not be made", server=self._name)
+        finally:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+            connection.close()
+        self._slots.release()
+
+
+class _Refused(Exception):
+    """A request that gets an error without any page being asked."""
+
+    def __init__(self, status: int, why: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(why)
+        self.answer = Answer(f"{why}\n".encode(), status=status, headers=headers)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return _listener(host, port)
+    except OSError as error:
+        # Without the words on the attempt that Python adds; the caller names the address in its own.
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno)) from None
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _cut(connection: socket.socket) -> None:
+    """Make whatever another thread does with the connection fail; closing it is up to that thread."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _exchange(connection: socket.socket, page: Page) -> None:
+    """One request and its answer."""
+    try:
+        method, path = _request(_read_head(connection))
+    except _Refused as refused:
+        _send(connection, refused.answer, with_body=True)
+        _linger(connection)
+        return
+    try:
+        answer = page(path)
+    except Exception:
+        _send(connection, Answer(b"500 internal server error\n", status=500), with_body=method == "GET")
+        raise
+    _send(connection, answer, with_body=method == "GET")
+
+
+def _read_head(connection: socket.socket) -> bytes:
+    """The request up to the empty line after its headers. Raises OSError if it does not come in time."""
+    deadline = time.monotonic() + REQUEST_SECONDS
+    head = bytearray()
+    while (end := head.find(b"\r\n\r\n")) < 0:
+        if len(head) > LONGEST_HEAD:
+            raise _Refused(431, "431 request header fields too large")
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            piece = connection.recv(4096)
+        except TimeoutError:
+            raise _Refused(408, "408 request timeout") from None
+        if not piece:
+            raise ConnectionResetError
+        head += piece
+    if end > LONGEST_HEAD:
+        raise _Refused(431, "431 request header fields too large")
+    return bytes(head[:end])
+
+
+def _request(head: bytes) -> tuple[str, str]:
+    """The method and the path of a request that is to be answered."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not all(words) or not words[2].startswith("HTTP/"):
+        raise _Refused(400, "400 bad request: this is no HTTP request line")
+    method, target, version = words
+    if version not in ("HTTP/1.0", "HTTP/1.1"):
+        raise _Refused(505, "505 HTTP version not supported")
+    headers = dict(_headers(lines))
+    if version == "HTTP/1.1" and "host" not in headers:
+        raise _Refused(400, "400 bad request: missing required Host header")
+    if method not in ("GET", "HEAD"):
+        raise _Refused(405, "405 method not allowed", (("Allow", "GET, HEAD"),))
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        raise _Refused(413, "413 request body too large: none is taken")
+    return method, _path(target)
+
+
+def _headers(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Names in lower case and values. What is doubtful about where a header ends is refused (RFC 9112, 5)."""
+    if len(lines) > MOST_HEADERS:
+        raise _Refused(431, "431 request header fields too large")
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or any(c <= " " for c in name) or "\n" in value or "\0" in value:
+            raise _Refused(400, "400 bad request: malformed header")
+        yield name.lower(), value.strip()
+
+
+def _path(target: str) -> str:
+    """The path without query, of either form that a request may name it in (RFC 9112, 3.2)."""
+    try:
+        path = target.partition("?")[0] if target.startswith("/") else urlsplit(target).path
+    except ValueError:
+        path = ""
+    if not path.startswith("/") or any(not "!" <= c <= "~" for c in path):
+        raise _Refused(400, "400 bad request: malformed path")
+    return path
+
+
+def _send(connection: socket.socket, answer: Answer, with_body: bool) -> None:
+    headers = {
+        "Content-Type": answer.content_type,
+        "X-Content-Type-Options": "nosniff",
+        **dict(answer.headers),
+        "Content-Length": str(len(answer.body)),
+        "Date": formatdate(usegmt=True),
+        "Connection": "close",
+    }
+    status = http.HTTPStatus(answer.status)
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{n}: {v}" for n, v in headers.items()), "", ""]
+    connection.settimeout(ANSWER_SECONDS)
+    connection.sendall("\r\n".join(lines).encode("latin-1") + (answer.body if with_body else b""))
+
+
+def _linger(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_WR)
+    deadline, left = time.monotonic() + _LINGER_SECONDS, _LINGER_BYTES
+    while left > 0 and (seconds := deadline - time.monotonic()) > 0:
+        connection.settimeout(seconds)
+        piece = connection.recv(min(left, 1 << 16))
+        if not piece:
+            return
+        left -= len(piece)

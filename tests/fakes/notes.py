@@ -1,0 +1,24 @@
+"""A recorder of events that keeps what it is told."""
+
+from pykubeproxy.agent.events import Event
+
+
+class Notes:
+    """`events` in the order they came; `closed` once nothing more is to come."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.closed = False
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.events]
+
+    def record(self, event: Event) -> None:
+        """Keep it."""
+        assert not self.closed
+        self.events.append(event)
+
+    def close(self, seconds: float) -> None:
+        """There is nothing to wait for."""
+        self.closed = True

@@ -1,0 +1,51 @@
+"""What a sync reports, without a sync."""
+
+from collections.abc import Iterable
+
+from pykubeproxy.agent.tables import Report
+from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.selection import Place
+from pykubeproxy.services.serving import Served, served_ports
+
+HERE, ELSEWHERE = "node1", "node2"
+
+
+def report(
+    *objects: Service | EndpointSlice,
+    family: Family = Family.IPV4,
+    full: bool = False,
+    seconds: float = 0.01,
+    gone: Iterable[PortName] = (),
+    rules_written: dict[str, int] | None = None,
+) -> Report:
+    """The report of a sync on node1 that looked at these Services."""
+    served = _served(objects, family)
+    return Report(
+        family=family,
+        full=full,
+        services=len({item.port.name.service_key for item in served}),
+        endpoints=sum(len(item.selection.verdicts) for item in served),
+        chains_written=0,
+        chains_deleted=0,
+        rules_written=rules_written or {},
+        rules={},
+        seconds={"plan": seconds / 2, "apply": seconds / 2},
+        served=served,
+        gone=tuple(gone),
+        wrote=True,
+    )
+
+
+def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) -> list[PortName]:
+    """The service ports of these Services."""
+    return [item.port.name for item in _served(objects, family)]
+
+
+def _served(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[Served, ...]:
+    cluster = Cluster()
+    keys: set[Key] = set()
+    for object_ in objects:
+        keys |= cluster.apply(Updated(object_))
+    return tuple(item for key in sorted(keys) for item in served_ports(cluster, key, family, Place(HERE)))

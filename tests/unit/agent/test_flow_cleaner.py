@@ -1,0 +1,220 @@
+"""The deletion of stale UDP flows beside the syncs: coalescing, failures, and syncs that go on meanwhile."""
+
+import errno
+import ipaddress
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.agent import flows
+from pykubeproxy.agent.flows import FlowCleaner
+from pykubeproxy.agent.tables import FamilyTables, Report
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Backend
+from pykubeproxy.kernel.conntrack import Flow
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.flows import End, NodePortAddresses
+from tests.fakes.iptables import FakeIptables
+from tests.objects import service, slice_of
+
+DNS = service("dns", cluster_ip="10.96.0.53", ports=(Port("dns", Protocol.UDP, 53),))
+
+
+class Syncs:
+    """Syncs over tables that are only pretended, reported to a cleaner."""
+
+    def __init__(self, cleaner: FlowCleaner) -> None:
+        self._cleaner = cleaner
+        self._cluster = Cluster()
+        self._tables = FamilyTables(FakeIptables(Backend.NFT), None)
+        self._terms = terms(load(None, {}).config, "n1", None, Kernel(nfacct=False), Family.IPV4)
+
+    def sync(self, *events: Event) -> Report:
+        touched = set().union(*(self._cluster.apply(event) for event in events))
+        report = self._tables.sync(self._cluster, touched, self._terms)
+        self._cleaner.synced(report, NodePortAddresses())
+        return report
+
+    def pods(self, *addresses: str) -> Report:
+        """The service dns has these pods now."""
+        ports = (EndpointPort("dns", Protocol.UDP, 53),)
+        return self.sync(
+            Listed(Kind.SERVICE, (DNS,)), Updated(slice_of(*addresses, service="dns", ports=ports))
+        )
+
+
+class Table:
+    """A pretended conntrack table: what is listed may do something, or fail, on the way."""
+
+    def __init__(self) -> None:
+        self.flows: list[Flow | OSError | Callable[[], object]] = []
+        self.deleted: list[Flow] = []
+        self.listings = 0
+
+    def udp_flows(self, family: Family) -> Iterator[Flow]:
+        self.listings += 1
+        for entry in self.flows:
+            if isinstance(entry, OSError):
+                raise entry
+            if isinstance(entry, Flow):
+                yield entry
+            else:
+                entry()
+
+    def delete(self, flow: Flow) -> bool:
+        self.deleted.append(flow)
+        return True
+
+
+def end(address: str, port: int) -> End:
+    return ipaddress.ip_address(address).packed, port
+
+
+def flow(answered_by: str, port: int = 4000) -> Flow:
+    """A flow to the service dns."""
+    return Flow(end("10.1.0.1", port), end("10.96.0.53", 53), end(answered_by, 53), b"")
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    made = Table()
+    monkeypatch.setattr(flows.conntrack, "udp_flows", made.udp_flows)
+    monkeypatch.setattr(flows.conntrack, "delete", made.delete)
+    return made
+
+
+def test_deletes_and_tells(table: Table) -> None:
+    """What is stale is deleted, the rest is not; the family, the seconds and the number are told."""
+    told: list[tuple[Family, float, int]] = []
+    cleaner = FlowCleaner(0, lambda *args: told.append(args))
+    table.flows = [flow("10.244.0.5"), flow("10.244.0.6"), flow("10.244.0.7")]
+    Syncs(cleaner).pods("10.244.0.6")
+    cleaner.clean()
+    assert table.deleted == [table.flows[0], table.flows[2]]
+    ((family, seconds, deleted),) = told
+    assert (family, deleted) == (Family.IPV4, 2)
+    assert seconds > 0
+
+
+def test_requests_coalesce(table: Table) -> None:
+    """Several syncs since the last look make one, after the latest; without a change there is none."""
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    for pod in ("10.244.0.5", "10.244.0.6", "10.244.0.7"):
+        syncs.pods(pod)
+    table.flows = [flow(f"10.244.0.{number}") for number in (5, 6, 7)]
+    cleaner.clean()
+    assert table.listings == 1
+    assert table.deleted == table.flows[:2]
+    syncs.pods("10.244.0.7")
+    cleaner.clean()
+    assert table.listings == 1
+
+
+def test_sync_while_looking(table: Table) -> None:
+    """A flow to an endpoint that a sync brings in while the table is read is not taken for stale."""
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    syncs.pods("10.244.0.5")
+    table.flows = [lambda: syncs.pods("10.244.0.6"), flow("10.244.0.6"), flow("10.244.0.5")]
+    cleaner.clean()
+    assert table.deleted == [table.flows[2]]
+
+
+def test_gone_while_looking(table: Table) -> None:
+    """What the request at hand looks for is still looked for after a sync came in between."""
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    syncs.pods("10.244.0.5")
+    syncs.sync(Deleted(Kind.SERVICE, DNS.key))
+    other = service("other", cluster_ip="10.96.0.99", ports=DNS.ports)
+    table.flows = [lambda: syncs.sync(Updated(other)), flow("10.244.0.5"), flow("10.244.0.5", 4001)]
+    cleaner.clean()
+    assert table.deleted == table.flows[1:]
+
+
+def test_not_permitted(table: Table) -> None:
+    """Where the table may not be read there is one warning, and after that quiet, whatever is asked for."""
+    table.flows = [OSError(errno.EPERM, os.strerror(errno.EPERM))]
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    with capture_logs() as logs:
+        for pod in ("10.244.0.5", "10.244.0.6"):
+            syncs.pods(pod)
+            cleaner.clean()
+        cleaner.clean()
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert line["error"] == "Operation not permitted"
+    assert "CAP_NET_ADMIN" in line["advice"]
+    assert table.listings == 2
+
+
+def test_failure_that_may_pass(table: Table) -> None:
+    """After another failure the request stands, with all that was gone, and there is one warning."""
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    syncs.pods("10.244.0.5")
+    syncs.sync(Deleted(Kind.SERVICE, DNS.key))
+    table.flows = [OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))]
+    with capture_logs() as logs:
+        cleaner.clean()
+        cleaner.clean()
+        syncs.sync(Updated(service("other", cluster_ip="10.96.0.99", ports=DNS.ports)))
+        cleaner.clean()
+    assert len(logs) == 1
+    table.flows = [flow("10.244.0.5")]
+    cleaner.clean()
+    assert table.deleted == table.flows
+
+
+def test_log(table: Table) -> None:
+    """At -v 2 each look through the table is logged, at -v 4 each flow that goes."""
+    table.flows = [flow("10.244.0.5")]
+    for verbosity, expected in ((0, []), (2, ["looked for stale UDP flows"]), (4, None)):
+        cleaner = FlowCleaner(verbosity)
+        with capture_logs() as logs:
+            Syncs(cleaner).pods("10.244.0.6")
+            cleaner.clean()
+        if expected is not None:
+            assert [line["event"] for line in logs] == expected
+    assert logs[0] == {
+        "event": "stale UDP flow deleted",
+        "log_level": "info",
+        "source": "10.1.0.1:4000",
+        "destination": "10.96.0.53:53",
+        "endpoint": "10.244.0.5:53",
+    }
+
+
+def test_thread(table: Table) -> None:
+    """`run`, in a thread of its own, does what syncs ask for; an error nobody thought of ends it."""
+    table.flows = [flow("10.244.0.5")]
+    done = threading.Event()
+    cleaner = FlowCleaner(0, lambda *_: done.set())
+    died: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            cleaner.run()
+        except RuntimeError as error:
+            died.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    syncs = Syncs(cleaner)
+    syncs.pods("10.244.0.6")
+    assert done.wait(5)
+
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    table.flows = [fail]
+    syncs.pods("10.244.0.7")
+    thread.join(5)
+    assert [str(error) for error in died] == ["a mistake"]

@@ -1,0 +1,213 @@
+"""The metrics, held against those a kube-proxy was recorded with."""
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.objects import Family, Key, Kind
+from tests.fakes.asking import recorded
+from tests.objects import endpoint, service, slice_of
+from tests.reports import ELSEWHERE, HERE, port_names, report
+
+V4, V6 = Family.IPV4, Family.IPV6
+POWERS = [0.001 * 2**n for n in range(15)]
+PROGRAMMING = [0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30)]
+
+
+def parse(text: str) -> dict[str, Metric]:
+    """The metrics of kube-proxy's in an answer of /metrics."""
+    families = text_string_to_metric_families(text)
+    return {it.name: it for it in families if it.name.startswith("kubeproxy_")}
+
+
+def scrape(metrics: Metrics) -> dict[str, Metric]:
+    return parse(metrics.page().body.decode())
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The value of one sample, None if there is none."""
+    return metrics.registry.get_sample_value(f"kubeproxy_{name}", labels)
+
+
+def series(samples: Iterable[Sample]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+    """Names and labels, the bounds of buckets left out."""
+    return {(it.name, frozenset((k, v) for k, v in it.labels.items() if k != "le")) for it in samples}
+
+
+def bounds(metric: Metric) -> list[str]:
+    """The bounds of a histogram's first series, as written."""
+    first = next(it.labels for it in metric.samples if "le" in it.labels)
+    same = (it.labels for it in metric.samples if "le" in it.labels)
+    return [it["le"] for it in same if it["ip_family"] == first["ip_family"]]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(lambda _: 0)
+
+
+@pytest.fixture
+def lived(metrics: Metrics) -> Metrics:
+    """Metrics to which happened what had happened to the kube-proxy that was recorded."""
+    metrics.changed(Kind.SERVICE, {Key("default", "web")}, pending=1)
+    metrics.changed(Kind.ENDPOINT_SLICE, {Key("default", "web")}, pending=1)
+    for family in Family:
+        metrics.queued(family, 1.0)
+        metrics.synced(report(family=family, full=True), {"filter": 7, "nat": 84}, 2.0)
+    metrics.synced(report(), {"filter": 7, "nat": 84}, 3.0)
+    metrics.programmed(V4, 4.0)
+    metrics.reconciled(V4, 0.01, 0)
+    for page, status in (("healthz", 200), ("healthz", 503), ("livez", 200), ("readyz", 200)):
+        metrics.asked(page, status)
+    metrics.settled()
+    return metrics
+
+
+def test_names_types_and_labels_are_kube_proxys(lived: Metrics) -> None:
+    """The same metrics of the same types, with the same series, no more and no fewer."""
+    ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
+    assert len(theirs) == 19
+    assert {name: it.type for name, it in ours.items()} == {name: it.type for name, it in theirs.items()}
+    for name, metric in theirs.items():
+        assert series(ours[name].samples) == series(metric.samples)
+
+
+def test_buckets_are_kube_proxys(lived: Metrics) -> None:
+    """Bounds are those of the specification, written as those recorded."""
+    ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
+    for name, metric in theirs.items():
+        if metric.type == "histogram":
+            assert set(bounds(metric)) <= set(bounds(ours[name]))
+            numbers = PROGRAMMING if "programming" in name else POWERS
+            assert [float(it) for it in bounds(ours[name])] == pytest.approx([*numbers, float("inf")])
+    assert {"0", "0.25", "1", "59", "115", "300"} <= set(
+        bounds(ours["kubeproxy_network_programming_duration_seconds"])
+    )
+
+
+def test_every_series_is_on_the_page_with_help_and_type(lived: Metrics) -> None:
+    """The text format names each metric once, with its type; nothing is called _created."""
+    text = lived.page().body.decode()
+    named = re.findall(r"^# TYPE (kubeproxy_\S+)", text, re.MULTILINE)
+    assert (
+        sorted(named)
+        == sorted(set(named))
+        == sorted(set(re.findall(r"^# HELP (kubeproxy_\S+)", text, re.MULTILINE)))
+    )
+    assert "_created" not in text
+    assert lived.page().content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert "process_resident_memory_bytes" in text
+
+
+def test_failures_count_once_there_are_some(lived: Metrics) -> None:
+    """Both counters of failures have series from the first failure on, partial syncs' only from partial ones."""
+    whole = "sync_proxy_rules_iptables_restore_failures_total"
+    partial = "sync_proxy_rules_iptables_partial_restore_failures_total"
+    lived.failed(V4, full=True, seconds=0.1, writing=True)
+    assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, None)
+    lived.failed(V4, full=False, seconds=0.1, writing=False)
+    assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, 1)
+    assert value(lived, whole, ip_family="IPv6") is None
+    assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 4
+    names = scrape(lived)
+    assert names[f"kubeproxy_{whole}".removesuffix("_total")].type == "counter"
+    assert names[f"kubeproxy_{partial}".removesuffix("_total")].type == "counter"
+
+
+def test_syncs_are_measured(metrics: Metrics) -> None:
+    """Full and partial ones apart and together, with the time and the rules of the last success."""
+    metrics.queued(V4, 1000.5)
+    metrics.synced(
+        report(full=True, seconds=0.5, rules_written={"nat": 26, "mangle": 0}),
+        {"nat": 84, "filter": 7},
+        1001.5,
+    )
+    metrics.synced(
+        report(full=False, seconds=0.25, rules_written={"filter": 3}), {"nat": 85, "filter": 8}, 1002.5
+    )
+    for name, sum_ in (("sync", 0.75), ("sync_full", 0.5), ("sync_partial", 0.25)):
+        assert value(metrics, f"{name}_proxy_rules_duration_seconds_sum", ip_family="IPv4") == sum_
+    assert value(metrics, "sync_proxy_rules_last_queued_timestamp_seconds", ip_family="IPv4") == 1000.5
+    assert value(metrics, "sync_proxy_rules_last_timestamp_seconds", ip_family="IPv4") == 1002.5
+    for table, last, total in (("nat", 0, 85), ("filter", 3, 8)):
+        assert value(metrics, "sync_proxy_rules_iptables_last", table=table, ip_family="IPv4") == last
+        assert value(metrics, "sync_proxy_rules_iptables_total", table=table, ip_family="IPv4") == total
+
+
+def test_changes_are_counted_until_they_are_in_force(metrics: Metrics) -> None:
+    """Totals grow by the Services concerned; what is pending goes when all families are in line. Nodes count nowhere."""
+    metrics.changed(Kind.SERVICE, {Key("ns", "a"), Key("ns", "b")}, pending=2)
+    metrics.changed(Kind.ENDPOINT_SLICE, {Key("ns", "a")}, pending=1)
+    metrics.changed(Kind.ENDPOINT_SLICE, {Key("ns", "a")}, pending=1)
+    metrics.changed(Kind.NODE, {Key("", "node1")}, pending=1)
+    prefix = "sync_proxy_rules"
+    assert value(metrics, f"{prefix}_service_changes_total") == 2
+    assert value(metrics, f"{prefix}_endpoint_changes_total") == 2
+    assert value(metrics, f"{prefix}_service_changes_pending") == 2
+    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 1
+    metrics.settled()
+    assert value(metrics, f"{prefix}_service_changes_pending") == 0
+    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 0
+    assert value(metrics, f"{prefix}_service_changes_total") == 2
+
+
+def test_local_policies_without_local_endpoints_are_counted(metrics: Metrics) -> None:
+    """Service ports that drop traffic here as their endpoints are elsewhere, by the policy that says so."""
+
+    def counts() -> tuple[float | None, ...]:
+        name = "sync_proxy_rules_no_local_endpoints_total"
+        return tuple(
+            value(metrics, name, traffic_policy=policy, ip_family="IPv4")
+            for policy in ("internal", "external")
+        )
+
+    def sync(*objects: object, gone: Iterable[object] = ()) -> None:
+        metrics.synced(report(*objects, gone=gone), {}, 1.0)  # type: ignore[arg-type]
+
+    internal = service("internal", internal_local=True)
+    external = service(
+        "external", type="LoadBalancer", external_local=True, load_balancer_ips=("198.51.100.1",)
+    )
+    elsewhere = [
+        slice_of(endpoint("10.1.0.9", node_name=ELSEWHERE), service=name) for name in ("internal", "external")
+    ]
+    here = slice_of(endpoint("10.1.0.1", node_name=HERE), service="internal")
+    sync(internal, external)
+    assert counts() == (0, 0)
+    sync(internal, external, *elsewhere)
+    assert counts() == (1, 1)
+    sync(internal, here)
+    assert counts() == (0, 1)
+    sync(gone=port_names(external))
+    assert counts() == (0, 0)
+
+
+def test_packets_are_read_when_asked_for() -> None:
+    """The kernel's counters are those of the moment; one that cannot be read is left out, and nothing else fails."""
+    packets: dict[str, int] = {}
+    metrics = Metrics(packets.get)
+    name = "iptables_ct_state_invalid_dropped_packets_total"
+    assert value(metrics, name) is None
+    packets["ct_state_invalid_dropped_pkts"] = 5
+    packets["localhost_nps_accepted_pkts"] = 7
+    assert value(metrics, name) == 5
+    assert value(metrics, "iptables_localhost_nodeports_accepted_packets_total") == 7
+    packets["ct_state_invalid_dropped_pkts"] = 6
+    assert value(metrics, name) == 6
+
+
+def test_flows_and_latencies(metrics: Metrics) -> None:
+    """Deleted flows add up; latencies fall into their buckets."""
+    metrics.reconciled(V6, 0.003, 2)
+    metrics.reconciled(V6, 0.003, 0)
+    metrics.programmed(V6, 0.3)
+    assert value(metrics, "conntrack_reconciler_deleted_entries_total", ip_family="IPv6") == 2
+    assert value(metrics, "conntrack_reconciler_sync_duration_seconds_count", ip_family="IPv6") == 2
+    text = metrics.page().body.decode()
+    assert 'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.25"} 0.0\n' in text
+    assert 'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.5"} 1.0\n' in text

@@ -1,0 +1,97 @@
+"""The pages of the metrics address."""
+
+import pytest
+
+import pykubeproxy
+from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.agent.pages import metrics_pages, statusz
+from pykubeproxy.config import load
+from tests.fakes.asking import TRANSPORT, Asked, ask, recorded
+from tests.unit.agent.conftest import Serve
+
+# The flags of the kube-proxy that was recorded.
+FLAGS: dict[str, object] = {
+    "kubeconfig": "kc.yaml",
+    "hostname-override": "node1",
+    "cluster-cidr": "10.244.0.0/16",
+    "proxy-mode": "iptables",
+    "conntrack-max-per-core": "0",
+    "conntrack-tcp-timeout-established": "0",
+    "conntrack-tcp-timeout-close-wait": "0s",
+    "v": "2",
+}
+PATHS = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"]
+STARTED = 1_795_218_836.5
+
+
+@pytest.fixture
+def port(serve: Serve) -> int:
+    """The pages of an agent with those flags."""
+    config = load(None, FLAGS).config
+    return serve(metrics_pages(Metrics(lambda _: None).page, lambda: config, FLAGS))
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz"])
+def test_the_answer_is_kube_proxys(port: int, path: str) -> None:
+    """Status, headers and body, to the byte."""
+    wanted, got = recorded(f"GET :10249{path}"), ask(port, path)
+    assert (got.status, got.body) == (wanted.status, wanted.body)
+    assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == wanted.headers
+
+
+def test_flagz_is_kube_proxys_with_our_flags_beside(port: int) -> None:
+    """Each line recorded is there, and besides those only flags that kube-proxy has not."""
+    wanted, got = recorded("GET :10249/flagz"), ask(port, "/flagz")
+    assert got.headers["Content-Type"] == wanted.headers["Content-Type"]
+    lines = got.body.splitlines()
+    assert [it for it in lines if it in wanted.body.splitlines()] == wanted.body.splitlines()
+    assert set(lines) - set(wanted.body.splitlines()) == {"iptables-backend: auto"}
+
+
+def test_statusz_is_kube_proxys_but_for_the_versions() -> None:
+    """The lines are those recorded; in place of Go's version stands Python's, and the program's is its own."""
+
+    def sorts(body: str) -> list[str]:
+        lines = [
+            line if line.startswith(("Started", "Up", "Paths", "Emulation")) else line.split("  ")[0]
+            for line in body.splitlines()
+        ]
+        return [line.replace("Go version", "Python version") for line in lines]
+
+    wanted, ours = recorded("GET :10249/statusz").body, statusz(STARTED, STARTED + 11.9, PATHS)
+    assert sorts(ours) == sorts(wanted)
+    assert f"\nBinary version  {pykubeproxy.__version__}\n" in ours
+    assert ours.endswith("\n")
+
+
+def test_statusz_counts_hours_and_pads_days() -> None:
+    """More than a day of uptime, and a day of the month with one digit."""
+    text = statusz(1_780_300_800, 1_780_300_800 + 93_784, PATHS)
+    assert "\nStarted  Mon Jun  1 08:00:00 UTC 2026\nUp  26 hr 03 min 04 sec\n" in text
+
+
+def test_statusz_names_the_pages_there_are(port: int) -> None:
+    """Every page it names can be had, and of others nothing is served."""
+    (line,) = (it for it in ask(port, "/statusz").body.splitlines() if it.startswith("Paths"))
+    for path in line.split()[1:]:
+        assert ask(port, path).status == 200
+    assert ask(port, "/debug/pprof/") == Asked(404, ask(port, "/").headers, "404 page not found\n")
+
+
+def test_configz_is_the_configuration_in_force(serve: Serve) -> None:
+    """A configuration that was taken up later is shown from then on."""
+    config = [load(None, FLAGS).config]
+    port = serve(metrics_pages(Metrics().page, lambda: config[-1], FLAGS))
+    assert '"oomScoreAdj":-999' in ask(port, "/configz").body
+    config.append(load(None, FLAGS | {"oom-score-adj": "7"}).config)
+    assert '"oomScoreAdj":7' in ask(port, "/configz").body
+
+
+def test_passwords_are_not_shown(serve: Serve) -> None:
+    """What is secret in a URL is left out; the kubeconfig is named, not read."""
+    flags = FLAGS | {"master": "https://admin:hunter2@10.0.0.1:6443"}
+    config = load(None, flags).config
+    port = serve(metrics_pages(Metrics().page, lambda: config, flags))
+    shown = "".join(ask(port, path).body for path in [*PATHS, "/statusz"])
+    assert "\nmaster: https://10.0.0.1:6443\n" in shown
+    assert "hunter2" not in shown

@@ -1,0 +1,172 @@
+"""Which kernel settings a configuration asks for, and that they are written only where they have to be."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.agent.privileged import Wanted, set_up, wanted
+from pykubeproxy.config import Config, load
+
+CONNTRACK = "proc/sys/net/netfilter/nf_conntrack_"
+MAX = f"{CONNTRACK}max"
+HASHSIZE = "sys/module/nf_conntrack/parameters/hashsize"
+ROUTE_LOCALNET = "proc/sys/net/ipv4/conf/all/route_localnet"
+OOM = "proc/self/oom_score_adj"
+
+
+def config(**flags: str) -> Config:
+    """A configuration by flags, `_` for `-`; nothing but what they ask for is set."""
+    off = {
+        "conntrack-max-per-core": "0",
+        "conntrack-tcp-timeout-established": "0",
+        "conntrack-tcp-timeout-close-wait": "0",
+        "iptables-localhost-nodeports": "false",
+    }
+    return load(None, {**off, **{name.replace("_", "-"): value for name, value in flags.items()}}).config
+
+
+def values(of: Config, cores: int = 4) -> dict[str, int]:
+    return {it.path: it.value for it in wanted(of, cores) if it.path != OOM}
+
+
+def tree(root: Path, **files: int) -> Path:
+    """A pretended /proc and /sys in which nothing is as wanted, but for what `files` says by last names."""
+    present = {MAX: 65536, HASHSIZE: 1000, ROUTE_LOCALNET: 0, OOM: 0}
+    for path, value in present.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{files.get(Path(path).name, value)}\n")
+    return root
+
+
+def test_defaults() -> None:
+    """Without any setting it is what kube-proxy sets."""
+    assert {it.path: it.value for it in wanted(load(None, {}).config, 4)} == {
+        MAX: 131072,
+        HASHSIZE: 32768,
+        f"{CONNTRACK}tcp_timeout_established": 86400,
+        f"{CONNTRACK}tcp_timeout_close_wait": 3600,
+        ROUTE_LOCALNET: 1,
+        OOM: -999,
+    }
+
+
+@pytest.mark.parametrize(
+    ("per_core", "least", "cores", "expected"),
+    [
+        ("32768", "131072", 2, 131072),
+        ("32768", "131072", 8, 262144),
+        ("32768", "131072", 64, 1048576),
+        ("1", "2097152", 1, 1048576),
+        ("32768", "0", 1, 32768),
+        ("0", "131072", 64, None),
+    ],
+)
+def test_table_size(per_core: str, least: str, cores: int, expected: int | None) -> None:
+    """So many for each core, the least at least, 1048576 at most; nothing if there are none for a core."""
+    found = values(config(conntrack_max_per_core=per_core, conntrack_min=least), cores)
+    assert found.get(MAX) == expected
+    assert found.get(HASHSIZE) == (expected // 4 if expected else None)
+
+
+def test_timeouts() -> None:
+    """Timeouts that are given are set, in whole seconds and never to none; zero leaves them alone."""
+    assert values(config()) == {}
+    given = config(
+        conntrack_tcp_timeout_established="2h",
+        conntrack_tcp_timeout_close_wait="1m30s",
+        conntrack_udp_timeout="500ms",
+        conntrack_udp_timeout_stream="2500ms",
+        conntrack_tcp_be_liberal="true",
+    )
+    assert values(given) == {
+        f"{CONNTRACK}tcp_timeout_established": 7200,
+        f"{CONNTRACK}tcp_timeout_close_wait": 90,
+        f"{CONNTRACK}udp_timeout": 1,
+        f"{CONNTRACK}udp_timeout_stream": 2,
+        f"{CONNTRACK}tcp_be_liberal": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ("", True),
+        ("127.0.0.0/8", True),
+        ("127.0.0.1/32,10.0.0.0/8", True),
+        ("0.0.0.0/0", True),
+        ("fd00::/64", True),
+        ("10.0.0.0/8", False),
+        ("primary", False),
+    ],
+)
+def test_route_localnet(addresses: str, expected: bool) -> None:
+    """It is wanted for localhostNodePorts where nodePortAddresses take in 127.0.0.0/8, and not without."""
+    on = config(iptables_localhost_nodeports="true", nodeport_addresses=addresses)
+    assert (ROUTE_LOCALNET in values(on)) is expected
+    assert ROUTE_LOCALNET not in values(config(nodeport_addresses=addresses))
+
+
+def test_writes_what_differs(tmp_path: Path) -> None:
+    """What is lower than wanted is raised, what differs is set, and the log tells each."""
+    root = tree(tmp_path)
+    asked = config(conntrack_max_per_core="1", conntrack_min="100000", iptables_localhost_nodeports="true")
+    with capture_logs() as logs:
+        set_up(asked, root)
+    written = {it: (root / it).read_text().splitlines()[0] for it in (MAX, HASHSIZE, ROUTE_LOCALNET, OOM)}
+    assert written == {MAX: "100000", HASHSIZE: "25000", ROUTE_LOCALNET: "1", OOM: "-999"}
+    assert [(line["setting"], line["value"], line["was"]) for line in logs] == [
+        (f"/{MAX}", 100000, "65536"),
+        (f"/{HASHSIZE}", 25000, "1000"),
+        (f"/{ROUTE_LOCALNET}", 1, "0"),
+        (f"/{OOM}", -999, "0"),
+    ]
+
+
+def test_never_lowers_the_table(tmp_path: Path) -> None:
+    """A limit or a number of buckets that is higher than wanted stays."""
+    root = tree(tmp_path, nf_conntrack_max=500000, hashsize=400000)
+    set_up(config(conntrack_max_per_core="1", conntrack_min="100000"), root)
+    assert (root / MAX).read_text() == "500000\n"
+    assert (root / HASHSIZE).read_text() == "400000\n"
+
+
+def test_writes_nothing_that_is_as_wanted(tmp_path: Path) -> None:
+    """What has its value already is not even opened for writing: no warning, though it may not be written."""
+    asked = config(conntrack_max_per_core="1", conntrack_min="65536", iptables_localhost_nodeports="true")
+    root = tree(tmp_path, hashsize=16384, route_localnet=1, oom_score_adj=-999)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    with capture_logs() as logs:
+        set_up(asked, root)
+    assert not logs
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_missing_setting(tmp_path: Path) -> None:
+    """A setting that the kernel does not have is a warning that names it, its value, and what to do."""
+    root = tree(tmp_path)
+    with capture_logs() as logs:
+        set_up(config(conntrack_udp_timeout="30s", oom_score_adj="0"), root)
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert line["setting"] == f"/{CONNTRACK}udp_timeout"
+    assert line["value"] == 30
+    assert line["error"] == "No such file or directory"
+    assert line["advice"] == "load the kernel module nf_conntrack"
+
+
+def test_odd_value(tmp_path: Path) -> None:
+    """A value that is no number counts as different."""
+    root = tree(tmp_path)
+    (root / OOM).write_text("\n")
+    set_up(config(oom_score_adj="5"), root)
+    assert (root / OOM).read_text().startswith("5")
+
+
+def test_wanted_is_ordered() -> None:
+    """The limit comes before its buckets, which kube-proxy's users know from its log."""
+    first, second, *_ = wanted(config(conntrack_max_per_core="1"), 1)
+    assert (first, second) == (
+        Wanted(MAX, 131072, at_least=True, module="nf_conntrack"),
+        Wanted(HASHSIZE, 32768, at_least=True, module="nf_conntrack"),
+    )
