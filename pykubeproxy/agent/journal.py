@@ -23,15 +23,15 @@ class Journal:
     """
 
     def __init__(self, verbosity: int) -> None:
-        self._verbosity = verbosity
+        self.verbosity = verbosity
         self._seen: dict[tuple[Family, PortName], Mapping[str, str]] = {}
         self._passed: dict[tuple[Family, PortName], frozenset[tuple[str, str, str]]] = {}
 
     def synced(self, report: Report) -> None:
         """Log what one sync of one family did."""
-        if self._verbosity >= ENDPOINTS:
+        if self.verbosity >= ENDPOINTS:
             self._endpoints(report)
-        if self._verbosity >= SYNCS:
+        if self.verbosity >= SYNCS:
             log.info(
                 "synced",
                 family=report.family.value,

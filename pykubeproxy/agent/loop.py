@@ -2,21 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
+from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.journal import Journal
-from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
+from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop, Wake
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
-from pykubeproxy.agent.startup import Opened
+from pykubeproxy.agent.privileged import set_up
+from pykubeproxy.agent.startup import Families, Opened, remove_nftables_mode
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Event, Family, Key, Kind, Node
-from pykubeproxy.rules.terms import primary_family, terms
+from pykubeproxy.rules.terms import node_port_networks, primary_family, terms
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.flows import NodePortAddresses
 
 # How long to wait for what only the Node object can tell, in seconds, as kube-proxy does.
 WAIT_FOR_ADDRESSES = 30.0
@@ -36,20 +39,21 @@ class Agent:
         self,
         config: Config,
         node_name: str,
-        families: Sequence[Opened],
-        lacking: dict[Family, str],
+        families: Families,
         mailbox: Mailbox,
         observers: Observers,
+        flows: FlowCleaner,
         wait_for_node: bool = True,
         once: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._node_name = node_name
-        self._families = families
-        self._lacking = lacking
+        self._families = families.opened
+        self._lacking = families.lacking
         self._mailbox = mailbox
         self._observers = observers
+        self._flows = flows
         self._asked = False
         self._once = once
         self._clock = clock
@@ -88,14 +92,23 @@ class Agent:
             if self._once:
                 return 0 if succeeded else 1
 
-    def _take_in(self, message: Event | Wake) -> None:
-        if not isinstance(message, Wake):
+    def _take_in(self, message: Event | Wake | Reconfigured) -> None:
+        if isinstance(message, Reconfigured):
+            self._reconfigure(message.config)
+        elif not isinstance(message, Wake):
             concerned = self._cluster.apply(message)
             self._touched |= concerned
             self._observers.applied(message, concerned)
             self._observers.node(self._cluster.node(self._node_name))
             self._node = self._cluster.node(self._node_name) or self._node
         self._request()
+
+    def _reconfigure(self, config: Config) -> None:
+        self._config = config
+        self._pace.adjust(config.iptables.min_sync_period, config.iptables.sync_period)
+        self._journal.verbosity = self._flows.verbosity = config.logging.verbosity
+        self._observers.reconfigured(config)
+        set_up(config)
 
     def _request(self) -> None:
         self._pace.request(self._clock())
@@ -160,6 +173,7 @@ class Agent:
             self._in_place = True
             services, slices = self._cluster.counts()
             log.info("rules are in place", services=services, endpoint_slices=slices)
+            remove_nftables_mode()
         return succeeded
 
     def _sync_family(self, opened: Opened, touched: set[Key]) -> bool:
@@ -169,6 +183,8 @@ class Agent:
             on = terms(self._config, self._node_name, self._node, facts, family)
             report = opened.tables.sync(self._cluster, touched, on)
         except (KernelError, SyncFailed) as error:
+            # The kernel may have failed before the tables heard of what changed: go through everything next time.
+            opened.tables.forget()
             log.error(
                 "rules could not be written; they will be tried again", family=family.value, error=str(error)
             )
@@ -176,4 +192,7 @@ class Agent:
             return False
         self._journal.synced(report)
         self._observers.synced(report, report.rules, facts.addresses)
+        networks = node_port_networks(self._config, on.options.node_ip, family)
+        loopback = on.options.localhost_node_ports and family is Family.IPV4
+        self._flows.synced(report, NodePortAddresses(networks, loopback), report.installed)
         return True

@@ -1,10 +1,10 @@
 """What the threads of the agent tell the one that owns all state."""
 
-import math
 import queue
 
 import msgspec
 
+from pykubeproxy.config import Config
 from pykubeproxy.objects import Event
 
 
@@ -15,13 +15,19 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Reconfigured(msgspec.Struct, frozen=True):
+    """Go on with another configuration."""
+
+    config: Config
+
+
 class Wake(msgspec.Struct, frozen=True):
     """Something besides the cluster's objects has changed: sync, as soon as the pace allows."""
 
     reason: str
 
 
-Message = Event | Wake | Stop
+Message = Event | Wake | Reconfigured | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 
@@ -39,8 +45,7 @@ class Mailbox:
         """All messages that are there; if there are none, wait for up to `seconds` (may be infinite) for one."""
         messages: list[Message] = []
         try:
-            wait = min(max(seconds, 0.0), _LONGEST_WAIT) if not math.isinf(seconds) else _LONGEST_WAIT
-            messages.append(self._queue.get(timeout=wait))
+            messages.append(self._queue.get(timeout=min(max(seconds, 0.0), _LONGEST_WAIT)))
             while True:
                 messages.append(self._queue.get_nowait())
         except queue.Empty:

@@ -24,6 +24,11 @@ class Pace:
         self._at_latest = math.inf
         self._failures = 0
 
+    def adjust(self, min_period: float, retry_period: float) -> None:
+        """Go on with other periods; what is already due stays due."""
+        self._min_period = min_period
+        self._retry_period = retry_period
+
     def request(self, now: float) -> None:
         """Ask for a run; asking again before it takes place changes nothing."""
         if self._requested is None:

@@ -1,4 +1,4 @@
-"""What is found out once, at the start: the backend, the families, and what kernel and iptables can do."""
+"""What is done once, at the start: finding out about backend, families, kernel and iptables, and taking over."""
 
 import msgspec
 import structlog
@@ -6,13 +6,11 @@ import structlog
 from pykubeproxy import kernel
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import nfacct, sysctl
+from pykubeproxy.kernel import nfacct, nftables, sysctl
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.terms import Kernel
-
-# In iptables-nft a block of n chains takes time in n², and every block some milliseconds.
-NFT_CHAINS_PER_BLOCK = 200
 
 _LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
@@ -38,15 +36,15 @@ class Opened(msgspec.Struct, frozen=True):
         )
 
 
-class Node(msgspec.Struct, frozen=True):
-    """The families that this node can serve, and why the others cannot be."""
+class Families(msgspec.Struct, frozen=True):
+    """The families that this node's kernel can serve, and why the others cannot be."""
 
     backend: kernel.Backend
-    families: tuple[Opened, ...]
+    opened: tuple[Opened, ...]
     lacking: dict[Family, str]
 
 
-def open_node(config: Config) -> Node:
+def open_families(config: Config) -> Families:
     """Look at kernel and tools. Raises KernelError if something is missing that nothing works without."""
     backend = kernel.choose(config.iptables_backend.value)
     families: list[Opened] = []
@@ -56,7 +54,7 @@ def open_node(config: Config) -> Node:
             lacking[family] = reason
         else:
             families.append(_open(backend, family))
-    return Node(backend, tuple(families), lacking)
+    return Families(backend, tuple(families), lacking)
 
 
 def _open(backend: kernel.Backend, family: Family) -> Opened:
@@ -73,3 +71,17 @@ def _counters(family: Family) -> bool:
             log.warning("rules will not count into nfacct", family=family.value, reason=made.reason)
             return False
     return True
+
+
+def remove_nftables_mode() -> None:
+    """Take out what a kube-proxy in nftables mode left; our rules are in place by now, so nobody misses it."""
+    for family in Family:
+        try:
+            if nftables.remove_table(family, "kube-proxy"):
+                log.info("removed what a kube-proxy in nftables mode had left", family=family.value)
+        except OSError as error:
+            log.warning(
+                "cannot tell whether a kube-proxy in nftables mode left its table",
+                family=family.value,
+                error=error.strerror,
+            )

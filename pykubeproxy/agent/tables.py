@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy.kernel import KernelError, Refused, Tables
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.installed import udp_frontends
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.rules.plan import Change, restore_input
 from pykubeproxy.rules.programmed import Draft, Programmed
@@ -25,7 +26,11 @@ _TABLES = ("mangle", "filter", "nat")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one sync of one family did. `seconds` are those of its phases, `endpoints` all there are of services."""
+    """What one sync of one family did.
+
+    `seconds` are those of its phases, `endpoints` all there are of services, `rules` how many of ours each table holds.
+    `installed` are the UDP frontends that were in the tables before a full sync.
+    """
 
     family: Family
     full: bool
@@ -39,6 +44,7 @@ class Report(msgspec.Struct, frozen=True):
     served: tuple[Served, ...]
     gone: tuple[PortName, ...]
     wrote: bool
+    installed: frozenset[tuple[str, int]] = frozenset()
 
 
 class SyncFailed(Exception):
@@ -112,7 +118,7 @@ class FamilyTables:
         programmed.commit(draft)
         self._programmed = programmed
         self._remember(decision)
-        return self._report(live is not None, draft.change, decision, gone, clock.laps, programmed)
+        return self._report(live, draft.change, decision, gone, clock.laps, programmed)
 
     def _write(self, text: str, draft: Draft) -> None:
         try:
@@ -167,7 +173,7 @@ class FamilyTables:
 
     def _report(
         self,
-        full: bool,
+        live: Ruleset | None,
         change: Change,
         decision: _Decision,
         gone: tuple[PortName, ...],
@@ -180,7 +186,7 @@ class FamilyTables:
             rules[chain.key.table] = rules.get(chain.key.table, 0) + len(chain.rules)
         return Report(
             family=self.family,
-            full=full,
+            full=live is not None,
             services=len(self._ports),
             endpoints=self._count_endpoints({}),
             chains_written=len(chains),
@@ -191,6 +197,7 @@ class FamilyTables:
             served=decision.items(),
             gone=gone,
             wrote=not change.is_empty(),
+            installed=udp_frontends(live) if live else frozenset(),
         )
 
 

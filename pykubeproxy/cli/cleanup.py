@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import click
 
-from pykubeproxy.agent.startup import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.kernel import (
     Backend,
     Failed,
@@ -18,6 +17,7 @@ from pykubeproxy.kernel import (
 )
 from pykubeproxy.kernel.tools import PACKAGE
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.removal import Removal, removal
 from pykubeproxy.rules.ruleset import Ruleset
 

@@ -1,16 +1,19 @@
-"""One question to the kernel's netfilter over netlink, for what has no command-line tool of its own."""
+"""Questions to the kernel's netfilter over netlink, for what no command-line tool does well enough."""
 
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 _NETLINK_NETFILTER = 12
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ERRNO = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
-_NLMSG_ERROR = 2
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
-REQUEST, ACK, CREATE, EXCLUSIVE = 0x1, 0x4, 0x400, 0x200
+REQUEST, ACK, CREATE, EXCLUSIVE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x300
+# The kernel fills up to 32 KiB for each read of a dump.
+_READ = 65536
 
 
 def ask(message: int, flags: int, family: int, attributes: bytes, seconds: float = 5) -> bytes:
@@ -20,18 +23,51 @@ def ask(message: int, flags: int, family: int, attributes: bytes, seconds: float
     thread. Raises OSError with the kernel's error number, TimeoutError when there is no answer within
     `seconds`.
     """
+    with _asked(message, flags, family, attributes, seconds) as connection:
+        answer = connection.recv(_READ)
+    if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
+        return answer[_HEADER.size + 4 :]
+    _raise_if_error(answer)
+    return b""
+
+
+def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> Iterator[bytes]:
+    """Ask for everything of a kind; yields the attributes of one entry after the other, as the kernel sends them.
+
+    Holds one read at a time. The kernel goes on where it stopped, so the caller may take its time, and what
+    comes or goes meanwhile may be seen twice or not at all. Raises OSError and TimeoutError as `ask` does.
+    """
+    with _asked(message, DUMP, family, attributes, seconds) as connection:
+        while True:
+            answer = connection.recv(_READ)
+            start = 0
+            while start < len(answer):
+                length, kind, *_ = _HEADER.unpack_from(answer, start)
+                if kind in (_NLMSG_ERROR, _NLMSG_DONE):
+                    _raise_if_error(answer[start:])
+                    return
+                yield answer[start + _HEADER.size + 4 : start + length]
+                start += (length + 3) & ~3
+
+
+def _asked(message: int, flags: int, family: int, attributes: bytes, seconds: float) -> socket.socket:
+    """A connection on which the question has been sent."""
     body = bytes((family, 0, 0, 0)) + attributes  # struct nfgenmsg: family, version, resource id
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as connection:
+    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+    try:
         connection.settimeout(seconds)
         connection.bind((0, 0))
         connection.send(_HEADER.pack(_HEADER.size + len(body), message, flags | REQUEST, 1, 0) + body)
-        answer = connection.recv(65536)
-    if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
-        return answer[_HEADER.size + 4 :]
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _raise_if_error(answer: bytes) -> None:
     (number,) = _ERRNO.unpack_from(answer, _HEADER.size)
     if number:
         raise OSError(-number, os.strerror(-number))
-    return b""
 
 
 def attribute(kind: int, value: bytes) -> bytes:

@@ -21,6 +21,10 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 Rules = tuple[str, ...]
 _T = TypeVar("_T")
 
+# In iptables-nft every block costs some milliseconds, and n chains in one a time that grows with n². Measured with
+# 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
+NFT_CHAINS_PER_BLOCK = 200
+
 
 class Chain(NamedTuple):
     """A chain to create or to replace as a whole."""

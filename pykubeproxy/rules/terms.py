@@ -1,5 +1,6 @@
 """The terms on which a family's rules are made, from configuration, Node object and kernel."""
 
+import ipaddress
 from collections.abc import Iterable
 
 import msgspec
@@ -40,7 +41,7 @@ class Terms(msgspec.Struct, frozen=True):
 def terms(config: Config, node_name: str, node: Node | None, kernel: Kernel, family: Family) -> Terms:
     """Put together the terms of one family; `node` may be None as long as the Node object is not known."""
     node_ip = node_ips(config, node)[family]
-    wanted = _node_port_networks(config, node_ip, family)
+    wanted = node_port_networks(config, node_ip, family)
     options = RuleOptions(
         family=family,
         masquerade_bit=config.iptables.masquerade_bit,
@@ -92,10 +93,13 @@ def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTr
     return LocalTraffic(source=cidrs[0]) if cidrs else None
 
 
-def _node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[str, ...]:
-    """The networks whose addresses serve node ports; empty for all of them."""
+def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[str, ...]:
+    """The networks whose addresses serve node ports; empty for all of them.
+
+    With "primary" too it is all of them in a family in which the node has no address of its own.
+    """
     if config.node_port_addresses == ("primary",):
-        return (host(node_ip),)
+        return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)
     return _of_family(config.node_port_addresses, family)
 
 

@@ -1,0 +1,286 @@
+"""A node between pods and the world, in network namespaces, with servers that say who they are and whom they see.
+
+    client 203.0.113.10 ─┐            ┌─ pod1 10.244.1.11, pod2 10.244.1.12: on the node
+                         ├─── node ───┤
+    beyond 192.168.99.1 ─┘            └─ far 10.244.2.13: a pod elsewhere
+
+Whatever the node sends on that nobody else has an address for comes to "beyond", which answers for it. All have IPv4
+and IPv6, and listen on PORTS, TCP and UDP.
+"""
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+from pyroute2 import netns
+
+from pykubeproxy.lab.namespaces import Namespace, names
+from pykubeproxy.objects import Family
+
+PORTS = (53, 80, 8080, 9090)
+NODE = {Family.IPV4: ("192.168.99.10", "203.0.113.1"), Family.IPV6: ("fd00:99::10", "2001:db8:113::1")}
+CLIENT = {Family.IPV4: "203.0.113.10", Family.IPV6: "2001:db8:113::10"}
+BEYOND = {Family.IPV4: "192.168.99.1", Family.IPV6: "fd00:99::1"}
+PODS = {
+    "pod1": {Family.IPV4: "10.244.1.11", Family.IPV6: "fd00:10:244:1::11"},
+    "pod2": {Family.IPV4: "10.244.1.12", Family.IPV6: "fd00:10:244:1::12"},
+    "far": {Family.IPV4: "10.244.2.13", Family.IPV6: "fd00:10:244:2::13"},
+}
+# What "beyond" answers for.
+ANYWHERE = {
+    Family.IPV4: ("10.96.0.0/16", "192.0.2.0/24", "198.51.100.0/24"),
+    Family.IPV6: ("fd00:10:96::/112", "2001:db8:2::/64", "2001:db8:51::/64"),
+}
+_GATEWAY = {Family.IPV4: ("169.254.1.1", 32), Family.IPV6: ("fe80::1", 64)}
+_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+# linux/in.h: IP_PKTINFO, which the socket module lacks before Python 3.14.
+_PKTINFO = {
+    Family.IPV4: (socket.IPPROTO_IP, 8, 8),
+    Family.IPV6: (socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, socket.IPV6_PKTINFO),
+}
+# linux/in6.h
+_IPV6_FREEBIND = 78
+
+
+class Crossroads:
+    """The network; a context manager."""
+
+    def __init__(self, lab: str) -> None:
+        self._lab = lab
+        self.places: dict[str, Namespace] = {}
+        self._servers = Servers()
+
+    def __enter__(self) -> "Crossroads":
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._servers.close()
+        for place in self.places.values():
+            place.close()
+        for name in names(self._lab):
+            netns.remove(name)
+
+    def _build(self) -> None:
+        for name in ("node", "client", "beyond", *PODS):
+            self.places[name] = Namespace(self._lab, name)
+        node = self.places["node"]
+        node.forward()
+        node.sysctl("net/ipv4/conf/all/route_localnet", "1")
+        self._outside("client", "ext0", CLIENT, 1)
+        self._outside("beyond", "eth0", BEYOND, 0)
+        for name, addresses in PODS.items():
+            self._pod(name, addresses)
+        for family in Family:
+            everywhere = "::/0" if family is Family.IPV6 else "0.0.0.0/0"
+            node.route(everywhere, via=BEYOND[family])
+            self.places["client"].route(everywhere, via=NODE[family][1])
+            self.places["beyond"].route(everywhere, via=NODE[family][0])
+            for cidr in ANYWHERE[family]:
+                beyond = ("ip", "-n", self.places["beyond"].name)
+                subprocess.run((*beyond, "route", "add", "local", cidr, "dev", "lo"), check=True)
+        for name, place in self.places.items():
+            with place.entered():
+                self._servers.listen(name)
+        self._servers.start()
+
+    def _outside(self, name: str, interface: str, addresses: Mapping[Family, str], own: int) -> None:
+        node, other = self.places["node"], self.places[name]
+        node.cable(interface, other, "eth0")
+        for family, length in ((Family.IPV4, 24), (Family.IPV6, 64)):
+            node.address(interface, NODE[family][own], length)
+            other.address("eth0", addresses[family], length)
+
+    def _pod(self, name: str, addresses: Mapping[Family, str]) -> None:
+        node, pod = self.places["node"], self.places[name]
+        node.cable(name, pod, "eth0")
+        for family, address in addresses.items():
+            whole = 128 if family is Family.IPV6 else 32
+            gateway, length = _GATEWAY[family]
+            node.address(name, gateway, length, link_scope=True)
+            node.route(f"{address}/{whole}", interface=name)
+            pod.address("eth0", address, whole)
+            pod.route("::/0" if family is Family.IPV6 else "0.0.0.0/0", via=gateway, interface="eth0")
+
+
+class Servers:
+    """A thread that answers on all sockets with "who-I-am whom-I-see"."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._stop = os.eventfd(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def listen(self, name: str) -> None:
+        """Open the sockets of the namespace that the calling thread is in."""
+        for family in Family:
+            for port in PORTS:
+                for kind in _KINDS.values():
+                    self._selector.register(
+                        _listening(family, kind, port), selectors.EVENT_READ, (name, family)
+                    )
+
+    def start(self) -> None:
+        self._selector.register(self._stop, selectors.EVENT_READ, ("", Family.IPV4))
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.ident:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd == self._stop:
+                    return
+                assert isinstance(key.fileobj, socket.socket)
+                name, family = key.data
+                with contextlib.suppress(OSError):
+                    _answer(key.fileobj, name, family)
+
+
+def _listening(family: Family, kind: socket.SocketKind, port: int) -> socket.socket:
+    opened = socket.socket(_DOMAIN[family], kind)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family is Family.IPV6:
+        opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if kind is socket.SOCK_DGRAM:
+        level, ask, _ = _PKTINFO[family]
+        opened.setsockopt(level, ask, 1)
+        if family is Family.IPV6:
+            # Else "beyond" could not answer from addresses that it only routes to itself.
+            opened.setsockopt(level, _IPV6_FREEBIND, 1)
+    opened.bind(("::" if family is Family.IPV6 else "0.0.0.0", port))
+    opened.setblocking(False)
+    if kind is socket.SOCK_STREAM:
+        opened.listen(128)
+    return opened
+
+
+def _answer(server: socket.socket, name: str, family: Family) -> None:
+    if server.type is socket.SOCK_STREAM:
+        connection, peer = server.accept()
+        with connection:
+            connection.sendall(f"{name} {peer[0]}".encode())
+        return
+    _, ancillary, _, peer = server.recvmsg(64, 256)
+    level, _, told = _PKTINFO[family]
+    (info,) = (data for of, kind, data in ancillary if (of, kind) == (level, told))
+    # The address it was sent to becomes the answer's source; which interface the kernel may choose.
+    info = info[:16] + bytes(4) if family is Family.IPV6 else bytes(4) + info[8:12] + bytes(4)
+    server.sendmsg([f"{name} {peer[0]}".encode()], [(level, told, info)], 0, peer)
+
+
+class Shot(NamedTuple):
+    """A packet to be sent: from which namespace and address, where to."""
+
+    place: str
+    source: str
+    destination: str
+    port: int
+    protocol: str
+
+
+@dataclass
+class Flight:
+    """A packet on its way, and what became of it: "pod1 10.244.1.12" (who answered, whom it saw), or "refused"."""
+
+    shot: Shot
+    socket: socket.socket
+    result: str = ""
+    connected: bool = field(default=False)
+
+
+def fire(network: Crossroads, shots: Mapping[Shot, bool], silence: float = 0.4) -> dict[Shot, str]:
+    """Send all packets at once; returns what became of each, "" for those without any answer.
+
+    A shot's value says whether it may stay without one; then `silence` seconds are enough to wait.
+    """
+    flights = [_launched(network.places[shot.place], shot) for shot in shots]
+    with selectors.DefaultSelector() as selector:
+        for flight in flights:
+            if not flight.result:
+                wanted = selectors.EVENT_READ if flight.shot.protocol == "udp" else selectors.EVENT_WRITE
+                selector.register(flight.socket, wanted, flight)
+        started = time.monotonic()
+        while open_ := [key.data for key in selector.get_map().values()]:
+            patience = silence if all(shots[flight.shot] for flight in open_) else 5.0
+            if time.monotonic() > started + patience:
+                break
+            for key, _ in selector.select(0.05):
+                _progress(selector, key.data)
+    for flight in flights:
+        flight.socket.close()
+    return {flight.shot: flight.result for flight in flights}
+
+
+def _launched(place: Namespace, shot: Shot) -> Flight:
+    family = Family.IPV6 if ":" in shot.destination else Family.IPV4
+    with place.entered():
+        opened = socket.socket(_DOMAIN[family], _KINDS[shot.protocol])
+    flight = Flight(shot, opened)
+    opened.setblocking(False)
+    opened.bind((shot.source, 0))
+    error = opened.connect_ex((shot.destination, shot.port))
+    if not error and shot.protocol == "udp":
+        # The kernel tells its own processes of what it drops; to others that is silence.
+        with contextlib.suppress(PermissionError):
+            opened.send(b"?")
+    if error in (0, errno.EINPROGRESS):
+        # An ICMP error that arrives while the kernel is still at it shows only here.
+        error = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        flight.result = "refused" if error == errno.ECONNREFUSED else os.strerror(error)
+    return flight
+
+
+def _progress(selector: selectors.BaseSelector, flight: Flight) -> None:
+    connection = flight.socket
+    try:
+        if flight.shot.protocol == "tcp" and not flight.connected:
+            if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
+            flight.connected = True
+            selector.modify(connection, selectors.EVENT_READ, flight)
+            return
+        flight.result = connection.recv(256).decode() or "closed"
+    except OSError as error:
+        flight.result = "refused" if error.errno == errno.ECONNREFUSED else str(error)
+    selector.unregister(connection)
+
+
+def sources(family: Family) -> Iterator[tuple[str, str]]:
+    """The namespaces that send, each with the address it sends from."""
+    yield "client", CLIENT[family]
+    yield from (("node", address) for address in NODE[family])
+    yield from ((name, addresses[family]) for name, addresses in PODS.items())
+
+
+def owner(family: Family, address: str) -> str:
+    """Who answers at an address."""
+    for name, addresses in PODS.items():
+        if addresses[family] == address:
+            return name
+    return "node" if address in (*NODE[family], "127.0.0.1") else "beyond"

@@ -1,0 +1,53 @@
+"""A table of 200,000 foreign entries: what it costs to look through it."""
+
+import sys
+import time
+
+import pytest
+
+from pykubeproxy.kernel import Runner
+from pykubeproxy.objects import Family
+from tests.kernel.flows import fill
+
+pytestmark = pytest.mark.root
+
+ENTRIES = 200_000
+MEBIBYTE = 1024
+# A process of its own, for its peak of memory is to be measured.
+PROGRAM = """
+import re, sys, time
+from pathlib import Path
+from pykubeproxy.kernel import conntrack
+from pykubeproxy.objects import Family
+from pykubeproxy.services.flows import Flush, Frontends, NodePortAddresses, UdpPort
+from pykubeproxy.services.ports import PortName
+
+family = Family(sys.argv[1])
+port = UdpPort(frozenset({(bytes((10, 96, 0, 10)), 53), (b"", 30053)}), frozenset())
+flush = Flush(family, {PortName("ns", "dns", "", "UDP"): port}, frozenset(), NodePortAddresses())
+frontends = Frontends(flush, lambda _: True)
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+before, started = peak(), time.monotonic()
+looked = stale = 0
+for flow in conntrack.udp_flows(family):
+    looked += 1
+    stale += frontends.is_stale(flow.destination, flow.reply_source)
+print(looked, stale, peak() - before, time.monotonic() - started)
+"""
+
+
+def test_two_hundred_thousand_entries(inside: str, runner: Runner, family: Family) -> None:
+    """All are looked at, none is taken for ours, and memory stays what it was; the time is printed."""
+    started = time.monotonic()
+    fill(family, ENTRIES)
+    filled = time.monotonic() - started
+    outcome = runner.run((sys.executable, "-c", PROGRAM, family.value))
+    assert outcome.exit_code == 0, outcome.stderr
+    looked, stale, kibibytes, seconds = outcome.stdout.split()
+    print(f"{looked} entries: {float(seconds):.2f} s, {kibibytes} KiB more (made in {filled:.1f} s)")
+    assert (int(looked), int(stale)) == (ENTRIES, 0)
+    assert int(kibibytes) < 20 * MEBIBYTE

@@ -1,0 +1,280 @@
+"""What trace says is what the kernel does: random rules, random packets, each sent for real and traced."""
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.config import load
+from pykubeproxy.inspect.dump import Verdict
+from pykubeproxy.inspect.packet import Host, Packet, Route, address_and_port
+from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
+from pykubeproxy.kernel.routes import routes
+from pykubeproxy.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Kind,
+    Listed,
+    Node,
+    Port,
+    Protocol,
+    Service,
+)
+from pykubeproxy.rules.render import full_input, render
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.kernel.crossroads import BEYOND, CLIENT, NODE, PODS, Crossroads, Shot, fire, owner, sources
+
+RULESETS = 7
+SHOTS = 16
+HERE = "node1"
+# Loading this without --noflush leaves nothing else.
+EMPTY = (
+    "*mangle\nCOMMIT\n*nat\nCOMMIT\n"
+    "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
+)
+# Node ports: one that is only a node port, and one whose number is a server's as well.
+NODE_PORTS = (30053, 30080, 30081, 30443)
+
+
+def virtual(family: Family, kind: str, number: int) -> str:
+    """A service's address: cluster IP, external IP or load balancer's IP."""
+    v4, v6 = {
+        "cluster": ("10.96.0.{}", "fd00:10:96::{}"),
+        "external": ("192.0.2.{}", "2001:db8:2::{}"),
+        "balancer": ("198.51.100.{}", "2001:db8:51::{}"),
+    }[kind]
+    return (v6 if family is Family.IPV6 else v4).format(number)
+
+
+class World:
+    """Random objects and terms, and rules of others beside."""
+
+    def __init__(self, chance: random.Random, family: Family) -> None:
+        self.family = family
+        self._chance = chance
+        numbers = range(1, 5)
+        self.services = tuple(self._service(number) for number in numbers)
+        self.slices = tuple(self._slice(number) for number in numbers)
+        self.terms = self._terms()
+
+    def _service(self, number: int) -> Service:
+        pick, some = self._chance.choice, self._chance.random
+        kind = pick(["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"])
+        node_port = NODE_PORTS[number - 1] if kind != "ClusterIP" else 0
+        return Service(
+            "ns",
+            f"web{number}",
+            kind,
+            (virtual(self.family, "cluster", number),),
+            (Port("tcp", Protocol.TCP, 80, node_port), Port("udp", Protocol.UDP, 53, node_port)),
+            external_ips=(virtual(self.family, "external", number),) if some() < 0.4 else (),
+            load_balancer_ips=(virtual(self.family, "balancer", number),) if kind == "LoadBalancer" else (),
+            source_ranges=self._ranges() if some() < 0.5 else (),
+            internal_local=some() < 0.25,
+            external_local=some() < 0.5,
+            affinity_seconds=60 if some() < 0.25 else None,
+        )
+
+    def _ranges(self) -> tuple[str, ...]:
+        """Who may come to a load balancer: the client's network, the node's, or one pod."""
+        length = 64 if self.family is Family.IPV6 else 24
+        whole = 128 if self.family is Family.IPV6 else 32
+        return self._chance.choice(
+            [
+                (str_network(CLIENT[self.family], length),),
+                (str_network(BEYOND[self.family], length),),
+                (f"{PODS['pod1'][self.family]}/{whole}",),
+            ]
+        )
+
+    def _slice(self, number: int) -> EndpointSlice:
+        some = self._chance.random
+        addresses = [
+            *(
+                (addresses[self.family], "node2" if name == "far" else HERE)
+                for name, addresses in PODS.items()
+            ),
+            (NODE[self.family][0], HERE),
+        ]
+        chosen = self._chance.sample(addresses, self._chance.choice([0, 1, 1, 2, 3, 3, 4]))
+        made = []
+        for address, node in chosen:
+            ready = some() < 0.8
+            terminating = not ready and some() < 0.5
+            made.append(Endpoint(address, ready, ready or some() < 0.5, terminating, node))
+        ports = (EndpointPort("tcp", Protocol.TCP, 8080), EndpointPort("udp", Protocol.UDP, 9090))
+        return EndpointSlice("ns", f"web{number}-x", f"web{number}", self.family, tuple(made), ports)
+
+    def _terms(self) -> Terms:
+        pick = self._chance.choice
+        detection = pick(
+            [
+                {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"},
+                {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"},
+                {"detectLocalMode": "NodeCIDR"},
+                {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "pod"}},
+                {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "pod2"}},
+                {},
+            ]
+        )
+        document = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "iptables": {"masqueradeAll": self._chance.random() < 0.2},
+            "nodePortAddresses": pick(
+                [[], [], ["primary"], ["127.0.0.0/8", "203.0.113.0/24", "2001:db8:113::/64"]]
+            ),
+            **detection,
+        }
+        both = tuple(NODE[family][0] for family in Family)
+        node = Node(HERE, both, ("10.244.1.0/24", "fd00:10:244:1::/64"))
+        known = Kernel(addresses=("127.0.0.1", *NODE[self.family]), nfacct=False)
+        return terms(load(document, {}).config, HERE, node, known, self.family)
+
+    def restore_input(self) -> str:
+        """The rules, and now and then some of others."""
+        cluster = Cluster()
+        cluster.apply(Listed(Kind.SERVICE, self.services))
+        cluster.apply(Listed(Kind.ENDPOINT_SLICE, self.slices))
+        return full_input(render(cluster, self.terms), self.terms.options) + "".join(self._of_others())
+
+    def _of_others(self) -> Iterator[str]:
+        some, pod = self._chance.random, PODS["pod2"][self.family]
+        if some() < 0.25:
+            yield f"*filter\n-A FORWARD -d {pod} -m conntrack --ctstate NEW -j DROP\nCOMMIT\n"
+        if some() < 0.25:
+            reply = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+            yield f"*filter\n:FORWARD DROP [0:0]\n{reply}\n-A FORWARD -i ext0 -j ACCEPT\nCOMMIT\n"
+        if some() < 0.25:
+            yield f"*filter\n-A INPUT ! -i lo -p tcp -m multiport --dports 8000:8999,9090 -s {pod} -j REJECT\nCOMMIT\n"
+        if some() < 0.25:
+            source = "fd00:10:244::/48" if self.family is Family.IPV6 else "10.244.0.0/16"
+            yield f"*nat\n-A POSTROUTING -s {source} ! -o pod+ -m addrtype ! --dst-type LOCAL -j MASQUERADE\nCOMMIT\n"
+        if some() < 0.25:
+            port = "-p tcp -m tcp --dport 80"
+            yield f"*mangle\n:MINE - [0:0]\n-A PREROUTING -i far -g MINE\n-A MINE {port} -j MARK --or-mark 0x4000\nCOMMIT\n"
+
+    def shots(self, number: int) -> list[Shot]:
+        """Random packets to the services' addresses and to others."""
+        targets = [(virtual(self.family, "cluster", n), p) for n in range(1, 6) for p in (80, 53)]
+        targets += [
+            (address, port) for it in self.services for address in it.external_ips for port in (80, 53)
+        ]
+        targets += [
+            (address, port)
+            for it in self.services
+            for address in it.load_balancer_ips * 2
+            for port in (80, 53)
+        ]
+        ports = [it.ports[0].node_port for it in self.services if it.ports[0].node_port]
+        targets += [(address, port) for port in ports for address in NODE[self.family]]
+        targets += [(PODS["pod1"][self.family], 8080), (NODE[self.family][0], 9090)]
+        found = {self._shot(*self._chance.choice(targets)) for _ in range(number)}
+        if self.family is Family.IPV4:
+            found |= {Shot("node", "127.0.0.1", "127.0.0.1", port, "tcp") for port in ports[:2]}
+        # What a pod sends to itself never comes to the node.
+        return sorted(shot for shot in found if shot.place == "node" or shot.source != shot.destination)
+
+    def _shot(self, destination: str, port: int) -> Shot:
+        place, source = self._chance.choice(list(sources(self.family)))
+        protocol = {80: "tcp", 53: "udp"}.get(port) or self._chance.choice(["tcp", "udp"])
+        return Shot(place, source, destination, port, protocol)
+
+
+def str_network(address: str, length: int) -> str:
+    return (
+        f"{address.rpartition('::')[0]}::/{length}"
+        if ":" in address
+        else f"{address.rpartition('.')[0]}.0/{length}"
+    )
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Crossroads]:
+    """The node and its surroundings; both backends and families use them one after the other."""
+    with Crossroads(f"x{uuid.uuid4().hex[:8]}") as built:
+        yield built
+
+
+@pytest.fixture
+def tables(network: Crossroads, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+    """The node's tables in one backend, empty before and after."""
+    runner = Runner(
+        ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+    )
+    opened = open_iptables(backend, family, runner)
+    empty(opened)
+    yield opened
+    empty(opened)
+
+
+def empty(tables: Iptables) -> None:
+    """No rules, and no memory of connections; policies back to ACCEPT."""
+    outcome = tables.runner.run((tables.tools.restore,), EMPTY)
+    assert not outcome.exit_code, outcome.stderr
+    tables.runner.run(("conntrack", "-F"))
+
+
+def host_of(network: Crossroads, family: Family) -> Host:
+    with network.places["node"].entered():
+        ways = tuple(Route(*route) for route in routes(family))
+        return Host(frozenset(it.address for it in local_addresses(family)), ways)
+
+
+def traced(shot: Shot, ruleset: Ruleset, host: Host) -> Trace:
+    packet = Packet(shot.protocol, shot.source, shot.destination, shot.port, shot.place == "node")
+    return walk(ruleset, packet, host)
+
+
+def possible(trace: Trace, family: Family) -> set[str]:
+    """All that may come of a packet by its trace: who answers and whom it sees, "refused", or "" for silence."""
+    outcomes = {"" if refusal.verdict is Verdict.DROP else "refused" for refusal in trace.refusals}
+    source = trace.packet.source
+    for endpoint in trace.endpoints:
+        who = owner(family, endpoint.address)
+        seen = NODE[family] if endpoint.masquerade else (source,)
+        outcomes |= {f"{who} {address}" for address in seen}
+    if trace.verdict is Verdict.PASS:
+        who = owner(family, trace.packet.destination)
+        seen = NODE[family] if trace.masquerade else (source,)
+        # Nobody listens at a node port that is none.
+        at_node_port = who == "node" and trace.packet.port >= 30000
+        outcomes |= {"refused"} if at_node_port else {f"{who} {address}" for address in seen}
+    return outcomes
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("seed", range(2))
+def test_trace_says_what_the_kernel_does(
+    network: Crossroads, tables: Iptables, family: Family, seed: int
+) -> None:
+    """Endpoints, masquerading, refusals and drops, of packets from and to everywhere, with rules of others too."""
+    host = host_of(network, family)
+    verdicts: Counter[Verdict] = Counter()
+    for number in range(RULESETS):
+        world = World(random.Random(f"{seed} {number}"), family)
+        empty(tables)
+        tables.restore(world.restore_input())
+        ruleset = tables.save()
+        traces = {shot: traced(shot, ruleset, host) for shot in world.shots(SHOTS)}
+        wanted = {shot: possible(trace, family) for shot, trace in traces.items()}
+        results = fire(network, {shot: "" in outcomes for shot, outcomes in wanted.items()})
+        wrong = {
+            f"{shot.place} {shot.source} to {address_and_port(*shot[2:4])} {shot.protocol}": (
+                f"trace says {sorted(wanted[shot])}, the kernel {result!r}"
+            )
+            for shot, result in results.items()
+            if result not in wanted[shot]
+        }
+        assert not wrong, number
+        verdicts.update(trace.verdict for trace in traces.values())
+    assert verdicts.keys() == set(Verdict), verdicts
+    assert verdicts.total() > RULESETS * SHOTS * 0.7

@@ -1,0 +1,175 @@
+"""A node of network namespaces with UDP pods and a client that keeps its source port; and what serves it."""
+
+import contextlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pykubeproxy.agent.flows import FlowCleaner
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Backend, Runner, open_iptables
+from pykubeproxy.lab.namespaces import Namespace
+from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
+from pykubeproxy.rules.installed import udp_frontends
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.flows import NodePortAddresses
+from tests.objects import service, slice_of
+
+VIP = {Family.IPV4: "10.96.0.53", Family.IPV6: "fd96::53"}
+OTHER_VIP = {Family.IPV4: "10.96.0.54", Family.IPV6: "fd96::54"}
+# Interfaces of the node: its address on the cable to each namespace, and the namespace's own.
+_CABLES = {
+    Family.IPV4: lambda number, side: f"10.244.{number}.{side}",
+    Family.IPV6: lambda number, side: f"fd24:{number}::{side}",
+}
+_LENGTH = {Family.IPV4: 24, Family.IPV6: 64}
+_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_NODE, _INSIDE = 1, 2
+PORT, NODE_PORT = 53, 30053
+
+
+class UdpNode:
+    """A node with a client and pods behind cables of their own, its tables, and the cleaner in its thread."""
+
+    def __init__(
+        self, family: Family, pods: Sequence[str], stack: contextlib.ExitStack, runner: Runner
+    ) -> None:
+        self.family = family
+        self._stack = stack
+        lab = uuid.uuid4().hex[:8]
+        self.node = self._namespace(lab, "node")
+        self.node.forward()
+        # What goes nowhere else goes to "world", which takes it and keeps silent.
+        self._places = {name: number for number, name in enumerate(("client", "world", *pods), 1)}
+        self.spaces = {name: self._plug(lab, name) for name in self._places}
+        everything = "::/0" if family is Family.IPV6 else "0.0.0.0/0"
+        self.node.route(everything, via=self.address("world"))
+        for pod in pods:
+            self._answer(pod)
+        self.cleaned: list[int] = []
+        self._cluster = Cluster()
+        self._terms = terms(load(None, {}).config, "node", None, Kernel(nfacct=False), family)
+        self.runner = Runner(("ip", "netns", "exec", self.node.name), runner.environment)
+        self._iptables = open_iptables(Backend.NFT, family, self.runner)
+        self.start()
+
+    def address(self, name: str, side: int = _INSIDE) -> str:
+        return _CABLES[self.family](self._places[name], side)
+
+    def start(self) -> None:
+        """A new process begins, which knows nothing but the objects there are."""
+        self._tables = FamilyTables(self._iptables, 200)
+        self._cleaner = FlowCleaner(4, lambda *args: self.cleaned.append(args[2]))
+        with self.node.entered():
+            threading.Thread(target=self._cleaner.run, daemon=True).start()
+        self._stack.callback(self._cleaner.stop)
+
+    def sync(self, *events: Event) -> None:
+        """One sync after these events, as the agent does it."""
+        touched = set().union(*(self._cluster.apply(event) for event in events))
+        installed = udp_frontends(self._iptables.save(("nat",)))
+        report = self._tables.sync(self._cluster, touched, self._terms)
+        self._cleaner.synced(report, NodePortAddresses(), installed if report.full else ())
+
+    def client(self, destination: str, port: int = PORT) -> "Client":
+        """A client with a source port of its own."""
+        with self.spaces["client"].entered():
+            return self._stack.enter_context(Client(_DOMAIN[self.family], destination, port))
+
+    def node_address(self) -> str:
+        """The node's address as the client sees it."""
+        return self.address("client", _NODE)
+
+    def _namespace(self, lab: str, role: str) -> Namespace:
+        made = Namespace(lab, role)
+        self._stack.callback(made.remove)
+        return made
+
+    def _plug(self, lab: str, name: str) -> Namespace:
+        space = self._namespace(lab, name)
+        self.node.cable(name, space, "eth0")
+        self.node.address(name, self.address(name, _NODE), _LENGTH[self.family])
+        space.address("eth0", self.address(name), _LENGTH[self.family])
+        space.route("::/0" if self.family is Family.IPV6 else "0.0.0.0/0", via=self.address(name, _NODE))
+        return space
+
+    def _answer(self, pod: str) -> None:
+        """Have a pod answer everything with its name."""
+        with self.spaces[pod].entered():
+            server = socket.socket(_DOMAIN[self.family], socket.SOCK_DGRAM)
+        self._stack.callback(server.close)
+        server.bind((self.address(pod), PORT))
+        server.settimeout(0.2)
+
+        def body() -> None:
+            while server.fileno() >= 0:
+                with contextlib.suppress(OSError):
+                    _, sender = server.recvfrom(100)
+                    server.sendto(pod.encode(), sender)
+
+        threading.Thread(target=body, daemon=True).start()
+
+
+class Client:
+    """A UDP socket with one source port and one destination."""
+
+    def __init__(self, domain: int, destination: str, port: int) -> None:
+        self._socket = socket.socket(domain, socket.SOCK_DGRAM)
+        self._socket.connect((destination, port))
+        self.port = self._socket.getsockname()[1]
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, seconds: float = 0.3) -> str:
+        """The name of the pod that answers, or "" if none does."""
+        self._socket.settimeout(seconds)
+        with contextlib.suppress(OSError):
+            self._socket.send(b"who?")
+            return self._socket.recv(100).decode()
+        return ""
+
+    def reaches(self, pod: str, seconds: float = 5) -> bool:
+        """Whether that pod answers before the time is up."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.ask() == pod:
+                return True
+        return False
+
+
+def dns(family: Family, name: str = "dns", **fields: object) -> Service:
+    """The Service that the pods are of; `other` has another address."""
+    vip = (VIP if name == "dns" else OTHER_VIP)[family]
+    ports = (Port("dns", Protocol.UDP, PORT, NODE_PORT if name == "dns" else 0),)
+    return service(name, cluster_ip=vip, **{"type": "NodePort", "ports": ports, **fields})
+
+
+def listed(*services: Service) -> Listed:
+    return Listed(Kind.SERVICE, services)
+
+
+def pods_of(node: UdpNode, *pods: str, service: str = "dns") -> Updated:
+    """The EndpointSlice of a service with these pods."""
+    made = slice_of(
+        *(node.address(pod) for pod in pods),
+        service=service,
+        name=service,
+        ports=(EndpointPort("dns", Protocol.UDP, PORT),),
+    )
+    return Updated(msgspec.structs.replace(made, family=node.family))
+
+
+@contextlib.contextmanager
+def udp_node(family: Family, runner: Runner, *pods: str) -> Iterator[UdpNode]:
+    with contextlib.ExitStack() as stack:
+        yield UdpNode(family, pods, stack, runner)

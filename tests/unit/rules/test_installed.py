@@ -1,0 +1,71 @@
+"""What rules that are already there lead to UDP services."""
+
+import pytest
+
+from pykubeproxy.objects import Family, Protocol
+from pykubeproxy.rules.installed import udp_frontends
+from pykubeproxy.rules.ruleset import parse
+from pykubeproxy.services.selection import Place
+from pykubeproxy.services.serving import Served, served_ports
+from tests.cases import NAMES, cluster_of, expected, load_case
+
+
+def test_reads_every_form() -> None:
+    """Cluster IPs, external ones with and without source ranges, and node ports; nothing of TCP, nothing within."""
+    text = """*nat
+:KUBE-SERVICES - [0:0]
+-A KUBE-SERVICES -d 10.96.0.10/32 -p udp -m comment --comment "kube-system/kube-dns:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-A
+-A KUBE-SERVICES -d 10.96.0.11/32 -p udp -m comment --comment "ns/a:b cluster IP" -m udp --dport 54 -j KUBE-SVL-A
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment "ns/a:c cluster IP" -m tcp --dport 55 -j KUBE-SVC-B
+-A KUBE-SERVICES -d 1.2.3.4/32 -p udp -m comment --comment "ns/a external IP" -m udp --dport 56 -j KUBE-EXT-A
+-A KUBE-SERVICES -d 5.6.7.8/32 -p udp -m comment --comment "ns/a loadbalancer IP" -m udp --dport 57 -j KUBE-FW-A
+-A KUBE-NODEPORTS -d 127.0.0.0/8 -p udp -m comment --comment "ns/a" -m udp --dport 30058 -m nfacct --nfacct-name x -j KUBE-EXT-A
+-A KUBE-NODEPORTS -p udp -m comment --comment "ns/a" -m udp --dport 30058 -j KUBE-EXT-A
+-A KUBE-SVC-A ! -s 10.0.0.0/8 -d 10.96.0.10/32 -p udp -m udp --dport 53 -j KUBE-MARK-MASQ
+-A KUBE-SEP-A -p udp -m udp -j DNAT --to-destination 10.0.0.5:53
+-A CNI-HOSTPORT-DNAT -p udp -m udp --dport 59 -j KUBE-SVC-A
+COMMIT
+"""
+    assert udp_frontends(parse(Family.IPV4, text)) == {
+        ("10.96.0.10", 53),
+        ("10.96.0.11", 54),
+        ("1.2.3.4", 56),
+        ("5.6.7.8", 57),
+        ("", 30058),
+    }
+
+
+def test_ipv6() -> None:
+    """An IPv6 address is read like an IPv4 one."""
+    text = """*nat
+-A KUBE-SERVICES -d fd96::a/128 -p udp -m comment --comment "ns/a:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-A
+COMMIT
+"""
+    assert udp_frontends(parse(Family.IPV6, text)) == {("fd96::a", 53)}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "UDP" in str(load_case(name)["objects"])])
+def test_what_kube_proxy_had_programmed(name: str) -> None:
+    """kube-proxy's own rules are read too, for a node that takes over from it: all that leads to endpoints."""
+    case = load_case(name)
+    cluster = cluster_of(case)
+    for family in Family:
+        ports = [
+            item
+            for service in cluster.services()
+            for item in served_ports(cluster, service.key, family, Place(case["node"]["metadata"]["name"]))
+            if item.port.protocol is Protocol.UDP
+        ]
+        found = udp_frontends(expected(case, family))
+        assert found <= {way for item in ports for way in ways_in(item)}
+        served = [item for item in ports if item.selection.cluster and not item.port.internal_local]
+        assert found >= {way for item in served for way in ways_in(item)}
+
+
+def ways_in(item: Served) -> set[tuple[str, int]]:
+    """What leads to a service port, by its object."""
+    port = item.port
+    addresses = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
+    return {(address, port.port) for address in addresses} | (
+        {("", port.node_port)} if port.node_port else set()
+    )
