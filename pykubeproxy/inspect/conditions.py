@@ -120,8 +120,10 @@ def _states(value: str, packet: Packet, _: Host) -> float:
 
 
 def _states_say(value: str, packet: Packet, met: bool) -> str:
-    states = " and ".join(packet.states)
-    return f"its state is {states}" if met else f"its state is {states}, not {' or '.join(value.split(','))}"
+    states = value.split(",")
+    if met:
+        return f"its state is {' and '.join(state for state in packet.states if state in states)}"
+    return f"its state is not {' or '.join(states)}"
 
 
 def _silent(_: str, __: Packet, ___: bool) -> str:

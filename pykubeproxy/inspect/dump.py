@@ -89,10 +89,17 @@ def views(ruleset: Ruleset, counters: Counters, wanted: Wanted | None = None) ->
 
     Which policy a refused service has the rules do not tell; it is shown as Cluster.
     """
+    return views_of(ruleset, counters, find(ruleset, wanted or Wanted()))
+
+
+def views_of(
+    ruleset: Ruleset, counters: Counters, services: Mapping[PortName, Service]
+) -> tuple[ServiceView, ...]:
+    """The same for some of the service ports that `find` has found."""
     checks = health_checks(ruleset)
     return tuple(
         view
-        for name, service in find(ruleset, wanted or Wanted()).items()
+        for name, service in services.items()
         for view in _Port(ruleset, counters, name, checks.get(str(name), 0)).views(service)
     )
 

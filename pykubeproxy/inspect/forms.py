@@ -11,18 +11,19 @@ from pykubeproxy.inspect.frontends import ANY_LOCAL, Frontend, FrontendKind
 from pykubeproxy.services.ports import PortName
 
 API_VERSION = "pykubeproxy/v1"
+# Columns of a terminal that texts keep to.
+WIDTH = 80
 
-_WIDTH = 80
 _INDENT = " " * 11
 # A space at which no line is broken.
-_TIE = "\N{NO-BREAK SPACE}"
+TIE = "\N{NO-BREAK SPACE}"
 _KINDS = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
     FrontendKind.LOAD_BALANCER_IP: "load balancer",
     FrontendKind.NODE_PORT: "node port",
 }
-_REFUSALS = {
+REFUSALS = {
     Verdict.REJECT: "refused: no endpoints",
     Verdict.DROP: "dropped: no endpoints on this node",
     Verdict.PASS: "leads nowhere: no endpoints, and no rule that says so",
@@ -75,8 +76,8 @@ def _entry(view: ServiceView) -> dict[str, object]:
         "family": view.family.value,
         "policy": view.policy.value,
         "verdict": view.verdict.value,
-        "frontends": [_frontend(frontend) for frontend in view.frontends],
-        "fromThisNode": [_frontend(frontend) for frontend in view.from_this_node],
+        "frontends": [frontend_entry(frontend) for frontend in view.frontends],
+        "fromThisNode": [frontend_entry(frontend) for frontend in view.from_this_node],
         "endpoints": [
             {
                 "address": endpoint.address,
@@ -94,7 +95,8 @@ def _entry(view: ServiceView) -> dict[str, object]:
     }
 
 
-def _frontend(frontend: Frontend) -> dict[str, object]:
+def frontend_entry(frontend: Frontend) -> dict[str, object]:
+    """A frontend as part of a document."""
     return {"kind": frontend.kind.value, "address": frontend.address, "port": frontend.port}
 
 
@@ -110,47 +112,51 @@ def _port(name: PortName, family: str, views: Iterable[ServiceView]) -> str:
 def _policy(view: ServiceView) -> Iterable[str]:
     start = f"  {view.policy.value:<7}  "
     for text in _ways_in(view):
-        for line in textwrap.wrap(text, _WIDTH - len(_INDENT), break_on_hyphens=False):
-            yield start + line.replace(_TIE, " ")
+        for line in textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False):
+            yield start + line.replace(TIE, " ")
             start = _INDENT
     if view.verdict is not Verdict.DNAT:
-        yield _INDENT + click.style(_REFUSALS[view.verdict], fg="yellow")
-    longest = max((len(_at(e.address, e.port)) for e in view.endpoints), default=0)
+        yield _INDENT + click.style(REFUSALS[view.verdict], fg="yellow")
+    longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
     yield from (_endpoint(endpoint, longest) for endpoint in view.endpoints)
 
 
 def _ways_in(view: ServiceView) -> Iterable[str]:
     """Which frontends lead to a policy's endpoints, and on what terms."""
     if view.frontends:
-        yield ", ".join(_in_words(frontend) for frontend in view.frontends)
+        yield ", ".join(frontend_in_words(frontend) for frontend in view.frontends)
     if view.from_this_node:
-        frontends = ", ".join(_in_words(frontend) for frontend in view.from_this_node)
+        frontends = ", ".join(frontend_in_words(frontend) for frontend in view.from_this_node)
         yield f"from this node and its pods: {frontends}"
     if view.source_ranges:
         yield f"load balancer open to {', '.join(view.source_ranges)}"
     if view.affinity_seconds is not None:
-        yield f"a client keeps its endpoint for {_duration(view.affinity_seconds)}"
+        yield f"a client keeps its endpoint for {in_units(view.affinity_seconds)}"
     if view.health_check_node_port:
         yield f"health check at node port {view.health_check_node_port}"
 
 
-def _in_words(frontend: Frontend) -> str:
+def frontend_in_words(frontend: Frontend) -> str:
     """Such as "node port 30080": what belongs together is not torn apart at the end of a line."""
-    at = str(frontend.port) if frontend.address == ANY_LOCAL else _at(frontend.address, frontend.port)
-    return f"{_KINDS[frontend.kind]} {at}".replace(" ", _TIE)
+    at = (
+        str(frontend.port)
+        if frontend.address == ANY_LOCAL
+        else address_and_port(frontend.address, frontend.port)
+    )
+    return f"{_KINDS[frontend.kind]} {at}".replace(" ", TIE)
 
 
 def _endpoint(endpoint: EndpointView, width: int) -> str:
     share = f"{100 * endpoint.share:.3g}%"
-    at = _at(endpoint.address, endpoint.port)
+    at = address_and_port(endpoint.address, endpoint.port)
     packets = f"{endpoint.packets} packet{'s' * (endpoint.packets != 1)}" if endpoint.packets else ""
     return f"{share:>{len(_INDENT) - 2}}  {at:<{width}}  {packets}".rstrip()
 
 
-def _at(address: str, port: int) -> str:
+def address_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _duration(seconds: int) -> str:
-    """In the largest unit that needs no fraction: 3 h, 90 min."""
+def in_units(seconds: int) -> str:
+    """Seconds in the largest unit that needs no fraction: 3 h, 90 min."""
     return next(f"{seconds // size} {unit}" for size, unit in _UNITS if seconds % size == 0)

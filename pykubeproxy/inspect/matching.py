@@ -10,6 +10,7 @@ from pykubeproxy.inspect.conditions import Condition, condition, unknown_module
 from pykubeproxy.inspect.packet import Host, Packet
 
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
+_COMMENT = re.compile(r'-m comment --comment ("(?:[^"\\]|\\.)*"|\S+) ?')
 _TARGETS = ("-j", "-g")
 
 
@@ -61,7 +62,7 @@ class Rule(msgspec.Struct, frozen=True):
                 return self._failed(position, packet, host)
             share *= passing
         facts = [fact for asked in self.asked if (fact := asked.says(packet, True))]
-        return Match(share, ", ".join(facts) or "it is for every packet", True)
+        return Match(share, ", ".join(facts) or "every packet matches", True)
 
     def _failed(self, position: int, packet: Packet, host: Host) -> Match:
         concerns = all(
@@ -88,6 +89,19 @@ def parse_rule(text: str) -> Rule:
         elif found := condition(module if name.startswith("--") else "", name):
             asked.append(Asked(found, value, negated and found.known))
     return Rule(text, tuple(asked), target, goto, options)
+
+
+def comment_of(text: str) -> str:
+    """The comment of a rule's text, without the quotes around it; "" if there is none."""
+    found = _COMMENT.search(text)
+    if found is None:
+        return ""
+    return re.sub(r"\\(.)", r"\1", found[1][1:-1]) if found[1][0] == '"' else found[1]
+
+
+def without_comment(text: str) -> str:
+    """A rule's text without its comment."""
+    return _COMMENT.sub("", text).strip()
 
 
 def _options(text: str) -> Iterator[tuple[str, str, bool]]:

@@ -1,11 +1,11 @@
 """Where a packet goes: through all tables that it meets on this node, in the kernel's order, to the end."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import DNAT, SNAT, UNTRACKED, Host, Packet
+from pykubeproxy.inspect.packet import DNAT, SNAT, UNTRACKED, Host, Packet, address_and_port
 from pykubeproxy.inspect.targets import End
 from pykubeproxy.inspect.walking import Flows, Rules, Step, Walk, add
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -39,6 +39,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """What becomes of a packet.
 
+    - `packet`: as it was given, with the interface it comes in by, where that could be told
     - `verdict`: DNAT if it may get to an endpoint, whatever else may happen; else the most probable
     - `masquerade`: its source is replaced, whichever endpoint it gets to
     - `endpoints`: in the order of the rules; their probabilities and those of the refusals add up to 1 under DNAT
@@ -59,6 +60,8 @@ def walk(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
     session affinity; matches that are not known here do not match, and targets that are not let the packet on (each
     step says so); a masqueraded packet keeps its source in the rules it meets after that.
     """
+    if not packet.starts_here and not packet.received_by:
+        packet = _between(packet, host.interface_to(packet.source), "")
     journey = _Journey(ruleset, host)
     delivered = journey.run(packet)
     endpoints = _endpoints(delivered)
@@ -106,8 +109,7 @@ class _Journey:
         """From where it enters; returns what gets to its destination, on this host or beyond."""
         if packet.starts_here:
             return self._from_here(msgspec.structs.replace(packet, sent_by=self._way_to(packet)))
-        received_by = packet.received_by or self._host.interface_to(packet.source)
-        flows = self._point("PREROUTING", _PREROUTING, {_between(packet, received_by, ""): 1.0})
+        flows = self._point("PREROUTING", _PREROUTING, {packet: 1.0})
         local, others = self._routed(flows)
         local = self._point("INPUT", _INPUT, local)
         others = self._leave(self._point("FORWARD", _FORWARD, others))
@@ -148,20 +150,20 @@ class _Journey:
         return flows
 
     def _table(self, key: ChainKey, flows: Flows) -> Iterator[tuple[Packet, float]]:
-        """Through one table; what the packets have met alike is told once."""
-        told: set[Step] = set()
+        """Through one table; an untracked connection passes nat by."""
+        walks: list[tuple[Packet, Walk]] = []
         for packet, share in flows.items():
             if key.table == "nat" and UNTRACKED in packet.states:
                 yield packet, share
                 continue
             walked = Walk(self._rules, self._host, key, packet)
-            self.steps += (step for step in walked.steps if step not in told)
-            told.update(walked.steps)
+            walks.append((packet, walked))
             for left in walked.left:
                 if left.end is End.ACCEPT:
                     yield left.packet, share * left.share
                 else:
                     self._refused(left.end, share * left.share, left.step)
+        self.steps += _told(walks)
 
     def _refused(self, end: End, share: float, step: Step | None) -> None:
         assert step is not None, "only a step ends a packet's way"
@@ -171,6 +173,27 @@ class _Journey:
                 self.refusals[position] = Refusal(verdict, known.probability + share, step)
                 return
         self.refusals.append(Refusal(verdict, share, step))
+
+
+def _told(walks: Iterable[tuple[Packet, Walk]]) -> Iterator[Step]:
+    """The steps of packets that go through a table one instead of the other; what all of them meet is told once."""
+    groups: dict[tuple[Step, ...], list[Packet]] = {}
+    for packet, walked in walks:
+        groups.setdefault(tuple(walked.steps), []).append(packet)
+    common = set[Step]().union(*groups).intersection(*groups)
+    for number, (steps, packets) in enumerate(groups.items()):
+        who = _in_words(packets)
+        for step in steps:
+            if step not in common:
+                yield msgspec.structs.replace(step, why=f"{who}: {step.why}")
+            elif not number:
+                yield step
+
+
+def _in_words(packets: Sequence[Packet]) -> str:
+    first = address_and_port(packets[0].destination, packets[0].port)
+    others = len(packets) - 1
+    return f"to {first}{f' and {others} more' if others else ''}"
 
 
 def _between(packet: Packet, received_by: str, sent_by: str) -> Packet:

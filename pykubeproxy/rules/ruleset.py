@@ -19,11 +19,13 @@ class ChainKey(NamedTuple):
 class Ruleset(msgspec.Struct, frozen=True):
     """Chains and their rules, each rule the text that iptables-save prints after `-A CHAIN `.
 
-    The order of the chains is the order of writing. Built-in chains may be among them.
+    The order of the chains is the order of writing. Built-in chains may be among them; `policies` has what becomes
+    of packets at the end of those where that is not ACCEPT.
     """
 
     family: Family
     chains: Mapping[ChainKey, tuple[str, ...]]
+    policies: Mapping[ChainKey, str] = {}
 
     def tables(self) -> tuple[str, ...]:
         """The names of the tables, in order of appearance."""
@@ -37,6 +39,8 @@ class Ruleset(msgspec.Struct, frozen=True):
         return sum(len(rules) for rules in self.chains.values())
 
 
+# Chains of one's own have "-" for a policy.
+_NO_POLICY = ("-", "ACCEPT")
 # A counter pair such as [12:3456] stands before a rule under `iptables-save -c`.
 _RULE = re.compile(r"(?:\[\d+:\d+\] )?-A (\S+) ?(.*)")
 
@@ -47,6 +51,7 @@ def parse(family: Family, text: str) -> Ruleset:
     Raises ValueError with the line when the text is of another form.
     """
     chains: dict[ChainKey, list[str]] = {}
+    policies: dict[ChainKey, str] = {}
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         if not line or line.startswith("#") or line == "COMMIT":
@@ -54,12 +59,15 @@ def parse(family: Family, text: str) -> Ruleset:
         if line.startswith("*"):
             table = line[1:].strip()
         elif line.startswith(":") and table:
-            chains.setdefault(ChainKey(table, line[1:].split(" ", 1)[0]), [])
+            name, _, after = line[1:].partition(" ")
+            chains.setdefault(ChainKey(table, name), [])
+            if (policy := after.partition(" ")[0] or "-") not in _NO_POLICY:
+                policies[ChainKey(table, name)] = policy
         elif table and (match := _RULE.match(line)):
             chains.setdefault(ChainKey(table, match[1]), []).append(match[2])
         else:
             raise ValueError(f"line {number} is not of the form iptables-save prints: {line!r}")
-    return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()})
+    return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()}, policies)
 
 
 class Count(NamedTuple):

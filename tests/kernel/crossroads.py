@@ -283,4 +283,4 @@ def owner(family: Family, address: str) -> str:
     for name, addresses in PODS.items():
         if addresses[family] == address:
             return name
-    return "node" if address in (*NODE[family], "127.0.0.1") else "beyond"
+    return "node" if address in NODE[family] or address.startswith("127.") else "beyond"

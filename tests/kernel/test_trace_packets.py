@@ -148,19 +148,21 @@ class World:
 
     def _of_others(self) -> Iterator[str]:
         some, pod = self._chance.random, PODS["pod2"][self.family]
-        if some() < 0.25:
+        if some() < 0.4:
             yield f"*filter\n-A FORWARD -d {pod} -m conntrack --ctstate NEW -j DROP\nCOMMIT\n"
-        if some() < 0.25:
+        if some() < 0.4:
             reply = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
             yield f"*filter\n:FORWARD DROP [0:0]\n{reply}\n-A FORWARD -i ext0 -j ACCEPT\nCOMMIT\n"
-        if some() < 0.25:
+        if some() < 0.4:
             yield f"*filter\n-A INPUT ! -i lo -p tcp -m multiport --dports 8000:8999,9090 -s {pod} -j REJECT\nCOMMIT\n"
-        if some() < 0.25:
+        if some() < 0.4:
             source = "fd00:10:244::/48" if self.family is Family.IPV6 else "10.244.0.0/16"
             yield f"*nat\n-A POSTROUTING -s {source} ! -o pod+ -m addrtype ! --dst-type LOCAL -j MASQUERADE\nCOMMIT\n"
-        if some() < 0.25:
+        if some() < 0.4:
             port = "-p tcp -m tcp --dport 80"
-            yield f"*mangle\n:MINE - [0:0]\n-A PREROUTING -i far -g MINE\n-A MINE {port} -j MARK --or-mark 0x4000\nCOMMIT\n"
+            yield "*mangle\n:MINE - [0:0]\n-A PREROUTING -i far -g MINE\n"
+            yield "-A PREROUTING -i far -j MARK --set-xmark 0x0/0x4000\n"
+            yield f"-A MINE {port} -j MARK --or-mark 0x4000\nCOMMIT\n"
 
     def shots(self, number: int) -> list[Shot]:
         """Random packets to the services' addresses and to others."""
@@ -179,7 +181,9 @@ class World:
         targets += [(PODS["pod1"][self.family], 8080), (NODE[self.family][0], 9090)]
         found = {self._shot(*self._chance.choice(targets)) for _ in range(number)}
         if self.family is Family.IPV4:
-            found |= {Shot("node", "127.0.0.1", "127.0.0.1", port, "tcp") for port in ports[:2]}
+            found |= {
+                Shot("node", "127.0.0.1", f"127.0.0.{n}", port, "tcp") for n, port in enumerate(ports, 1)
+            }
         # What a pod sends to itself never comes to the node.
         return sorted(shot for shot in found if shot.place == "node" or shot.source != shot.destination)
 

@@ -1,0 +1,83 @@
+"""`pykubeproxy trace` over live tables: addresses, interfaces and policies are this network namespace's own."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pykubeproxy.cli.trace import trace
+from pykubeproxy.kernel import Iptables
+from pykubeproxy.kernel.routes import NetworkRoute, routes
+from pykubeproxy.objects import Family
+
+OWN = {Family.IPV4: "192.0.2.10", Family.IPV6: "2001:db8:2::10"}
+OUTSIDE = {Family.IPV4: "203.0.113.9", Family.IPV6: "2001:db8:9::9"}
+POD = {Family.IPV4: "10.244.1.11", Family.IPV6: "fd00:10:244:1::11"}
+VIRTUAL = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:10:96::a"}
+
+
+@pytest.fixture
+def wired(inside: str, family: Family) -> Family:
+    """Two interfaces: eth0 with an address and the default route, pod0 with a route to a pod."""
+    length = 64 if family is Family.IPV6 else 24
+    gateway = OWN[family].rpartition("10")[0] + "1"
+    version = ("-6",) if family is Family.IPV6 else ()
+    nodad = ("nodad",) if family is Family.IPV6 else ()
+    for command in (
+        ("link", "set", "lo", "up"),
+        ("link", "add", "eth0", "type", "veth", "peer", "name", "far0"),
+        ("link", "add", "pod0", "type", "veth", "peer", "name", "far1"),
+        *(("link", "set", name, "up") for name in ("eth0", "far0", "pod0", "far1")),
+        ("addr", "add", f"{OWN[family]}/{length}", "dev", "eth0", *nodad),
+        (*version, "route", "add", "default", "via", gateway),
+        (*version, "route", "add", POD[family], "dev", "pod0"),
+        (*version, "route", "add", "blackhole", VIRTUAL[family]),
+    ):
+        subprocess.run(("ip", *command), check=True)
+    return family
+
+
+def traced(source: str, destination: str, port: int, backend: str, *options: str) -> dict[str, Any]:
+    target = f"[{destination}]:{port}" if ":" in destination else f"{destination}:{port}"
+    arguments = [source, target, "-o", "json", "--iptables-backend", backend, *options]
+    result = CliRunner().invoke(trace, arguments)
+    assert result.exit_code == 0, result.output
+    made: dict[str, Any] = json.loads(result.stdout)
+    return made
+
+
+@pytest.mark.root
+def test_live(wired: Family, iptables: Iptables) -> None:
+    """Rules, the policies of the kernel's chains, and which interface leads where."""
+    pod = f"[{POD[wired]}]" if wired is Family.IPV6 else POD[wired]
+    iptables.restore(
+        f"*nat\n-A PREROUTING -i eth0 -d {VIRTUAL[wired]} -p tcp -m tcp --dport 80 -j DNAT --to-destination {pod}:8080\n"
+        f"-A OUTPUT -p tcp -m tcp --dport 80 -j DNAT --to-destination {pod}:9090\nCOMMIT\n"
+        "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -o pod+ -j ACCEPT\nCOMMIT\n"
+    )
+    backend = iptables.backend.value
+    coming = traced(OUTSIDE[wired], VIRTUAL[wired], 80, backend)
+    assert coming["verdict"] == "dnat"
+    assert coming["packet"]["interface"] == "eth0"
+    assert coming["endpoints"] == [
+        {"address": POD[wired], "port": 8080, "probability": 1.0, "masquerade": False}
+    ]
+    assert traced(POD[wired], VIRTUAL[wired], 80, backend)["verdict"] == "drop"
+    assert traced(OUTSIDE[wired], VIRTUAL[wired], 80, backend, "--in-interface", "pod0")["verdict"] == "drop"
+    leaving = traced(OWN[wired], VIRTUAL[wired], 80, backend)
+    assert leaving["packet"]["from"] == "node"
+    assert leaving["endpoints"][0]["port"] == 9090
+
+
+@pytest.mark.root
+def test_routes(wired: Family) -> None:
+    """The main table with its interfaces, none for what is not routed anywhere."""
+    whole = 128 if wired is Family.IPV6 else 32
+    everything = "::/0" if wired is Family.IPV6 else "0.0.0.0/0"
+    found = routes(wired)
+    assert NetworkRoute(everything, "eth0") in found
+    assert NetworkRoute(f"{POD[wired]}/{whole}", "pod0") in found
+    blackhole = next(route for route in found if route.network == f"{VIRTUAL[wired]}/{whole}")
+    assert blackhole.interface in ("", "lo")

@@ -1,0 +1,148 @@
+"""`pykubeproxy trace` over manifests: what it takes, what it prints, and how it says no."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.trace import trace
+from tests.cases import load_case
+
+CIDRS = "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56"
+POD, OUTSIDE, HERE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """A recorded load balancer with source ranges, node port 30080, cluster IP 10.96.1.1."""
+    return written("lb-local", tmp_path)
+
+
+def written(case: str, folder: Path) -> Path:
+    found = load_case(case)
+    path = folder / "objects.json"
+    path.write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": [*found["objects"], found["node"]]})
+    )
+    return path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(trace, arguments)
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    result = invoke(*arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    made: dict[str, Any] = json.loads(result.stdout)
+    return made
+
+
+def test_text(objects: Path) -> None:
+    """The answer for people, without styles where there is no terminal."""
+    result = invoke(POD, "10.96.1.1:80", "-f", str(objects), CIDRS)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[:2] == [
+        f"{POD} to 10.96.1.1:80, TCP",
+        "goes to one of 2 endpoints, and keeps its source",
+    ]
+
+
+def test_json(objects: Path) -> None:
+    """The answer for programs."""
+    made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), CIDRS)
+    assert made["verdict"] == "dnat"
+    assert made["masquerade"] is True
+    assert [(it["address"], it["port"], it["probability"]) for it in made["endpoints"]] == [
+        ("10.244.1.11", 8080, 0.5),
+        ("10.244.2.12", 8080, 0.5),
+    ]
+    assert made["steps"][0]["chain"] == "PREROUTING"
+
+
+def test_protocol(objects: Path) -> None:
+    """Another protocol at the same port is another service's business."""
+    assert document(POD, "10.96.1.1:80", "--proto", "udp", "-f", str(objects), CIDRS)["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "chain"),
+    [
+        (OUTSIDE, (), "PREROUTING"),
+        (HERE, (), "OUTPUT"),
+        ("127.0.0.1", (), "OUTPUT"),
+        (OUTSIDE, ("--from", "node"), "OUTPUT"),
+        (HERE, ("--from", "outside"), "PREROUTING"),
+        (HERE, ("--from", "pod"), "PREROUTING"),
+        (HERE, ("--in-interface", "eth0"), "PREROUTING"),
+    ],
+)
+def test_where_it_starts(objects: Path, source: str, options: tuple[str, ...], chain: str) -> None:
+    """A local source starts on the node, any other comes in, unless the options say otherwise."""
+    made = document(source, f"{HERE}:30080", "-f", str(objects), CIDRS, *options)
+    assert made["steps"][0]["chain"] == chain
+    assert made["packet"]["from"] == ("node" if chain == "OUTPUT" else "network")
+
+
+def test_node_address(objects: Path) -> None:
+    """Node ports answer at the addresses that are given as the node's."""
+    there = ("--node-address", "10.9.9.9/24", "-f", str(objects), CIDRS)
+    assert document(OUTSIDE, "10.9.9.9:30080", *there)["verdict"] == "dnat"
+    assert document(OUTSIDE, "10.9.9.9:30080", "-f", str(objects), CIDRS)["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("options", "masquerade"),
+    [
+        ((), True),
+        (("--from", "pod"), False),
+        (("--in-interface", "cbr0"), False),
+        (("--in-interface", "eth0", "--from", "pod"), True),
+    ],
+)
+def test_pods_told_by_interface(objects: Path, options: tuple[str, ...], masquerade: bool) -> None:
+    """Where the configuration tells pods by an interface, --from pod means that one."""
+    bridge = ("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cbr0")
+    made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), *bridge, *options)
+    assert made["masquerade"] is masquerade
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    """IPv6 destinations stand in brackets; the source may."""
+    path = str(written("dual-stack", tmp_path))
+    made = document("2001:db8::7", "[fd00:10:96::1]:80", "-f", path, CIDRS)
+    assert made["verdict"] == "dnat"
+    assert made["endpoints"][0]["address"] == "fd00:10:244:1::11"
+    assert document("[2001:db8::7]", "[FD00:10:96:0::1]:80", "-f", path, CIDRS) == made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((POD, "10.96.1.1"), '"10.96.1.1" is not of the form address:port'),
+        ((POD, "10.96.1.1:0"), "is not of the form"),
+        ((POD, "10.96.1.1:65536"), "is not of the form"),
+        ((POD, "10.96.1.1:http"), "is not of the form"),
+        ((POD, "10.96.1.1:٣"), "is not of the form"),
+        ((POD, "web:80"), "is not of the form"),
+        (("fd00::1", "fd00::2:80"), "[address]:port for IPv6"),
+        (("fd00::1", "[fe80::2%eth0]:80"), "is not of the form"),
+        (("pod", "10.96.1.1:80"), '"pod" is not an IP address'),
+        (("fd00::1", "10.96.1.1:80"), "different families"),
+        ((POD, "10.96.1.1:80", "--from", "node", "--in-interface", "eth0"), "drop --in-interface"),
+    ],
+)
+def test_complaints(objects: Path, arguments: tuple[str, ...], message: str) -> None:
+    """Arguments that make no sense are said so, with the form they should have."""
+    result = invoke(*arguments, "-f", str(objects))
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_no_such_file() -> None:
+    """Manifests that cannot be read are an error in a line."""
+    result = invoke(POD, "10.96.1.1:80", "-f", "/nowhere.yaml")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: manifests /nowhere.yaml cannot be read: No such file or directory\n"

@@ -1,0 +1,74 @@
+"""Large tables: a trace takes apart only what its packet meets, and keeps its pace."""
+
+import time
+from collections.abc import Iterator, Mapping
+
+from pykubeproxy.inspect.packet import Host, Packet
+from pykubeproxy.inspect.trace import walk
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+SERVICES, ENDPOINTS = 5000, 10
+
+
+def cluster_ip(number: int) -> str:
+    return f"10.96.{number // 250}.{number % 250 + 1}"
+
+
+def large() -> dict[ChainKey, tuple[str, ...]]:
+    """Services in a flat chain, each with its endpoints: 165,000 rules."""
+    chains: dict[ChainKey, tuple[str, ...]] = {
+        ChainKey("nat", "PREROUTING"): ("-j KUBE-SERVICES",),
+        ChainKey("nat", "KUBE-SERVICES"): tuple(
+            f'-d {cluster_ip(n)}/32 -p tcp -m comment --comment "ns/web{n}:http cluster IP" '
+            f"-m tcp --dport 80 -j SVC-{n}"
+            for n in range(SERVICES)
+        ),
+        ChainKey("nat", "MARK"): ("-j MARK --set-xmark 0x4000/0x4000",),
+    }
+    for n in range(SERVICES):
+        chains[ChainKey("nat", f"SVC-{n}")] = tuple(
+            f"-m statistic --mode random --probability {1 / (ENDPOINTS - i):.11f} -j SEP-{n}-{i}"
+            for i in range(ENDPOINTS)
+        )
+        for i in range(ENDPOINTS):
+            address = f"10.{100 + i}.{n // 250}.{n % 250 + 1}"
+            chains[ChainKey("nat", f"SEP-{n}-{i}")] = (
+                f"-s {address}/32 -j MARK",
+                f"-p tcp -m tcp -j DNAT --to-destination {address}:8080",
+            )
+    return chains
+
+
+class Watched(Mapping[ChainKey, tuple[str, ...]]):
+    """Chains that remember who was asked for."""
+
+    def __init__(self, chains: dict[ChainKey, tuple[str, ...]]) -> None:
+        self._chains = chains
+        self.read: list[ChainKey] = []
+
+    def __getitem__(self, key: ChainKey) -> tuple[str, ...]:
+        if key in self._chains:
+            self.read.append(key)
+        return self._chains[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._chains
+
+    def __iter__(self) -> Iterator[ChainKey]:
+        raise AssertionError("nobody needs all of them")
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+
+def test_large() -> None:
+    """The last of 5000 services with 10 endpoints each: a second of CPU time at most, and no chain of others read."""
+    chains = Watched(large())
+    packet = Packet("tcp", "203.0.113.9", cluster_ip(SERVICES - 1), 80)
+    started = time.process_time()
+    trace = walk(Ruleset(Family.IPV4, chains), packet, Host())
+    assert time.process_time() - started < 1
+    assert all(abs(endpoint.probability - 1 / ENDPOINTS) < 1e-9 for endpoint in trace.endpoints)
+    assert len(trace.endpoints) == ENDPOINTS
+    assert len(chains.read) == len(set(chains.read)) == 2 + 1 + ENDPOINTS

@@ -1,0 +1,137 @@
+"""Traces of random packets through rules rendered from random objects: each endpoint gets its share, no more, no less."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pykubeproxy.inspect.desired import as_installed
+from pykubeproxy.inspect.dump import Verdict
+from pykubeproxy.inspect.packet import Host, Packet
+from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.objects import Family, Kind, Listed
+from pykubeproxy.rules.render import render
+from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.serving import served_ports
+from tests.strategies import PODS
+from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
+from tests.walk import Packet as ModelPacket
+from tests.walk import Walker
+
+PRECISION = 1e-9
+
+
+def host_of(family: Family) -> Host:
+    return Host(frozenset({NODE_IP[family]}))
+
+
+def traced(world: World, packet: Packet) -> Trace:
+    on = world.terms()
+    cluster = Cluster()
+    cluster.apply(Listed(Kind.SERVICE, world.services))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
+    host = host_of(world.family)
+    packet = msgspec.structs.replace(packet, starts_here=host.is_local(packet.source))
+    return walk(as_installed(render(cluster, on), on.options), packet, host)
+
+
+def targets(backends: tuple[Backend, ...]) -> dict[tuple[str, int], float]:
+    return {(backend.endpoint.address, backend.port): 1 / len(backends) for backend in backends}
+
+
+@settings(max_examples=200, deadline=None)
+@given(world=worlds, outside=st.booleans())
+def test_cluster_ips(world: World, outside: bool) -> None:
+    """A cluster IP leads to each selected endpoint alike; without any it is refused, or dropped under policy Local."""
+    cluster = Cluster()
+    cluster.apply(Listed(Kind.SERVICE, world.services))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
+    source = (CLIENT if outside else POD)[world.family]
+    for service in world.services:
+        for served in served_ports(cluster, service.key, world.family, world.terms().place):
+            port, selection = served.port, served.selection
+            trace = traced(world, Packet(port.protocol.value.lower(), source, port.cluster_ip, port.port))
+            chosen = selection.local if port.internal_local else selection.cluster
+            found = {(it.address, it.port): it.probability for it in trace.endpoints}
+            assert found.keys() == targets(chosen).keys()
+            assert all(abs(found[key] - 1 / len(chosen)) < PRECISION for key in found)
+            without = Verdict.DROP if selection.any_usable else Verdict.REJECT
+            assert trace.verdict is (Verdict.DNAT if chosen else without)
+
+
+packets = st.tuples(
+    st.sampled_from(["source pod", "endpoint", "node", "client"]),
+    st.sampled_from(["cluster", "external", "balancer", "node"]),
+    st.integers(0, 1),
+    st.sampled_from(["tcp", "udp", "sctp"]),
+    st.sampled_from([53, 80, 30053, 30080]),
+)
+
+
+def packet_for(world: World, choice: tuple[str, str, int, str, int]) -> Packet:
+    who, kind, number, protocol, port = choice
+    family = world.family
+    source = {
+        "source pod": POD[family],
+        "endpoint": PODS[family][0],
+        "node": NODE_IP[family],
+        "client": CLIENT[family],
+    }[who]
+    service = world.services[number % len(world.services)]
+    addresses = {
+        "cluster": service.cluster_ips,
+        "external": service.external_ips,
+        "balancer": service.load_balancer_ips,
+        "node": (NODE_IP[family],),
+    }[kind]
+    ipv6 = family is Family.IPV6
+    destination = next((it for it in addresses if (":" in it) is ipv6), NODE_IP[family])
+    return Packet(protocol, source, destination, port, received_by="" if who == "node" else "eth0")
+
+
+@settings(max_examples=300, deadline=None)
+@given(world=worlds, choice=packets)
+def test_as_another_evaluator(world: World, choice: tuple[str, str, int, str, int]) -> None:
+    """Table nat, as one that was written apart from this one walks it: same destinations, shares and masquerading."""
+    packet = packet_for(world, choice)
+    trace = traced(world, packet)
+    local = NODE_IP[world.family]
+    model = ModelPacket(
+        packet.source,
+        packet.destination,
+        packet.protocol,
+        packet.port,
+        interface=packet.received_by,
+        local_source=packet.source == local,
+        local_destination=packet.destination == local,
+    )
+    outcomes = Walker(world.rules()).walk(model, "nat", "OUTPUT" if packet.source == local else "PREROUTING")
+    wanted: dict[str, float] = {}
+    for outcome, share in outcomes.items():
+        if outcome.verdict.startswith("to "):
+            to = outcome.verdict.removeprefix("to ")
+            wanted[to] = wanted.get(to, 0.0) + share
+    found = {
+        f"[{it.address}]:{it.port}" if ":" in it.address else f"{it.address}:{it.port}": it.probability
+        for it in trace.endpoints
+    }
+    assert found.keys() == wanted.keys()
+    assert all(abs(found[to] - wanted[to]) < PRECISION for to in wanted)
+    if wanted:
+        marked = all(outcome.mark for outcome in outcomes if outcome.verdict)
+        assert trace.masquerade is marked
+
+
+@settings(max_examples=100, deadline=None)
+@given(world=worlds, choice=packets)
+def test_everything_goes_somewhere(world: World, choice: tuple[str, str, int, str, int]) -> None:
+    """Under DNAT the probabilities of endpoints and refusals add up to 1; a refusal names a rule that is there."""
+    trace = traced(world, packet_for(world, choice))
+    refused = sum(refusal.probability for refusal in trace.refusals)
+    total = refused + sum(endpoint.probability for endpoint in trace.endpoints)
+    assert abs(total - (0 if trace.verdict is Verdict.PASS else 1)) < PRECISION
+    if trace.verdict in (Verdict.DROP, Verdict.REJECT):
+        (refusal,) = trace.refusals
+        assert refusal.verdict is trace.verdict
+        assert f"-j {trace.verdict.name}" in refusal.step.rule
+        assert refusal.step in trace.steps

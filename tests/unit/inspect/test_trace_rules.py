@@ -1,0 +1,199 @@
+"""Single rules against single packets: which match, with which share, and what is said of it."""
+
+import pytest
+
+from pykubeproxy.inspect.matching import Match, comment_of, parse_rule, without_comment
+from pykubeproxy.inspect.packet import DNAT, NEW, Host, Packet
+
+HOST = Host(frozenset({"192.168.99.10", "fd00:99::10"}))
+PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, received_by="eth0", sent_by="pod1", mark=0x4000)
+IPV6 = Packet("udp", "fd00:10:244::5", "fd00:10:96::a", 53)
+
+
+def met(rule: str, packet: Packet = PACKET) -> Match:
+    return parse_rule(f"{rule} -j TARGET").meet(packet, HOST)
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        "",
+        "-s 10.244.1.5/32",
+        "-s 10.244.0.0/16 -d 10.96.0.0/12",
+        "! -s 10.245.0.0/16",
+        "-d 0.0.0.10/0.0.0.255",
+        "! -d 127.0.0.0/8",
+        "-i eth0 -o pod+",
+        "-i eth+",
+        "! -i cbr0 ! -o lo",
+        "-p tcp",
+        "-p 6",
+        "! -p udp",
+        "! -f",
+        "-p tcp -m tcp --dport 80",
+        "-p tcp -m tcp --dport 1:1024",
+        "-p tcp -m tcp --dport 80:",
+        "-p tcp -m tcp ! --dport 443",
+        "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN",
+        "-p tcp -m multiport --dports 443,70:90",
+        '-m comment --comment "any -s 1.2.3.4 -j \\" thing"',
+        "-m conntrack --ctstate RELATED,NEW",
+        "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT",
+        "-m state --state NEW",
+        "-m addrtype ! --dst-type LOCAL",
+        "-m addrtype --dst-type UNICAST --src-type UNICAST",
+        "-m mark --mark 0x4000/0x4000",
+        "-m mark ! --mark 0x1/0xff",
+        "-m mark --mark 0x4000",
+        "-m recent --set --name X --mask 255.255.255.255 --rsource",
+        "-m nfacct --nfacct-name counted",
+        "-m iprange --src-range 10.244.1.1-10.244.1.9",
+        "-m limit --limit 3/min --limit-burst 5",
+    ],
+)
+def test_matches(conditions: str) -> None:
+    """Rules that a packet meets wholly."""
+    assert met(conditions).share == 1
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        "! -s 10.244.1.5/32",
+        "-s 10.244.1.6/32",
+        "-s fd00::/8",
+        "-d 0.0.0.11/0.0.0.255",
+        "-i eth1",
+        "-i eth0+ -o eth+",
+        "-p udp",
+        "-f",
+        "-p tcp -m tcp --dport 81:90",
+        "-p tcp -m tcp --tcp-flags SYN,ACK ACK",
+        "-p tcp -m multiport ! --dports 443,70:90",
+        "-m conntrack --ctstate INVALID",
+        "-m conntrack --ctstate DNAT",
+        "-m addrtype --src-type LOCAL",
+        "-m addrtype --dst-type MULTICAST",
+        "-m mark --mark 0x1/0x1",
+        "-m recent --rcheck --seconds 60 --reap --name X --mask 255.255.255.255 --rsource",
+        "-m recent --update --name X --rsource",
+        "-m iprange ! --src-range 10.244.1.1-10.244.1.9",
+    ],
+)
+def test_does_not_match(conditions: str) -> None:
+    """Rules of which a packet fails one condition."""
+    assert met(conditions).share == 0
+
+
+@pytest.mark.parametrize(
+    ("conditions", "share"),
+    [
+        ("-m statistic --mode random --probability 0.25000000000", 0.25),
+        ("-m statistic --mode random ! --probability 0.25000000000", 0.75),
+        ("-m statistic --mode nth --every 4 --packet 0", 0.25),
+        ("-p tcp -m statistic --mode random --probability 0.50000000000 -m mark --mark 0x4000", 0.5),
+        ("-p udp -m statistic --mode random --probability 0.50000000000", 0),
+    ],
+)
+def test_chance(conditions: str, share: float) -> None:
+    """A rule that works by chance takes a share of the packets, if they meet its other conditions."""
+    assert met(conditions).share == share
+
+
+@pytest.mark.parametrize(
+    ("conditions", "share"),
+    [
+        ("-s fd00:10:244::/48 -p udp -m udp --dport 53", 1),
+        ("-d ::a/::ff", 1),
+        ("! -d ::1/128 -m addrtype --dst-type LOCAL", 0),
+        ("-s 0.0.0.0/0", 0),
+    ],
+)
+def test_ipv6(conditions: str, share: float) -> None:
+    """Addresses of the other family work alike, and never match across."""
+    assert met(conditions, IPV6).share == share
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "192.168.99.10", "::1", "fd00:99::10"])
+def test_local(address: str) -> None:
+    """All of loopback is the host itself, besides its addresses."""
+    packet = Packet("tcp", address, address, 80)
+    assert met("-m addrtype --dst-type LOCAL", packet).share == 1
+    assert met("-m addrtype --src-type LOCAL", packet).share == 1
+
+
+@pytest.mark.parametrize("negation", ["", "! "])
+@pytest.mark.parametrize(
+    "conditions", ["-m set {}--match-set BLOCKED src", "-m owner {}--uid-owner 0", "-m socket"]
+)
+def test_unknown_matches_do_not_match(conditions: str, negation: str) -> None:
+    """A condition that is not known here counts as not met, negated or not, and the reason says so."""
+    found = met(conditions.format(negation))
+    assert found.share == 0
+    assert "not known here" in found.why
+
+
+def test_after_translation() -> None:
+    """A translated packet has the state DNAT beside NEW."""
+    packet = Packet("tcp", "192.0.2.1", "127.0.0.1", 80, states=(NEW, DNAT))
+    guard = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
+    assert met(guard, packet).share == 0
+    assert met("-m conntrack --ctstate DNAT", packet).share == 1
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"),
+    [
+        ("", "every packet matches"),
+        ('-m comment --comment "x"', "every packet matches"),
+        (
+            "-d 10.96.0.10/32 -p tcp -m tcp --dport 80",
+            "its destination is 10.96.0.10, it is TCP, its port is 80",
+        ),
+        ("! -s 10.244.0.0/16", "its source 10.244.1.5 is in 10.244.0.0/16"),
+        ("! -s 10.9.0.0/16", "its source 10.244.1.5 is not in 10.9.0.0/16"),
+        ("-s 10.244.1.6/32", "its source 10.244.1.5 is not 10.244.1.6"),
+        ("-m mark ! --mark 0x4000/0x4000", "it bears the mark 0x4000"),
+        ("-m mark --mark 0x1/0x1", "it does not bear the mark 0x1"),
+        ("-m conntrack --ctstate NEW", "its state is NEW"),
+        ("-m conntrack --ctstate RELATED,ESTABLISHED", "its state is not RELATED or ESTABLISHED"),
+        ("-m addrtype --src-type LOCAL", "its source 10.244.1.5 is not an address of this node"),
+        ("-i cbr0", "it came in by eth0, not cbr0"),
+        (
+            "-m statistic --mode random --probability 0.33333333349",
+            "chance takes 33.33 % of the packets that get here",
+        ),
+        (
+            "-m recent --rcheck --seconds 60 --name X",
+            "the client is taken for a new one, whom no endpoint remembers",
+        ),
+    ],
+)
+def test_why(conditions: str, why: str) -> None:
+    """The reason states what is true of the packet: all of it for a match, the first obstacle for none."""
+    assert met(conditions).why == why
+
+
+@pytest.mark.parametrize(
+    ("conditions", "concerns"),
+    [
+        ("-d 10.96.0.11/32 -p tcp -m tcp --dport 80", False),
+        ("-p udp", False),
+        ("-p tcp -m tcp --dport 443", False),
+        ("! -s 10.244.0.0/16 -d 10.96.0.11/32", False),
+        ("! -s 10.244.0.0/16 -d 10.96.0.10/32", True),
+        ("-d 10.96.0.10/32 -m conntrack --ctstate INVALID", True),
+    ],
+)
+def test_concerns(conditions: str, concerns: bool) -> None:
+    """A rule for another destination, protocol or port is none of the packet's concern, whatever fails first."""
+    assert met(conditions).concerns is concerns
+
+
+def test_comment() -> None:
+    """The comment is told apart from the rest of the rule, quoted or not."""
+    rule = '-s 10.0.0.1/32 -m comment --comment "say \\"-j DROP\\"" -m mark --mark 0x1 -j ACCEPT'
+    assert comment_of(rule) == 'say "-j DROP"'
+    assert without_comment(rule) == "-s 10.0.0.1/32 -m mark --mark 0x1 -j ACCEPT"
+    assert comment_of("-m comment --comment word -j ACCEPT") == "word"
+    assert comment_of("-j ACCEPT") == ""

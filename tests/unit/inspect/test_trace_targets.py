@@ -1,0 +1,112 @@
+"""What targets do to a packet."""
+
+import pytest
+
+from pykubeproxy.inspect.matching import parse_rule
+from pykubeproxy.inspect.packet import Packet
+from pykubeproxy.inspect.targets import Effect, End, act
+
+PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
+IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)
+
+
+def after(target: str, packet: Packet = PACKET) -> Effect:
+    return act(parse_rule(f"-p tcp -j {target}"), packet)
+
+
+@pytest.mark.parametrize(
+    ("target", "end"),
+    [
+        ("ACCEPT", End.ACCEPT),
+        ("DROP", End.DROP),
+        ("REJECT --reject-with icmp-port-unreachable", End.REJECT),
+        ("DNAT --to-destination 10.244.1.11:8080", End.ACCEPT),
+        ("MASQUERADE --random-fully", End.ACCEPT),
+        ("MARK --set-xmark 0x4000/0x4000", None),
+        ("CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80", None),
+        ('LOG --log-prefix "seen: "', None),
+        ("NFLOG --nflog-group 5", None),
+    ],
+)
+def test_ends(target: str, end: End | None) -> None:
+    """Which targets end a packet's way through a table."""
+    assert after(target).end is end
+
+
+@pytest.mark.parametrize(
+    ("to", "destination"),
+    [
+        ("10.244.1.11:8080", ("10.244.1.11", 8080)),
+        ("10.244.1.11", ("10.244.1.11", 80)),
+        (":8080", ("10.96.0.10", 8080)),
+        ("10.244.1.11-10.244.1.19:8080-8089", ("10.244.1.11", 8080)),
+        ("10.244.1.11:8080 --random --persistent", ("10.244.1.11", 8080)),
+    ],
+)
+def test_dnat(to: str, destination: tuple[str, int]) -> None:
+    """The new destination; what it leaves out stays, of a range the first is taken."""
+    packet = after(f"DNAT --to-destination {to}").packet
+    assert (packet.destination, packet.port) == destination
+    assert packet.states == ("NEW", "DNAT")
+
+
+@pytest.mark.parametrize(
+    ("to", "destination"),
+    [
+        ("[fd00:1::11]:8080", ("fd00:1::11", 8080)),
+        ("[fd00:1::11]", ("fd00:1::11", 80)),
+        ("fd00:1::11", ("fd00:1::11", 80)),
+    ],
+)
+def test_dnat_ipv6(to: str, destination: tuple[str, int]) -> None:
+    """With and without brackets and port."""
+    packet = after(f"DNAT --to-destination {to}", IPV6).packet
+    assert (packet.destination, packet.port) == destination
+
+
+@pytest.mark.parametrize(
+    ("target", "source"),
+    [
+        ("MASQUERADE", "10.244.1.5"),
+        ("SNAT --to-source 192.0.2.1", "192.0.2.1"),
+        ("SNAT --to-source 192.0.2.1:1024-2048", "192.0.2.1"),
+        ("SNAT --to-source 192.0.2.1-192.0.2.9", "192.0.2.1"),
+    ],
+)
+def test_source_translation(target: str, source: str) -> None:
+    """SNAT names the new source, MASQUERADE leaves it to the routes."""
+    packet = after(target).packet
+    assert packet.source == source
+    assert packet.states == ("NEW", "SNAT")
+
+
+@pytest.mark.parametrize(
+    ("options", "mark"),
+    [
+        ("--set-xmark 0x4000/0x4000", 0x4001),
+        ("--set-xmark 0x1/0x0", 0x0),
+        ("--set-xmark 0x8/0xffffffff", 0x8),
+        ("--set-mark 0x8", 0x8),
+        ("--or-mark 0x6", 0x7),
+        ("--and-mark 0xfffffffe", 0x0),
+        ("--xor-mark 0x3", 0x2),
+    ],
+)
+def test_mark(options: str, mark: int) -> None:
+    """Each way to change the mark, starting from 0x1."""
+    assert after(f"MARK {options}").packet.mark == mark
+
+
+@pytest.mark.parametrize("target", ["CT --notrack", "NOTRACK"])
+def test_untracked(target: str) -> None:
+    """Without tracking there is neither the state NEW nor translation."""
+    assert after(target).packet.states == ("UNTRACKED",)
+    assert "not tracked" in after(target).remark
+
+
+def test_unknown_target() -> None:
+    """What a target does that is not known here is not guessed, and the reader is told."""
+    effect = after("NFQUEUE --queue-num 3")
+    assert effect.packet == PACKET
+    assert effect.end is None
+    assert "NFQUEUE" in effect.remark

@@ -1,0 +1,287 @@
+"""Packets through small sets of rules: the tables' order, jumps, policies, chances, and what is told of it."""
+
+import pytest
+
+from pykubeproxy.inspect.dump import Verdict
+from pykubeproxy.inspect.packet import Host, Packet, Route
+from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import parse
+
+HOST = Host(
+    frozenset({"192.168.99.10"}),
+    (Route("0.0.0.0/0", "eth0"), Route("10.244.1.0/24", "cni0"), Route("10.244.9.0/24", "")),
+)
+COMING = Packet("tcp", "203.0.113.9", "10.96.0.10", 80)
+TO_NODE = Packet("tcp", "203.0.113.9", "192.168.99.10", 30080)
+LEAVING = Packet("tcp", "192.168.99.10", "10.96.0.10", 80, starts_here=True)
+
+
+def traced(rules: str, packet: Packet = COMING) -> Trace:
+    """Rules as "table CHAIN rule" or "table :CHAIN POLICY", a line each."""
+    text: dict[str, list[str]] = {}
+    for line in rules.strip().splitlines():
+        table, rest = line.strip().split(" ", 1)
+        text.setdefault(table, []).append(rest if rest.startswith(":") else f"-A {rest}")
+    saved = "".join(f"*{table}\n" + "\n".join(lines) + "\nCOMMIT\n" for table, lines in text.items())
+    return walk(parse(Family.IPV4, saved), packet, HOST)
+
+
+def way(trace: Trace) -> list[str]:
+    return [f"{step.table} {step.chain}" for step in trace.steps if step.matched]
+
+
+EVERYWHERE = "\n".join(
+    f"{table} {chain} -m comment --comment here"
+    for table in ("security", "nat", "filter", "mangle", "raw")
+    for chain in ("POSTROUTING", "FORWARD", "INPUT", "OUTPUT", "PREROUTING")
+)
+
+
+@pytest.mark.parametrize(
+    ("packet", "points"),
+    [
+        (
+            COMING,
+            (
+                "raw PREROUTING, mangle PREROUTING, nat PREROUTING, mangle FORWARD, filter FORWARD, security FORWARD, "
+                "mangle POSTROUTING, nat POSTROUTING"
+            ),
+        ),
+        (
+            TO_NODE,
+            "raw PREROUTING, mangle PREROUTING, nat PREROUTING, mangle INPUT, filter INPUT, security INPUT, nat INPUT",
+        ),
+        (
+            LEAVING,
+            (
+                "raw OUTPUT, mangle OUTPUT, nat OUTPUT, filter OUTPUT, security OUTPUT, "
+                "mangle POSTROUTING, nat POSTROUTING"
+            ),
+        ),
+        (
+            Packet("tcp", "127.0.0.1", "127.0.0.1", 80, starts_here=True),
+            (
+                "raw OUTPUT, mangle OUTPUT, nat OUTPUT, filter OUTPUT, security OUTPUT, "
+                "mangle POSTROUTING, nat POSTROUTING, raw PREROUTING, mangle PREROUTING, "
+                "mangle INPUT, filter INPUT, security INPUT"
+            ),
+        ),
+    ],
+    ids=["forwarded", "for the node", "from the node", "from the node to itself"],
+)
+def test_order_of_tables(packet: Packet, points: str) -> None:
+    """The kernel's order; what the node sends itself comes in again, but is not translated again."""
+    trace = traced(EVERYWHERE, packet)
+    assert ", ".join(way(trace)) == points
+    assert trace.verdict is Verdict.PASS
+
+
+def test_filter_sees_the_new_destination() -> None:
+    """After DNAT it is the endpoint that counts, for routing and for rules."""
+    trace = traced(
+        """
+        nat PREROUTING -d 10.96.0.10/32 -j DNAT --to-destination 192.168.99.10:8080
+        filter FORWARD -j DROP
+        filter INPUT -d 10.96.0.10/32 -j DROP
+        filter INPUT -d 192.168.99.10/32 -p tcp -m tcp --dport 8080 -m conntrack --ctstate DNAT -j REJECT
+        """
+    )
+    assert trace.verdict is Verdict.REJECT
+    assert way(trace) == ["nat PREROUTING", "filter INPUT"]
+    assert trace.endpoints == ()
+
+
+def test_chances_multiply() -> None:
+    """Through jumps in several levels; what nobody takes goes on."""
+    trace = traced(
+        """
+        nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j GROUP
+        nat PREROUTING -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.3:80
+        nat GROUP -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.1:80
+        nat GROUP -j DNAT --to-destination 10.244.1.2:80
+        """
+    )
+    shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
+    assert shares == {"10.244.1.1": 0.125, "10.244.1.2": 0.375, "10.244.1.3": 0.125}
+    assert trace.verdict is Verdict.DNAT
+
+
+TREE = """
+    nat PREROUTING -j KUBE-SERVICES
+    nat KUBE-SERVICES -d 10.96.0.0/20 -j KUBE-SVC-D0
+    nat KUBE-SERVICES -d 10.96.16.0/20 -j KUBE-SVC-D1
+    nat KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+    nat KUBE-SVC-D0 -d 10.96.0.0/28 -j KUBE-SVC-D00
+    nat KUBE-SVC-D00 -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.9:80
+    nat KUBE-SVC-D00 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-WEB
+    nat KUBE-SVC-WEB -m statistic --mode random --probability 0.66666666651 -j KUBE-SVC-G0
+    nat KUBE-SVC-WEB -j DNAT --to-destination 10.244.1.3:80
+    nat KUBE-SVC-G0 -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.244.1.1:80
+    nat KUBE-SVC-G0 -j DNAT --to-destination 10.244.1.2:80
+    nat KUBE-NODEPORTS -p tcp -m tcp --dport 30000:30063 -j KUBE-SVC-P0
+    nat KUBE-NODEPORTS -p tcp -m tcp --dport 30064:30127 -j KUBE-SVC-P1
+    nat KUBE-SVC-P1 -p tcp -m tcp --dport 30080 -j KUBE-SVC-WEB
+    """
+
+
+@pytest.mark.parametrize("packet", [COMING, TO_NODE], ids=["address", "node port"])
+def test_through_a_tree(packet: Packet) -> None:
+    """Branches by prefix and by port range are followed like any jump, and so are endpoints in groups."""
+    trace = traced(TREE, packet)
+    shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
+    assert shares == pytest.approx({f"10.244.1.{n}": 1 / 3 for n in (1, 2, 3)}, abs=1e-9)
+
+
+def test_a_tree_without_the_leaf() -> None:
+    """What finds no leaf comes back out of all branches and goes on."""
+    trace = traced(TREE, Packet("tcp", "203.0.113.9", "10.96.0.11", 80))
+    assert trace.verdict is Verdict.PASS
+    assert way(trace) == ["nat PREROUTING", "nat KUBE-SERVICES", "nat KUBE-SVC-D0"]
+
+
+def test_one_endpoint_by_two_ways() -> None:
+    """It is listed once, with the sum."""
+    trace = traced(
+        """
+        nat PREROUTING -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.1:80
+        nat PREROUTING -m comment --comment else -j DNAT --to-destination 10.244.1.1:80
+        """
+    )
+    assert [endpoint.probability for endpoint in trace.endpoints] == [1.0]
+
+
+def test_return_and_goto() -> None:
+    """RETURN goes on behind the jump; a chain that was gone to returns to where its own caller was jumped from."""
+    trace = traced(
+        """
+        filter FORWARD -j OUTER
+        filter FORWARD -m comment --comment after -j ACCEPT
+        filter OUTER -g INNER
+        filter OUTER -j DROP
+        filter INNER -p tcp -j RETURN
+        filter INNER -j DROP
+        """
+    )
+    assert trace.verdict is Verdict.PASS
+    assert way(trace) == ["filter FORWARD", "filter OUTER", "filter INNER", "filter FORWARD"]
+
+
+def test_return_by_chance() -> None:
+    """Some come back out of a chain and meet what stands behind the jump."""
+    trace = traced(
+        """
+        filter FORWARD -j HALF
+        filter FORWARD -j REJECT --reject-with icmp-port-unreachable
+        filter HALF -m statistic --mode random --probability 0.50000000000 -j RETURN
+        filter HALF -j ACCEPT
+        """
+    )
+    assert [(it.verdict, it.probability) for it in trace.refusals] == [(Verdict.REJECT, 0.5)]
+
+
+def test_policy() -> None:
+    """What no rule decides the chain's policy does, and that is a step too."""
+    trace = traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p udp -j ACCEPT")
+    assert trace.verdict is Verdict.DROP
+    assert trace.steps[-1].rule == "policy DROP"
+    assert trace.refusals[0].step == trace.steps[-1]
+    assert traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p tcp -j ACCEPT").verdict is Verdict.PASS
+
+
+def test_untracked_connections_pass_nat_by() -> None:
+    """What table raw takes out of tracking no service translates, as NodeLocal DNSCache wants it."""
+    trace = traced(
+        """
+        raw PREROUTING -d 10.96.0.10/32 -j CT --notrack
+        nat PREROUTING -j DNAT --to-destination 10.244.1.1:80
+        filter FORWARD -m conntrack --ctstate NEW -j DROP
+        filter FORWARD -m conntrack --ctstate UNTRACKED -j ACCEPT
+        nat POSTROUTING -j MASQUERADE
+        """
+    )
+    assert trace.verdict is Verdict.PASS
+    assert not trace.masquerade
+
+
+def test_hairpin() -> None:
+    """Only the packet that comes back to its sender is masqueraded: the trace's word is for all, the endpoint's its own."""
+    rules = """
+        nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j A
+        nat PREROUTING -j DNAT --to-destination 10.244.1.2:80
+        nat A -s 10.244.1.1/32 -j MARK --set-xmark 0x4000/0x4000
+        nat A -p tcp -j DNAT --to-destination 10.244.1.1:80
+        nat POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+        nat POSTROUTING -j MASQUERADE
+        """
+    trace = traced(rules, Packet("tcp", "10.244.1.1", "10.96.0.10", 80))
+    assert not trace.masquerade
+    assert {endpoint.address: endpoint.masquerade for endpoint in trace.endpoints} == {
+        "10.244.1.1": True,
+        "10.244.1.2": False,
+    }
+    assert "to 10.244.1.2:80: it does not bear the mark 0x4000" in [step.why for step in trace.steps]
+
+
+def test_what_all_endpoints_meet_is_told_once() -> None:
+    """Steps that are alike whichever endpoint it is are not repeated."""
+    trace = traced(
+        """
+        nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.244.1.1:80
+        nat PREROUTING -m comment --comment last -j DNAT --to-destination 10.244.1.2:80
+        filter FORWARD -d 10.244.1.2/32 -j DROP
+        filter FORWARD -m comment --comment all -j ACCEPT
+        """
+    )
+    assert [step.why for step in trace.steps if step.table == "filter"] == [
+        "to 10.244.1.1:80: every packet matches",
+        "to 10.244.1.2:80: its destination is 10.244.1.2",
+    ]
+    assert trace.verdict is Verdict.DNAT
+    assert [(it.verdict, it.probability) for it in trace.refusals] == [(Verdict.DROP, 0.5)]
+
+
+def test_rules_for_others_are_passed_over() -> None:
+    """A rule that does not match is told only if it is for such packets."""
+    trace = traced(
+        """
+        nat PREROUTING -d 10.96.0.11/32 -j DNAT --to-destination 10.244.1.1:80
+        nat PREROUTING -s 10.0.0.0/8 -d 10.96.0.10/32 -j DNAT --to-destination 10.244.1.2:80
+        """
+    )
+    assert [(step.rule.split()[1], step.matched) for step in trace.steps] == [("10.0.0.0/8", False)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "packet", "verdict"),
+    [
+        (
+            "filter FORWARD -i eth0 -o cni0 -j DROP",
+            Packet("tcp", "203.0.113.9", "10.244.1.1", 80),
+            Verdict.DROP,
+        ),
+        ("filter FORWARD -i cni0 -o eth0 -j DROP", Packet("tcp", "10.244.1.1", "1.1.1.1", 80), Verdict.DROP),
+        ("filter FORWARD -i cni0 -j DROP", COMING, Verdict.PASS),
+        (
+            "filter FORWARD -i cni0 -j DROP",
+            Packet("tcp", "203.0.113.9", "10.96.0.10", 80, received_by="cni0"),
+            Verdict.DROP,
+        ),
+        ("filter FORWARD -o eth0 -j DROP", Packet("tcp", "10.244.1.1", "10.244.9.9", 80), Verdict.PASS),
+        ("filter OUTPUT -o eth0 -j DROP", LEAVING, Verdict.DROP),
+        (
+            "filter INPUT -i lo -j DROP",
+            Packet("tcp", "127.0.0.1", "127.0.0.1", 80, starts_here=True),
+            Verdict.DROP,
+        ),
+    ],
+)
+def test_interfaces(rule: str, packet: Packet, verdict: Verdict) -> None:
+    """Interfaces follow from the most specific route, or from what the packet says of itself."""
+    assert traced(rule, packet).verdict is verdict
+
+
+def test_no_rules_at_all() -> None:
+    """Empty tables let everything pass."""
+    trace = traced("filter :FORWARD ACCEPT [0:0]")
+    assert (trace.verdict, trace.steps, trace.endpoints, trace.refusals) == (Verdict.PASS, (), (), ())
