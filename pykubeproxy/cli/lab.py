@@ -1,0 +1,171 @@
+"""`pykubeproxy lab`: a cluster without a cluster."""
+
+import signal
+import time
+from typing import Any
+
+import click
+
+from pykubeproxy.lab import report, standing
+from pykubeproxy.lab.api import SERVICES, Api
+from pykubeproxy.lab.cluster import API_PORT, Lab
+from pykubeproxy.lab.namespaces import prefix
+from pykubeproxy.lab.network import FABRIC
+from pykubeproxy.lab.requirements import Unmet
+from pykubeproxy.lab.rundir import AlreadyRunning, RunDirectory
+from pykubeproxy.lab.scenarios import SCENARIOS
+
+backend_option = click.option(
+    "--iptables-backend",
+    "backend",
+    type=click.Choice(["auto", "nft", "legacy"]),
+    default="auto",
+    show_default=True,
+    help="What the agents write their rules with.",
+)
+
+LOOK_YOURSELF = """
+To look for yourself, let one scenario stand and run the commands on its nodes:
+  pykubeproxy lab demo SCENARIO --keep
+  pykubeproxy lab exec node1 -- pykubeproxy dump-rules"""
+
+
+@click.group()
+def lab() -> None:
+    """Try the proxy on two nodes, some pods and an outside client, all on this machine.
+
+    They are network namespaces, with a small API server and an agent on each node. It takes root, it does
+    not touch the machine's own network, and it leaves nothing behind.
+
+    \b
+    sudo pykubeproxy lab demo
+    """
+
+
+@lab.command()
+@click.argument("wanted", metavar="[SCENARIO]...", nargs=-1)
+@click.option("--list", "list_only", is_flag=True, help="Name the scenarios and do nothing.")
+@backend_option
+@click.option("--keep", is_flag=True, help="After the last scenario leave the lab standing until Ctrl-C.")
+@click.option("--name", default="demo", show_default=True, help="The lab's name.")
+def demo(wanted: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str) -> None:
+    """Run the scenarios, or those named, and show what real connections saw.
+
+    \b
+    sudo pykubeproxy lab demo
+    sudo pykubeproxy lab demo scale rolling-update --iptables-backend legacy
+    """
+    if list_only:
+        for scenario in SCENARIOS:
+            click.echo(f"{scenario.name:16}{scenario.title}")
+        return
+    if unknown := set(wanted) - {scenario.name for scenario in SCENARIOS}:
+        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; --list names them")
+    chosen = [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
+    leave_if_told = standing.exit_on_signals()
+    started = time.monotonic()
+    results = {}
+    try:
+        with Lab(name, backend=backend) as running:
+            click.echo(report.opening(running))
+            for number, scenario in enumerate(chosen, 1):
+                leave_if_told()
+                place = f"{number}/{len(chosen)}"
+                results[scenario.name] = report.run_scenario(running, scenario, place, click.echo)
+            click.echo(f"\n{report.summary(results, time.monotonic() - started)}")
+            if keep:
+                _keep(name)
+            else:
+                click.echo(LOOK_YOURSELF)
+    except (Unmet, AlreadyRunning, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    if not all(results.values()):
+        raise SystemExit(1)
+
+
+def _keep(name: str) -> None:
+    click.echo(
+        "\nThe lab stands as the last scenario left it. From another terminal:\n"
+        f"  pykubeproxy lab status --name {name}\n"
+        f"  pykubeproxy lab exec --name {name} node1 -- pykubeproxy dump-rules\n"
+        "Ctrl-C takes it down."
+    )
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        click.echo()
+
+
+@lab.command()
+@click.option("--name", default="lab", show_default=True, help="Its name; several may stand side by side.")
+@backend_option
+@click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
+def up(name: str, backend: str, pods: int) -> None:
+    """Build a lab and leave it standing: a Service "web" with pods behind it, to play with.
+
+    \b
+    sudo pykubeproxy lab up
+    sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
+    sudo pykubeproxy lab down
+    """
+    try:
+        standing.up(name, backend, pods)
+        _show(RunDirectory(name))
+    except (Unmet, RuntimeError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@lab.command()
+@click.option("--name", default="lab", show_default=True, help="Which lab.")
+def down(name: str) -> None:
+    """Take a lab down, also one whose driver died.
+
+    \b
+    sudo pykubeproxy lab down
+    """
+    try:
+        there = standing.down(name)
+    except (Unmet, AlreadyRunning, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"lab {name} is gone" if there else f"there is no lab {name}")
+
+
+@lab.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--name", help="Which lab, if there are several.")
+@click.argument("place", metavar="NODE|POD|client|fabric")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def execute(name: str | None, place: str, command: tuple[str, ...]) -> None:
+    """Run a command inside a node, a pod, the client or the fabric; a shell if none is given.
+
+    \b
+    sudo pykubeproxy lab exec node1 -- pykubeproxy dump-rules default/web
+    sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
+    sudo pykubeproxy lab exec web-1 -- ip route
+    """
+    wanted = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
+    try:
+        standing.execute(standing.only_lab(name), place, wanted)
+    except Unmet as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{wanted[0]}: {error.strerror}") from None
+
+
+@lab.command()
+@click.option("--name", help="Which lab, if there are several.")
+def status(name: str | None) -> None:
+    """Show the nodes, pods and Services of a lab that stands.
+
+    \b
+    sudo pykubeproxy lab status
+    """
+    try:
+        _show(standing.only_lab(name))
+    except Unmet as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _show(directory: RunDirectory) -> None:
+    state: dict[str, Any] = directory.read_state()
+    api = Api(f"{prefix(directory.lab)}fabric", FABRIC[0], API_PORT)
+    click.echo(report.overview(state, api.items(SERVICES), str(directory.path / "logs")))

@@ -1,0 +1,80 @@
+"""EndpointSlices as the lab makes them of its pods."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pykubeproxy.lab.endpoints import slices
+from pykubeproxy.lab.pods import Identity, Pod, Status
+
+SERVICE: dict[str, Any] = {
+    "metadata": {"namespace": "default", "name": "web"},
+    "spec": {
+        "selector": {"app": "web"},
+        "ipFamilies": ["IPv4", "IPv6"],
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}],
+    },
+}
+
+
+def pod(status: Status, app: str = "web") -> Pod:
+    identity = Identity("web-1", app, "node1", "zone-a", ("10.244.1.2", "fd00:10:244:1::2"))
+    return cast("Pod", SimpleNamespace(identity=identity, status=status))
+
+
+def conditions(status: Status, **spec: object) -> dict[str, bool] | None:
+    """The conditions of the one endpoint, None when there is none; alike in both families."""
+    service = {**SERVICE, "spec": {**SERVICE["spec"], **spec}}
+    ipv4, ipv6 = slices(service, [pod(status)])
+    assert [endpoint["conditions"] for endpoint in ipv4["endpoints"]] == [
+        endpoint["conditions"] for endpoint in ipv6["endpoints"]
+    ]
+    return ipv4["endpoints"][0]["conditions"] if ipv4["endpoints"] else None
+
+
+@pytest.mark.parametrize(
+    ("status", "publish", "expected"),
+    [
+        (Status(answering=True), False, (True, True, False)),
+        (Status(answering=False), False, (False, False, False)),
+        (Status(answering=True, gates=frozenset({"outside"})), False, (False, False, False)),
+        (Status(answering=True, terminating=True), False, (False, True, True)),
+        (Status(answering=False, terminating=True), False, (False, False, True)),
+        (Status(answering=False), True, (True, False, False)),
+        (Status(answering=True, terminating=True), True, (True, True, True)),
+    ],
+)
+def test_conditions(status: Status, publish: bool, expected: tuple[bool, bool, bool]) -> None:
+    """Ready, serving and terminating follow from the pod as the EndpointSlice controller has it."""
+    found = conditions(status, publishNotReadyAddresses=publish)
+    assert found == dict(zip(("ready", "serving", "terminating"), expected, strict=True))
+
+
+def test_an_ended_pod_is_left_out() -> None:
+    """A pod whose process has ended is no endpoint."""
+    assert conditions(Status(running=False, answering=True)) is None
+
+
+def test_what_an_endpoint_says() -> None:
+    """Address by family, node, zone and pod are in it; the port is the target port."""
+    ipv4, ipv6 = slices(SERVICE, [pod(Status(answering=True)), pod(Status(), app="other")])
+    assert ipv4["addressType"] == "IPv4"
+    assert ipv4["metadata"]["labels"]["kubernetes.io/service-name"] == "web"
+    assert ipv4["ports"] == [{"name": "http", "protocol": "TCP", "port": 8080}]
+    (endpoint,) = ipv4["endpoints"]
+    assert endpoint["addresses"] == ["10.244.1.2"]
+    assert (endpoint["nodeName"], endpoint["zone"]) == ("node1", "zone-a")
+    assert endpoint["targetRef"]["name"] == "web-1"
+    assert ipv6["endpoints"][0]["addresses"] == ["fd00:10:244:1::2"]
+
+
+def test_without_selector() -> None:
+    """A Service without a selector has its slices made by somebody else."""
+    assert slices({**SERVICE, "spec": {**SERVICE["spec"], "selector": None}}, [pod(Status())]) == []
+
+
+def test_headless() -> None:
+    """The slices of a headless Service bear its label, by which proxies leave them out."""
+    ipv4, _ = slices({**SERVICE, "spec": {**SERVICE["spec"], "clusterIP": "None"}}, [])
+    assert "service.kubernetes.io/headless" in ipv4["metadata"]["labels"]
