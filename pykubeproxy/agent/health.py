@@ -76,6 +76,11 @@ class Health:
         self._needs_node = needs_node
         self._node_eligible = not needs_node
 
+    def adjust(self, sync_period: float) -> None:
+        """Go on with another syncPeriod, in seconds."""
+        with self._lock:
+            self._patience = 2 * sync_period
+
     def queued(self, family: Family) -> None:
         """A sync is wanted, be it for a change or because the last one failed; the oldest wish counts."""
         with self._lock:

@@ -107,6 +107,7 @@ class Agent:
         self._config = config
         self._pace.adjust(config.iptables.min_sync_period, config.iptables.sync_period)
         self._journal.verbosity = self._flows.verbosity = config.logging.verbosity
+        self._next_check = min(self._next_check, self._clock() + config.iptables.sync_period)
         self._observers.reconfigured(config)
         set_up(config)
 

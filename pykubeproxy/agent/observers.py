@@ -72,6 +72,7 @@ class Observers:
     def reconfigured(self, config: Config) -> None:
         """A configuration that differs only in what is taken up live."""
         self._config = config
+        self.health.adjust(config.iptables.sync_period)
 
     def applied(self, event: Event, concerned: set[Key]) -> None:
         """An event was applied and concerns these Services."""

@@ -19,13 +19,13 @@ class Pace:
         self._min_period = min_period
         self._retry_period = retry_period
         self._max_period = max_period
-        self._earliest = -math.inf
+        self._ended = -math.inf
         self._requested: float | None = None
         self._at_latest = math.inf
         self._failures = 0
 
     def adjust(self, min_period: float, retry_period: float) -> None:
-        """Go on with other periods; what is already due stays due."""
+        """Go on with other periods, `min_period` from the end of the last run on."""
         self._min_period = min_period
         self._retry_period = retry_period
 
@@ -37,7 +37,7 @@ class Pace:
     def due(self) -> float:
         """When the next run may start; infinity if there is no reason for one."""
         wanted = self._at_latest if self._requested is None else min(self._requested, self._at_latest)
-        return max(wanted, self._earliest)
+        return max(wanted, self._ended + self._min_period)
 
     def queued_for(self, now: float) -> float:
         """How long the oldest request has been waiting; 0 if none is."""
@@ -49,7 +49,7 @@ class Pace:
 
     def finished(self, now: float, succeeded: bool) -> None:
         """A run has ended."""
-        self._earliest = now + self._min_period
+        self._ended = now
         self._failures = 0 if succeeded else self._failures + 1
         self._at_latest = now + (self._max_period if succeeded else self._retry_delay())
 

@@ -18,7 +18,7 @@ from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.privileged import set_up
 from pykubeproxy.agent.reload import ConfigWatch
 from pykubeproxy.agent.startup import Families, open_families
-from pykubeproxy.config import Config
+from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import AddressWatch
 from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_watches
 
@@ -28,13 +28,13 @@ log = structlog.get_logger()
 class Order(msgspec.Struct, frozen=True):
     """What a process is to do.
 
-    `manifests` is where objects come from, None for an API server. `flags` are those given, for /flagz. `config_file` is
+    `loaded` is the configuration, whose warnings the caller tells. `manifests` is where objects come from, None for an API server. `flags` are those given, for /flagz. `config_file` is
     watched for changes if it is not empty, and then read by `reload`.
     """
 
-    config: Config
+    loaded: Loaded
     flags: Mapping[str, object]
-    reload: Callable[[], Config]
+    reload: Callable[[], Loaded]
     config_file: str = ""
     manifests: str | None = None
     once: bool = False
@@ -45,7 +45,7 @@ def serve(order: Order) -> int:
 
     Raises KernelError, SourceError and BindFailed for what stands in the way of a start.
     """
-    config = order.config
+    config = order.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
     set_up(config)
     families = open_families(config)
@@ -124,7 +124,7 @@ def _start_threads(order: Order, watches: tuple[Watch, ...], mailbox: Mailbox, f
         _start(watch.name, lambda watch=watch: watch.run(mailbox.put), mailbox)  # type: ignore[misc]
     _start(flows.name, flows.run, mailbox)
     if order.config_file:
-        reload = ConfigWatch(order.config_file, order.config, order.reload, mailbox)
+        reload = ConfigWatch(order.config_file, order.loaded, order.reload, mailbox)
         _start(reload.name, reload.run, mailbox)
 
 

@@ -8,12 +8,15 @@ import msgspec
 import structlog
 
 from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop
-from pykubeproxy.config import Config, changed_fields
+from pykubeproxy.config import Config, Loaded, changed_fields
 
 _PERIOD = 1.0  # seconds between two looks
-# What is taken up while running; sections end in a dot. For all else the process ends, to be started anew.
+# What is taken up while running, or counts only at the next start; sections end in a dot. For all else the process
+# ends, to be started anew.
 _LIVE = (
+    "bindAddressHardFail",
     "clusterCIDR",
+    "configSyncPeriod",
     "conntrack.",
     "detectLocal.",
     "detectLocalMode",
@@ -22,6 +25,7 @@ _LIVE = (
     "logging.verbosity",
     "nodePortAddresses",
     "oomScoreAdj",
+    "pykubeproxy.dispatch",
 )
 
 log = structlog.get_logger()
@@ -44,19 +48,20 @@ def split(old: Config, new: Config) -> Split:
 class ConfigWatch:
     """Watches the configuration file; a ConfigMap's changes, which come by a swapped symbolic link, show as well.
 
-    `load` reads the file; what it raises is logged, and the configuration stays as it is. It looks at the file once a
-    second: that sees every way in which files are replaced.
+    `loaded` is what the process was started with. `load` reads the file; what it raises is logged, and the configuration
+    stays as it is. It looks at the file once a second: that sees every way in which files are replaced.
     """
 
     name = "watch-config"
 
-    def __init__(self, path: str, config: Config, load: Callable[[], Config], mailbox: Mailbox) -> None:
+    def __init__(self, path: str, loaded: Loaded, load: Callable[[], Loaded], mailbox: Mailbox) -> None:
         self._path = Path(path)
-        self._config = config
+        self._loaded = loaded
         self._load = load
         self._mailbox = mailbox
         self._stopping = threading.Event()
-        self._stamp = self._look()
+        # The file may have changed since it was read, so it is read once more in any case.
+        self._stamp: tuple[int, int, int] | None = None
 
     def stop(self) -> None:
         """Make `run` return."""
@@ -79,18 +84,22 @@ class ConfigWatch:
 
     def _reload(self) -> None:
         try:
-            config = self._load()
+            loaded = self._load()
         except Exception as error:
             # Whatever is wrong with it, the file may be right again the next time.
             log.error("the configuration file cannot be used; nothing changes", error=str(error))
             return
-        fields = split(self._config, config)
-        self._config = config
+        if loaded == self._loaded:
+            return
+        for warning in loaded.warnings:
+            log.warning(warning)
+        before, self._loaded = self._loaded, loaded
+        fields = split(before.config, loaded.config)
         if fields.restart:
             self._mailbox.put(Stop(1, f"restarting, for these fields changed: {', '.join(fields.restart)}"))
-        elif fields.live:
+        elif loaded.config != before.config:
             log.info("the configuration has changed", fields=list(fields.live))
-            self._mailbox.put(Reconfigured(config))
+            self._mailbox.put(Reconfigured(loaded.config))
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

@@ -28,6 +28,14 @@ class Backend(enum.Enum):
     LEGACY = "legacy"
 
 
+class Dispatch(enum.Enum):
+    """How packets find their service: by one chain after the other rule by rule, as with kube-proxy, or by a tree."""
+
+    AUTO = "auto"
+    FLAT = "flat"
+    TREE = "tree"
+
+
 class DetectLocalMode(enum.Enum):
     """How traffic from this node's own pods is told from other traffic."""
 
@@ -146,6 +154,7 @@ class Config(msgspec.Struct, frozen=True):
     mode: str
     iptables: Iptables
     iptables_backend: Backend
+    dispatch: Dispatch
     detect_local: DetectLocal
     node_port_addresses: tuple[str, ...]
     oom_score_adj: int

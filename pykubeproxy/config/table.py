@@ -17,7 +17,7 @@ from pykubeproxy.config.kinds import (
     integer,
     of_text,
 )
-from pykubeproxy.config.model import Address, Backend, DetectLocalMode, FeatureGates, LogFormat
+from pykubeproxy.config.model import Address, Backend, DetectLocalMode, Dispatch, FeatureGates, LogFormat
 from pykubeproxy.config.network import (
     CIDRS,
     CLUSTER_CIDRS,
@@ -208,6 +208,9 @@ OURS: tuple[Setting, ...] = (
     Setting("pykubeproxy.iptablesBackend", "iptables-backend", choice(Backend), Backend.AUTO,
             "Which iptables writes the rules; auto takes the one that the node already uses.",
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
+    Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
+            "How packets find their service: flat, as with kube-proxy, tree, or auto: a tree where there are many.",
+            "dispatch", Zero.DEFAULT, beside_config=True, omitted=True),
 )
 
 SETTINGS = KUBE_PROXY + OURS

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 _NETLINK_NETFILTER = 12
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_ABOUT = struct.Struct(">BBH")  # struct nfgenmsg: family, version, resource id
 _ERRNO = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
 REQUEST, ACK, CREATE, EXCLUSIVE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x300
 # The kernel fills up to 32 KiB for each read of a dump.
@@ -23,12 +25,28 @@ def ask(message: int, flags: int, family: int, attributes: bytes, seconds: float
     thread. Raises OSError with the kernel's error number, TimeoutError when there is no answer within
     `seconds`.
     """
-    with _asked(message, flags, family, attributes, seconds) as connection:
+    with _sent(_message(message, flags, family, attributes), seconds) as connection:
         answer = connection.recv(_READ)
     if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
         return answer[_HEADER.size + 4 :]
     _raise_if_error(answer)
     return b""
+
+
+def change(message: int, family: int, attributes: bytes, seconds: float = 5) -> None:
+    """Have one message carried out that the kernel takes only in a batch, as everything that changes nftables.
+
+    Raises OSError and TimeoutError as `ask` does.
+    """
+    subsystem = message >> 8
+    batch = (
+        _message(_BATCH_BEGIN, 0, 0, b"", subsystem)
+        + _message(message, ACK, family, attributes)
+        + _message(_BATCH_END, 0, 0, b"", subsystem)
+    )
+    # Where the batch as a whole is refused the answer is one to its beginning.
+    with _sent(batch, seconds) as connection:
+        _raise_if_error(connection.recv(_READ))
 
 
 def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> Iterator[bytes]:
@@ -37,7 +55,7 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
     Holds one read at a time. The kernel goes on where it stopped, so the caller may take its time, and what
     comes or goes meanwhile may be seen twice or not at all. Raises OSError and TimeoutError as `ask` does.
     """
-    with _asked(message, DUMP, family, attributes, seconds) as connection:
+    with _sent(_message(message, DUMP, family, attributes), seconds) as connection:
         while True:
             answer = connection.recv(_READ)
             start = 0
@@ -50,14 +68,18 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
                 start += (length + 3) & ~3
 
 
-def _asked(message: int, flags: int, family: int, attributes: bytes, seconds: float) -> socket.socket:
-    """A connection on which the question has been sent."""
-    body = bytes((family, 0, 0, 0)) + attributes  # struct nfgenmsg: family, version, resource id
+def _message(message: int, flags: int, family: int, attributes: bytes, resource: int = 0) -> bytes:
+    body = _ABOUT.pack(family, 0, resource) + attributes
+    return _HEADER.pack(_HEADER.size + len(body), message, flags | REQUEST, 1, 0) + body
+
+
+def _sent(messages: bytes, seconds: float) -> socket.socket:
+    """A connection on which the messages have been sent."""
     connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
     try:
         connection.settimeout(seconds)
         connection.bind((0, 0))
-        connection.send(_HEADER.pack(_HEADER.size + len(body), message, flags | REQUEST, 1, 0) + body)
+        connection.send(messages)
     except OSError:
         connection.close()
         raise

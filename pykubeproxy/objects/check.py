@@ -6,6 +6,7 @@ import re
 from pykubeproxy.objects.values import Family, Protocol
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 
 
@@ -67,7 +68,8 @@ def address_of(family: Family, text: str, what: str) -> str:
 def cidr(text: str, what: str) -> str:
     """A network in canonical form, host bits cleared; white space around it is dropped, as kube-proxy does."""
     host, slash, prefix = text.strip().partition("/")
-    if slash and prefix.isascii() and prefix.isdigit():
+    # Python would take a zone ("fe80::%eth0") into the network, whatever characters it is made of.
+    if slash and "%" not in host and prefix.isascii() and prefix.isdigit():
         try:
             return str(ipaddress.ip_network(f"{_without_leading_zeros(host)}/{prefix}", strict=False))
         except ValueError:
@@ -76,8 +78,6 @@ def cidr(text: str, what: str) -> str:
 
 
 def _without_leading_zeros(text: str) -> str:
-    return (
-        ".".join(octet.lstrip("0") or "0" for octet in text.split("."))
-        if text.startswith("0") or ".0" in text
-        else text
-    )
+    """Drop them where Python would refuse them: in IPv4, also at the end of an IPv6 address."""
+    head, colon, quad = text.rpartition(":")
+    return head + colon + _LEADING_ZEROS.sub("", quad) if "." in quad else text

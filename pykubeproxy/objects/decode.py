@@ -36,7 +36,13 @@ class Undecodable(ValueError):
         self.kind, self.namespace, self.name, self.reason = kind, namespace, name, reason
         title = f"{namespace}/{name}" if namespace else name
         shown = title if title.isascii() and title.isprintable() and title else repr(title)
-        super().__init__(f"{kind.value} {shown} is passed over: {' '.join(reason.split())}")
+        line = f"{_shortened(shown, 320)} is passed over: {_shortened(' '.join(reason.split()), 300)}"
+        super().__init__(f"{kind.value} {line}")
+
+
+def _shortened(text: str, longest: int) -> str:
+    """A text without its middle if it is too long to be read; what is wrong with a value stands at the end."""
+    return text if len(text) <= longest else f"{text[: longest - 80]} ... {text[-75:]}"
 
 
 _services = msgspec.json.Decoder(wire.Service)
@@ -213,9 +219,11 @@ def _endpoint_port(it: wire.EndpointPort, index: int) -> EndpointPort:
 def _timestamp(text: str | None) -> float | None:
     """Seconds since 1970 of an RFC 3339 time; None if there is none or it is malformed, for it only feeds a metric."""
     try:
-        return datetime.datetime.fromisoformat(text).timestamp() if text else None
+        time = datetime.datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
+    # Without an offset it would be taken for the time of wherever this process runs.
+    return time.timestamp() if time and time.tzinfo else None
 
 
 def _node(it: wire.Node) -> Node:

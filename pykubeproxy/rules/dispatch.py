@@ -1,21 +1,94 @@
-"""The chains that services share: each service port's entries in a fixed order, then the jumps to the node ports."""
+"""The chains that services share: each service port's entries, in a fixed order or in a tree, then the node ports."""
 
 import ipaddress
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
+from pykubeproxy.config import Dispatch
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
+from pykubeproxy.rules.tree import Branch, Prefix, Tree, grow
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 
-def shared_chain(key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules) -> Rules:
-    """The rules of one shared chain; `ports` are the service ports' entries in the order of their names."""
-    rules = [rule for entries in ports for chain, rules in entries if chain == key for rule in rules]
-    return (*rules, *node_port_jumps) if key == skeleton.NAT_SERVICES else tuple(rules)
+# In more addresses, or ports, than this a packet is better found its way by a tree.
+TREE_ABOVE = 200
+
+_PORT = re.compile(r"-p (\w+) .*--dport (\d+)")
+_Entry = tuple[str, int]  # what tells trees apart, and the number that is looked for
+
+
+def shared_chain(
+    key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules, dispatch: Dispatch = Dispatch.FLAT
+) -> Tree:
+    """The rules of one shared chain; `ports` are the service ports' entries in the order of their names.
+
+    Of table nat the chain may be the root of a tree; table filter holds only services without usable endpoints and
+    firewalled addresses, so it stays flat.
+    """
+    rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
+    tree = Tree(tuple(rules), ())
+    if key.table == "nat" and dispatch is not Dispatch.FLAT:
+        numbered = _by_number(key, rules)
+        if dispatch is Dispatch.TREE or sum(map(len, numbered.values())) > TREE_ABOVE:
+            tree = _grown(key, numbered)
+    if key == skeleton.NAT_SERVICES:
+        return Tree((*tree.root, *node_port_jumps), tree.chains)
+    return tree
+
+
+def _by_number(key: ChainKey, rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
+    """Rules by the number that they are for: in KUBE-SERVICES the address, in KUBE-NODEPORTS protocol and port."""
+    number = _address if key == skeleton.NAT_SERVICES else _port
+    found: dict[str, dict[int, Rules]] = {}
+    for text in rules:
+        of, value = number(text)
+        entries = found.setdefault(of, {})
+        entries[value] = (*entries.get(value, ()), text)
+    return found
+
+
+def _address(text: str) -> _Entry:
+    return "", int(ipaddress.ip_address(text.split(" ", 2)[1].partition("/")[0]))
+
+
+def _port(text: str) -> _Entry:
+    match = _PORT.search(text)
+    assert match, f"no protocol and port in {text}"
+    return match[1], int(match[2])
+
+
+def _grown(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
+    if key == skeleton.NAT_SERVICES:
+        entries = numbered.get("", {})
+        ipv6 = any(":" in rules[0].split(" ", 2)[1] for rules in entries.values())
+        return grow(entries, 128 if ipv6 else 32, _address_branch)
+    trees = [grow(numbered[protocol], 16, _port_branch(protocol)) for protocol in sorted(numbered)]
+    return Tree(
+        tuple(rule for tree in trees for rule in tree.root),
+        tuple(chain for tree in trees for chain in tree.chains),
+    )
+
+
+def _address_branch(prefix: Prefix) -> tuple[str, str]:
+    network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
+    network = str(network_of((prefix.bits, prefix.length)))
+    name = names.branch_chain(f"{names.SERVICES} {network}")
+    return name, rule(destination=network, comment=f"services at {network}", target=name)
+
+
+def _port_branch(protocol: str) -> Branch:
+    def branch(prefix: Prefix) -> tuple[str, str]:
+        name = names.branch_chain(f"{names.NODEPORTS} {protocol} {prefix.bits}-{prefix.last}")
+        ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
+        comment = f"node ports {prefix.bits}-{prefix.last}"
+        return name, rule(ports, protocol=protocol, comment=comment, target=name)
+
+    return branch
 
 
 def node_port_jumps(wanted: tuple[str, ...], local_addresses: Iterable[str], options: RuleOptions) -> Rules:

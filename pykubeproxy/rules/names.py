@@ -45,6 +45,14 @@ def firewall_chain(name: PortName) -> str:
     return FIREWALL_PREFIX + _hash(_text(name))
 
 
+def branch_chain(text: str) -> str:
+    """A chain that other chains are divided into; `text` says which part of which.
+
+    It looks like a service's, so that kube-proxy deletes it when it takes over.
+    """
+    return CLUSTER_PREFIX + _hash(f"branch {text}")
+
+
 def endpoint_chain(name: PortName, target: str) -> str:
     """The chain that rewrites the destination to one backend; `target` is "ip:port" or "[ip]:port"."""
     return ENDPOINT_PREFIX + _hash(_text(name) + target)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family
 
 # Above this many endpoints comments are left out where there are most of them, as kube-proxy does.
@@ -28,6 +29,7 @@ class RuleOptions(msgspec.Struct, frozen=True):
     - `random_fully`: MASQUERADE can pick source ports fully at random
     - `nfacct`: the counters of `skeleton.NFACCT_NAMES` exist
     - `drop_invalid`: drop packets that conntrack calls INVALID; off when nf_conntrack_tcp_be_liberal is set
+    - `dispatch`: whether services are found by a tree of chains, and many backends balanced in groups
     - `large_cluster`: leave out the comments of which there are most
     """
 
@@ -40,6 +42,7 @@ class RuleOptions(msgspec.Struct, frozen=True):
     random_fully: bool = True
     nfacct: bool = True
     drop_invalid: bool = True
+    dispatch: Dispatch = Dispatch.AUTO
     large_cluster: bool = False
 
     @property

@@ -14,6 +14,7 @@ from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
 from pykubeproxy.rules.plan import Chain, Change, Rules, missing_lines
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, PortRules
+from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
 # The part of a digest that is the number of rules.
@@ -33,6 +34,7 @@ class Draft(msgspec.Struct, frozen=True):
     change: Change
     ports: Mapping[PortName, Written | None]
     jumps: Rules
+    branches: Mapping[ChainKey, tuple[str, ...]]
 
 
 class Programmed:
@@ -54,6 +56,8 @@ class Programmed:
         self._ports: dict[PortName, Written] = {}
         self._referred = frozenset(key.chain for key in referred_to_by_others(live) if key.table == "nat")
         self._jumps: Rules = ()
+        # The chains below a shared one that is a tree.
+        self._branches: dict[ChainKey, tuple[str, ...]] = {}
 
     def rules(self) -> Mapping[str, int]:
         """How many rules of ours each table holds."""
@@ -72,17 +76,12 @@ class Programmed:
         The jumps of the kernel's chains are put in order.
         """
         updates = _updates(rendered, ())
+        trees = self._trees(skeleton.SHARED, updates, jumps, options)
         wanted = {chain for rules in rendered.values() for chain, _ in rules.chains}
+        wanted.update(chain for tree in trees.values() for chain, _ in tree.chains)
         owned = (key.chain for key in self._digests if names.is_owned(key.chain))
-        return self._draft(
-            rendered,
-            updates,
-            jumps,
-            options,
-            shared=self._shared(skeleton.SHARED, updates, jumps),
-            stale=(chain for chain in owned if chain not in wanted),
-            ensured=_ensured(live, options),
-        )
+        stale = (chain for chain in owned if chain not in wanted)
+        return self._draft(rendered, updates, jumps, options, trees, stale, _ensured(live, options))
 
     def draft(
         self,
@@ -93,14 +92,9 @@ class Programmed:
     ) -> Draft:
         """What follows from new rules for some service ports and from others being gone; all else stays."""
         updates = _updates(rendered, gone)
-        return self._draft(
-            rendered,
-            updates,
-            jumps,
-            options,
-            shared=self._shared(self._touched(updates, jumps), updates, jumps),
-            stale=self._unused(updates),
-        )
+        trees = self._trees(self._touched(updates, jumps), updates, jumps, options)
+        stale = itertools.chain(self._unused(updates), self._unused_branches(trees))
+        return self._draft(rendered, updates, jumps, options, trees, stale, {})
 
     def _draft(
         self,
@@ -108,22 +102,29 @@ class Programmed:
         updates: Mapping[PortName, Written | None],
         jumps: Rules,
         options: RuleOptions,
-        shared: Iterable[Chain],
+        trees: Mapping[ChainKey, Tree],
         stale: Iterable[str],
-        ensured: Mapping[str, tuple[str, ...]] | None = None,
+        ensured: Mapping[str, tuple[str, ...]],
     ) -> Draft:
         stale = tuple(stale)
-        emptied = (Chain(ChainKey("nat", chain), ()) for chain in stale if chain in self._referred)
         fixed = (Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
+        shared = (Chain(key, tree.root) for key, tree in trees.items())
+        # Branches lead to services, and to one another from the last to the first.
+        branches = (
+            Chain(ChainKey("nat", name), rules) for tree in trees.values() for name, rules in tree.chains
+        )
+        emptied = (Chain(ChainKey("nat", chain), ()) for chain in stale if chain in self._referred)
+        single = ((chain,) for chain in itertools.chain(branches, emptied) if self._differs(chain))
         change = Change(
             fixed=tuple(chain for chain in fixed if self._differs(chain)),
-            services=(*self._services(rendered), *((chain,) for chain in emptied if self._differs(chain))),
+            services=(*self._services(rendered), *single),
             shared=tuple(chain for chain in shared if self._differs(chain)),
             before=self._filter,
             stale=tuple(chain for chain in stale if chain not in self._referred),
-            ensured=ensured or {},
+            ensured=ensured,
         )
-        return Draft(change, updates, jumps)
+        below = {key: tuple(name for name, _ in tree.chains) for key, tree in trees.items()}
+        return Draft(change, updates, jumps, below)
 
     def commit(self, draft: Draft) -> None:
         """The draft's change is in force now."""
@@ -136,6 +137,7 @@ class Programmed:
         for chain in change.stale:
             self._rules["nat"] -= self._digests.pop(ChainKey("nat", chain), 0) & _LENGTH
         self._jumps = draft.jumps
+        self._branches.update(draft.branches)
         for name, written in draft.ports.items():
             if written is None:
                 self._ports.pop(name, None)
@@ -164,16 +166,21 @@ class Programmed:
             touched |= {key for key, _ in changed}
         return touched
 
-    def _shared(
-        self, keys: Collection[ChainKey], updates: Mapping[PortName, Written | None], jumps: Rules
-    ) -> Iterable[Chain]:
-        """Those of the shared chains that are asked for, as they are to be."""
-        if keys:
-            after = {**self._ports, **updates}
-            entries = [written.entries for name in sorted(after) if (written := after[name])]
-            yield from (
-                Chain(key, shared_chain(key, entries, jumps)) for key in skeleton.SHARED if key in keys
-            )
+    def _trees(
+        self,
+        keys: Collection[ChainKey],
+        updates: Mapping[PortName, Written | None],
+        jumps: Rules,
+        options: RuleOptions,
+    ) -> dict[ChainKey, Tree]:
+        """Those of the shared chains that are asked for, as they are to be, with the chains below them."""
+        if not keys:
+            return {}
+        after = {**self._ports, **updates}
+        entries = [written.entries for name in sorted(after) if (written := after[name])]
+        return {
+            key: shared_chain(key, entries, jumps, options.dispatch) for key in skeleton.SHARED if key in keys
+        }
 
     def _unused(self, updates: Mapping[PortName, Written | None]) -> Iterable[str]:
         """The chains that these service ports had and no longer have."""
@@ -182,6 +189,11 @@ class Programmed:
             still = written.chains if written else ()
             if before and before.chains != still:
                 yield from sorted(set(before.chains).difference(still))
+
+    def _unused_branches(self, trees: Mapping[ChainKey, Tree]) -> Iterable[str]:
+        """The chains that were below these shared chains and no longer are."""
+        for key, tree in trees.items():
+            yield from sorted(set(self._branches.get(key, ())).difference(name for name, _ in tree.chains))
 
     def _differs(self, chain: Chain) -> bool:
         return self._digests.get(chain.key) != _digest(chain.rules)

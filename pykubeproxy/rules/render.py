@@ -35,10 +35,13 @@ def assemble(ports: Mapping[PortName, PortRules], options: RuleOptions, node_por
     """Put together the rules of all service ports with the chains that services share and the fixed ones."""
     chains: dict[ChainKey, Rules] = dict(skeleton.fixed_chains(options))
     names = sorted(ports)
+    branches: list[tuple[str, Rules]] = []
     for key in skeleton.SHARED:
-        chains[key] = shared_chain(key, (ports[name].entries for name in names), node_port_jumps)
-    for name in names:
-        chains.update((ChainKey("nat", chain), rules) for chain, rules in ports[name].chains)
+        tree = shared_chain(key, (ports[name].entries for name in names), node_port_jumps, options.dispatch)
+        chains[key] = tree.root
+        branches += tree.chains
+    for owned in (branches, *(ports[name].chains for name in names)):
+        chains.update((ChainKey("nat", chain), rules) for chain, rules in owned)
     return Ruleset(options.family, chains)
 
 

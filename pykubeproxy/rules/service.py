@@ -72,7 +72,9 @@ def _chains(
     ):
         if used and backends:
             marking = _masquerade_internal(port, options) if chain == internal.chain else ""
-            yield chain, (*([marking] if marking else []), *balance(port, backends, options))
+            balanced = balance(port, chain, backends, options)
+            yield chain, (*([marking] if marking else []), *balanced.root)
+            yield from balanced.chains
     for backend in selection.reachable:
         chain = names.endpoint_chain(port.name, backend.target)
         yield chain, endpoint_rules(port, backend, chain, options)
@@ -80,11 +82,12 @@ def _chains(
 
 def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:
     """Packets to the cluster IP that come from outside the cluster have to come back through this node."""
+    sources: dict[str, str] | None = None
     if options.masquerade_all:
-        sources: dict[str, str] = {}
+        sources = {}
     elif options.local_traffic:
         sources = not_from_local(options.local_traffic)
-    else:
+    if sources is None:
         return ""
     return rule(
         _dport(port, port.port),

@@ -53,6 +53,7 @@ def terms(config: Config, node_name: str, node: Node | None, kernel: Kernel, fam
         random_fully=kernel.random_fully,
         nfacct=kernel.nfacct,
         drop_invalid=not kernel.tcp_be_liberal,
+        dispatch=config.dispatch,
     )
     return Terms(
         place=Place(node_name, node.zone if node else ""),

@@ -1,8 +1,11 @@
 """One rule as text, in the very form iptables-save prints, so that wanted, written and live rules compare as strings."""
 
+import ipaddress
 from collections.abc import Iterable
 
 from pykubeproxy.rules.options import LocalTraffic
+
+_EVERYTHING = ("0.0.0.0/0", "::/0")
 
 
 def rule(
@@ -32,14 +35,27 @@ def rule(
 
 def _option(name: str, value: str) -> str:
     """An address or interface option; a network that holds every address goes without saying."""
-    if not value or value in ("0.0.0.0/0", "::/0"):
+    if not value or value in _EVERYTHING:
         return ""
-    return f"! {name} {value[2:]}" if value.startswith("! ") else f"{name} {value}"
+    if value.startswith("! "):
+        return f"! {name} {printed(value[2:])}"
+    return f"{name} {printed(value)}"
 
 
 def host(address: str) -> str:
     """A single address as iptables-save prints it, with the length of its prefix."""
-    return f"{address}/128" if ":" in address else f"{address}/32"
+    return f"{printed(address)}/128" if ":" in address else f"{address}/32"
+
+
+def printed(address: str) -> str:
+    """An address, or a network, as iptables prints it: IPv6 ones that embed an IPv4 address as ::1.2.3.4 (RFC 4291)."""
+    if not address.startswith("::"):
+        return address
+    text, slash, length = address.partition("/")
+    high, low = divmod(int(ipaddress.IPv6Address(text)), 2**32)
+    if high == 0xFFFF or (high == 0 and low >= 2**16):
+        text = f"::ffff:{ipaddress.IPv4Address(low)}" if high else f"::{ipaddress.IPv4Address(low)}"
+    return f"{text}{slash}{length}"
 
 
 def from_local(local: LocalTraffic) -> dict[str, str]:
@@ -47,14 +63,19 @@ def from_local(local: LocalTraffic) -> dict[str, str]:
     return {"source": local.source, "interface": local.interface}
 
 
-def not_from_local(local: LocalTraffic) -> dict[str, str]:
-    """The options of a rule that matches all other packets."""
+def not_from_local(local: LocalTraffic) -> dict[str, str] | None:
+    """The options of a rule that matches all other packets; None if there are no others.
+
+    iptables-nft refuses "! -s 0.0.0.0/0", with which no packet would match.
+    """
+    if local.source in _EVERYTHING:
+        return None
     return {option: f"! {value}" for option, value in from_local(local).items() if value}
 
 
-def probability(of: int) -> str:
-    """1/of as iptables-save prints it.
+def probability(part: int, whole: int) -> str:
+    """part/whole as iptables-save prints it.
 
     kube-proxy hands ten decimals to iptables, which keeps them in 31 bits and prints eleven decimals of those.
     """
-    return f"{round(round(1 / of, 10) * 2**31) / 2**31:.11f}"
+    return f"{round(round(part / whole, 10) * 2**31) / 2**31:.11f}"

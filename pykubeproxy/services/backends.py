@@ -19,8 +19,11 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ignored(enum.Enum):
-    """Why an endpoint, or a port, of an EndpointSlice is no backend at all."""
+    """Why an endpoint, a port or all of an EndpointSlice is no backend at all."""
 
+    HEADLESS = "its slice is labelled service.kubernetes.io/headless, which proxies have to ignore"
+    FQDN = "its slice holds names, not addresses"
+    OTHER_FAMILY = "its slice is of the other address family"
     NO_ADDRESS = "it has no address"
     NO_PORT = "its slice gives the port no number"
     NO_PORT_NAME = "its slice leaves the port's name out, which proxies have to ignore"
@@ -38,7 +41,16 @@ class Passed(msgspec.Struct, frozen=True):
 
 def belongs(slice_: EndpointSlice, family: Family) -> bool:
     """Whether a slice is one that a proxy for this family takes notice of."""
-    return slice_.family is family and not slice_.headless and bool(slice_.service)
+    return bool(slice_.service) and unnoticed(slice_, family) is None
+
+
+def unnoticed(slice_: EndpointSlice, family: Family) -> Ignored | None:
+    """Why a proxy for this family takes no notice of a slice of some Service; None if it does."""
+    if slice_.headless:
+        return Ignored.HEADLESS
+    if slice_.family is None:
+        return Ignored.FQDN
+    return None if slice_.family is family else Ignored.OTHER_FAMILY
 
 
 def backends(

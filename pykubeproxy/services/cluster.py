@@ -53,8 +53,12 @@ class Cluster:
 
     def slices_of(self, key: Key, family: Family) -> tuple[EndpointSlice, ...]:
         """The EndpointSlices of a Service that count in a family, in the order of their names."""
+        return tuple(slice_ for slice_ in self.all_slices_of(key) if belongs(slice_, family))
+
+    def all_slices_of(self, key: Key) -> tuple[EndpointSlice, ...]:
+        """The EndpointSlices that bear the name of a Service, in the order of their names, whether they count or not."""
         slices = self._slices_of.get(key, {})
-        return tuple(slices[name] for name in sorted(slices) if belongs(slices[name], family))
+        return tuple(slices[name] for name in sorted(slices))
 
     def node(self, name: str) -> Node | None:
         return self._nodes.get(name)

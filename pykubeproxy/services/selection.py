@@ -1,9 +1,11 @@
 """Which backends serve from this node: readiness, termination, topology and traffic policy, with reasons."""
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
+from pykubeproxy.objects import Endpoint
 from pykubeproxy.services.backends import Backend
 from pykubeproxy.services.ports import ServicePort
 
@@ -38,6 +40,18 @@ class Topology(enum.Enum):
     ALL = "all"
     SAME_NODE = "same node"
     SAME_ZONE = "same zone"
+
+
+class Unheeded(msgspec.Struct, frozen=True):
+    """Why the hints of one topology, here called `hints`, are not heeded.
+
+    `lacking` are the targets of ready backends without such a hint; if there are none, then none is hinted for `here`:
+    this node's name or its zone, "" for a node whose zone is not known.
+    """
+
+    hints: Topology
+    here: str
+    lacking: tuple[str, ...]
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -90,14 +104,44 @@ def topology_of(backends: tuple[Backend, ...], place: Place) -> Topology:
 
     Hints for nodes are looked at first (KEP-3015).
     """
-    ready = [b.endpoint for b in backends if _ready(b)]
-    if not ready:
-        return Topology.ALL
-    if all(e.node_hints for e in ready) and any(place.node_name in e.node_hints for e in ready):
-        return Topology.SAME_NODE
-    if all(e.zone_hints for e in ready) and any(place.zone in e.zone_hints for e in ready):
-        return Topology.SAME_ZONE
+    ready = [b for b in backends if _ready(b)]
+    if ready:
+        for topology in _BY_HINTS:
+            if _heeded(topology, ready, place):
+                return topology
     return Topology.ALL
+
+
+def unheeded_hints(backends: tuple[Backend, ...], place: Place) -> tuple[Unheeded, ...]:
+    """Of the hints that some ready backend has, those that `topology_of` does not go by, and why."""
+    ready = [b for b in backends if _ready(b)]
+    unheeded = []
+    for topology in _BY_HINTS:
+        if ready and _heeded(topology, ready, place):
+            break
+        lacking = tuple(b.target for b in ready if not _hints(topology, b.endpoint))
+        if len(lacking) < len(ready):
+            unheeded.append(Unheeded(topology, _here(topology, place), lacking))
+    return tuple(unheeded)
+
+
+# In the order in which they are looked at.
+_BY_HINTS = (Topology.SAME_NODE, Topology.SAME_ZONE)
+
+
+def _heeded(topology: Topology, ready: Sequence[Backend], place: Place) -> bool:
+    here = _here(topology, place)
+    return all(_hints(topology, b.endpoint) for b in ready) and any(
+        here in _hints(topology, b.endpoint) for b in ready
+    )
+
+
+def _hints(topology: Topology, endpoint: Endpoint) -> tuple[str, ...]:
+    return endpoint.node_hints if topology is Topology.SAME_NODE else endpoint.zone_hints
+
+
+def _here(topology: Topology, place: Place) -> str:
+    return place.node_name if topology is Topology.SAME_NODE else place.zone
 
 
 def _cluster_reasons(backends: tuple[Backend, ...], place: Place, topology: Topology) -> list[Reason]:
@@ -106,11 +150,9 @@ def _cluster_reasons(backends: tuple[Backend, ...], place: Place, topology: Topo
 
 
 def _hint_reason(backend: Backend, place: Place, topology: Topology) -> Reason:
-    if topology is Topology.SAME_NODE and place.node_name not in backend.endpoint.node_hints:
-        return Reason.OTHER_NODE_HINTED
-    if topology is Topology.SAME_ZONE and place.zone not in backend.endpoint.zone_hints:
-        return Reason.OTHER_ZONE_HINTED
-    return Reason.READY
+    if topology is Topology.ALL or _here(topology, place) in _hints(topology, backend.endpoint):
+        return Reason.READY
+    return Reason.OTHER_NODE_HINTED if topology is Topology.SAME_NODE else Reason.OTHER_ZONE_HINTED
 
 
 def _local_reasons(backends: tuple[Backend, ...]) -> list[Reason]:

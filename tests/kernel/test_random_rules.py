@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import Dispatch
 from pykubeproxy.kernel import Backend, Iptables, Runner, nfacct, open_iptables
 from pykubeproxy.objects import (
     Endpoint,
@@ -47,7 +48,9 @@ def worlds(family: Family) -> st.SearchStrategy[tuple[Service, EndpointSlice]]:
         name=names(),
         type=st.just("LoadBalancer"),
         cluster_ips=st.tuples(address),
-        ports=st.tuples(st.builds(Port, names() | st.just(""), st.sampled_from(Protocol), port_numbers, port_numbers)),
+        ports=st.tuples(
+            st.builds(Port, names() | st.just(""), st.sampled_from(Protocol), port_numbers, port_numbers)
+        ),
         external_ips=some,
         load_balancer_ips=some,
         source_ranges=st.lists(network, max_size=3).map(tuple),
@@ -91,6 +94,7 @@ def odd_terms(family: Family) -> st.SearchStrategy[Terms]:
         node_ip=odd_addresses(family),
         random_fully=st.booleans(),
         drop_invalid=st.booleans(),
+        dispatch=st.sampled_from([Dispatch.FLAT, Dispatch.TREE]),
         large_cluster=st.booleans(),
     )
     wanted = st.lists(odd_networks(family), max_size=2).map(tuple)
@@ -139,7 +143,9 @@ def test_any_number_of_endpoints_reads_back(iptables: Iptables, inside: str, cou
     """With affinity and the longest names there are, in comments that just fit."""
     for name in skeleton.NFACCT_NAMES:
         assert nfacct.ensure(name).ok
-    first = ip_address("10.0.0.1" if iptables.family is Family.IPV4 else "ffff:ffff:ffff:ffff:ffff:ffff:1111:1111")
+    first = ip_address(
+        "10.0.0.1" if iptables.family is Family.IPV4 else "ffff:ffff:ffff:ffff:ffff:ffff:1111:1111"
+    )
     service = Service(
         LONG,
         LONG,

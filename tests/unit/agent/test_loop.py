@@ -1,10 +1,16 @@
 """The agent's loop, on a clock of the test's own and tables in memory."""
 
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
 import msgspec
 import pytest
 
+from pykubeproxy.agent import loop
+from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
+from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Failed, KernelError
@@ -80,6 +86,12 @@ class Family4:
         return self.live.save().chains.get(key, ())
 
 
+@pytest.fixture(autouse=True)
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kube-proxy in another mode may have left on this machine is none of the tests' business."""
+    monkeypatch.setattr(loop, "remove_nftables_mode", lambda: None)
+
+
 @pytest.fixture
 def family() -> Family4:
     return Family4()
@@ -96,12 +108,17 @@ def config(**fields: object) -> Config:
 
 
 def run(
-    family: Family4, clock: Clock, *steps: tuple[float, object], settings: Config | None = None, **options: bool
+    family: Family4,
+    clock: Clock,
+    *steps: tuple[float, object],
+    settings: Config | None = None,
+    **options: bool,
 ) -> tuple[int, Script]:
     """Run an agent to its end, which is a Stop unless it ends by itself."""
     script = Script(clock, *steps)
-    families = (family,)
-    agent = Agent(settings or config(), NODE, families, {}, script, clock=clock, **options)  # type: ignore[arg-type]
+    families = SimpleNamespace(opened=(family,), lacking={Family.IPV6: "no ip6tables"})
+    onlookers, flows = create_autospec(Observers, instance=True), create_autospec(FlowCleaner, instance=True)
+    agent = Agent(settings or config(), NODE, families, script, onlookers, flows, clock=clock, **options)  # type: ignore[arg-type]
     return agent.run(), script
 
 
@@ -130,7 +147,9 @@ def test_a_stop_leaves_the_rules(family: Family4, clock: Clock) -> None:
     assert family.rules(WEB)
 
 
-def test_the_first_change_is_acted_on_at_once_and_more_of_them_together(family: Family4, clock: Clock) -> None:
+def test_the_first_change_is_acted_on_at_once_and_more_of_them_together(
+    family: Family4, clock: Clock
+) -> None:
     """Twenty changes within minSyncPeriod give two restores."""
     changes = [
         step
@@ -160,7 +179,9 @@ def test_endpoint_churn_leaves_the_shared_chains_alone(family: Family4, clock: C
     assert sorted(name[:10] for name in named) == [":KUBE-SEP-", ":KUBE-SVC-"]
 
 
-def test_a_change_that_comes_while_the_kernel_cannot_be_asked_is_not_lost(family: Family4, clock: Clock) -> None:
+def test_a_change_that_comes_while_the_kernel_cannot_be_asked_is_not_lost(
+    family: Family4, clock: Clock
+) -> None:
     """It is written as soon as the kernel answers, without another change being needed."""
 
     def breaks() -> None:
@@ -258,7 +279,9 @@ def test_a_changed_pod_cidr_is_taken_up(family: Family4, clock: Clock) -> None:
 
 def test_a_changed_zone_chooses_anew(family: Family4, clock: Clock) -> None:
     """No service has changed, and still the rules follow the node's label."""
-    hinted = slice_of(endpoint("10.244.1.5", zone_hints=("zone-a",)), endpoint("10.244.1.6", zone_hints=("zone-b",)))
+    hinted = slice_of(
+        endpoint("10.244.1.5", zone_hints=("zone-a",)), endpoint("10.244.1.6", zone_hints=("zone-b",))
+    )
     moved = msgspec.structs.replace(HERE, zone="zone-b")
     run(family, clock, *STARTED, *at(5, Updated(hinted)), *at(10, Updated(moved)), *at(20, STOP))
     assert [rule for rule in family.rules(WEB) if "10.244.1.5" in rule] == []
@@ -287,14 +310,14 @@ def test_a_slice_that_moves_to_another_service(family: Family4, clock: Clock) ->
 def test_once_returns_after_the_first_sync(family: Family4, clock: Clock) -> None:
     """With the status that tells whether it succeeded."""
     assert run(family, clock, *STARTED, once=True)[0] == 0
-    family.live.failure = BROKEN
-    assert run(family, Clock(), *STARTED, once=True)[0] == 1
+    broken = Family4()
+    broken.live.failure = BROKEN
+    assert run(broken, Clock(), *STARTED, once=True)[0] == 1
 
 
 def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Clock) -> None:
     """Its pods could not be reached at all."""
-    script = Script(clock, *at(0, *LISTS, Listed(Kind.NODE, (Node(NODE, ("fd00::1",)),))), *at(5, STOP))
-    lacking = {Family.IPV6: "no ip6tables"}
-    agent = Agent(config(), NODE, (family,), lacking, script, clock=clock)  # type: ignore[arg-type]
-    assert agent.run() == 1
+    primary = Listed(Kind.NODE, (Node(NODE, ("fd00::1", "192.168.99.10")),))
+    code, _ = run(family, clock, *at(0, *LISTS, primary), *at(5, STOP))
+    assert code == 1
     assert family.live.texts == []

@@ -45,7 +45,7 @@ def test_flagz_is_kube_proxys_with_our_flags_beside(port: int) -> None:
     assert got.headers["Content-Type"] == wanted.headers["Content-Type"]
     lines = got.body.splitlines()
     assert [it for it in lines if it in wanted.body.splitlines()] == wanted.body.splitlines()
-    assert set(lines) - set(wanted.body.splitlines()) == {"iptables-backend: auto"}
+    assert set(lines) - set(wanted.body.splitlines()) == {"dispatch: auto", "iptables-backend: auto"}
 
 
 def test_statusz_is_kube_proxys_but_for_the_versions() -> None:

@@ -1,6 +1,7 @@
 """Traces of random packets through rules rendered from random objects: each endpoint gets its share, no more, no less."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from tests.strategies import PODS
 from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
 from tests.walk import Packet as ModelPacket
 from tests.walk import Walker
+
+pytestmark = pytest.mark.usefixtures("small_trees")
 
 PRECISION = 1e-9
 

@@ -1,6 +1,7 @@
 """Whatever changes come in whatever order, partial syncs leave what a full sync of the last state would write."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,8 @@ from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
+
+pytestmark = pytest.mark.usefixtures("small_trees")
 
 NODE = "node1"
 NAMES = ("a", "b", "c")
@@ -102,7 +105,7 @@ events = st.one_of(
 )
 
 
-def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool) -> Terms:
+def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool, dispatch: str = "auto") -> Terms:
     config = load(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -110,6 +113,7 @@ def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool) -> Ter
             "clusterCIDR": "10.244.0.0/16",
             "nodePortAddresses": list(node_port_addresses),
             "iptables": {"masqueradeAll": masquerade_all},
+            "pykubeproxy": {"dispatch": dispatch},
         },
         {},
     ).config
@@ -126,7 +130,9 @@ def empty_tables(backend: Backend = Backend.NFT) -> FakeIptables:
     return tables
 
 
-varied_terms = st.builds(terms_for, st.sampled_from([(), ("192.168.99.0/24",)]), st.booleans())
+varied_terms = st.builds(
+    terms_for, st.sampled_from([(), ("192.168.99.0/24",)]), st.booleans(), st.sampled_from(["flat", "tree"])
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,133 @@
+"""API objects with something wrong in them: valid ones in which a random place holds something else."""
+
+import copy
+import json
+
+from hypothesis import strategies as st
+
+from pykubeproxy.objects import Kind
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+WHOLE: dict[Kind, dict[str, Json]] = {
+    Kind.SERVICE: {
+        "metadata": {
+            "name": "web",
+            "namespace": "ns",
+            "labels": {"a": "b"},
+            "annotations": {"c": "d"},
+        },
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": "10.96.0.10",
+            "clusterIPs": ["10.96.0.10", "fd00:96::10"],
+            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "nodePort": 30080, "targetPort": 8080}],
+            "externalIPs": ["192.0.2.1", "2001:db8::1"],
+            "loadBalancerSourceRanges": ["203.0.113.0/24", "2001:db8:1::/48"],
+            "internalTrafficPolicy": "Cluster",
+            "externalTrafficPolicy": "Local",
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}},
+            "healthCheckNodePort": 32000,
+        },
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1", "ipMode": "VIP"}]}},
+    },
+    Kind.ENDPOINT_SLICE: {
+        "metadata": {
+            "name": "web-1",
+            "namespace": "ns",
+            "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [
+            {
+                "addresses": ["10.244.1.5"],
+                "conditions": {"ready": True, "serving": True, "terminating": False},
+                "nodeName": "node1",
+                "zone": "zone-a",
+                "hints": {"forZones": [{"name": "zone-a"}], "forNodes": [{"name": "node1"}]},
+                "targetRef": {"kind": "Pod", "name": "web-1"},
+            }
+        ],
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    },
+    Kind.NODE: {
+        "metadata": {"name": "node1", "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+        "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"], "taints": [{"key": "k"}]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.168.99.10"}]},
+    },
+}
+
+SYNTAX = (
+    '"; -j DROP',
+    'x" -j DROP #',
+    "a\nCOMMIT\n*filter\n-A INPUT -j DROP",
+    "$(reboot)",
+    "`reboot`",
+    "-j",
+    "! -s",
+    "a b",
+    "a\tb",
+    "\x00",
+    "\u2028",
+    "é",
+    "A",
+    "..",
+    "-a",
+    "a/b",
+    "a:b",
+    "x" * 300,
+    "fe80::%a\n-A INPUT -j DROP\n/64",
+    "fe80::1%eth0",
+    "1.2.3.4\n",
+    " 1.2.3.4",
+    "1.2.3.4/33",
+    "010.1.2.3",
+    "1.2.3",
+    "0x7f.1",
+    "::ffff:1.2.3.4",
+    "1::2::3",
+    "٣.1.2.3",
+    "",
+    "0",
+)
+numbers = st.one_of(
+    st.sampled_from([-1, 0, 1, 65535, 65536, 2**31, 2**63, 2**64, 10**400]),
+    st.integers(),
+    st.floats(allow_nan=False),
+)
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.sampled_from(SYNTAX), st.text()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def paths(value: Json, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The way to every place within."""
+    found = [path] if path else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, it in inner:
+        found += paths(it, (*path, key))
+    return found
+
+
+def _put(document: Json, path: tuple[str | int, ...], value: object) -> None:
+    for step in path[:-1]:
+        document = document[step]  # type: ignore[index, call-overload]
+    document[path[-1]] = value  # type: ignore[index, call-overload]
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, kind: Kind) -> bytes:
+    """JSON of an object in which up to three places hold something else."""
+    document = copy.deepcopy(WHOLE[kind])
+    for path in draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=3)):
+        try:
+            _put(document, path, draw(anything))
+        except (TypeError, KeyError, IndexError):
+            continue
+    return json.dumps(document).encode("utf-8", "surrogatepass")

@@ -1,0 +1,53 @@
+"""Objects with junk in them: what of it is decoded makes rules that iptables takes, and no others are lost."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Iptables, nfacct
+from pykubeproxy.objects import Kind, Object, Undecodable, Updated, decode
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.render import full_input, render
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.junk import spoilt
+from tests.objects import service, slice_of
+from tests.strategies import NODE
+
+CONFIG = load({"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}, {}).config
+
+
+def decoded(kind: Kind, raw: bytes) -> list[Object]:
+    try:
+        return [decode(kind, raw)]
+    except Undecodable:
+        return []
+
+
+@pytest.mark.root
+def test_whatever_is_decoded_is_accepted(iptables: Iptables, inside: str) -> None:
+    """And reads back; a neighbour's rules and services stay as they are."""
+    for name in skeleton.NFACCT_NAMES:
+        assert nfacct.ensure(name).ok
+    iptables.restore("*filter\n:FOREIGN - [0:0]\n-A FOREIGN -p tcp -j DROP\nCOMMIT\n")
+    foreign = iptables.save().chains[ChainKey("filter", "FOREIGN")]
+    on = terms(CONFIG, NODE, None, Kernel(), iptables.family)
+    neighbour = service("other", cluster_ip="10.96.0.99"), slice_of("10.244.1.99", service="other")
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(spoilt(Kind.SERVICE), spoilt(Kind.ENDPOINT_SLICE))
+    def follow(service_json: bytes, slice_json: bytes) -> None:
+        cluster = Cluster()
+        junk = [*decoded(Kind.SERVICE, service_json), *decoded(Kind.ENDPOINT_SLICE, slice_json)]
+        for object_ in (*neighbour, *junk):
+            cluster.apply(Updated(object_))
+        rendered = render(cluster, on)
+        iptables.test(full_input(rendered, on.options))
+        FamilyTables(iptables, 200).sync(cluster, (), on)
+        live = iptables.save().chains
+        assert {key: live[key] for key in rendered.chains} == rendered.chains
+        assert live[ChainKey("filter", "FOREIGN")] == foreign
+
+    follow()

@@ -1,0 +1,137 @@
+"""The tables of one family over failures and across the border between small and large clusters."""
+
+import pytest
+
+from pykubeproxy.agent.tables import FamilyTables, SyncFailed
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Failed, KernelError
+from pykubeproxy.objects import Endpoint, Event, Family, Updated
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.fakes.iptables import FakeIptables
+from tests.objects import endpoint, service, slice_of
+from tests.strategies import NODE
+
+
+def on_terms(**iptables: object) -> Terms:
+    document = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clusterCIDR": "10.244.0.0/16",
+        "iptables": iptables,
+    }
+    return terms(load(document, {}).config, NODE, None, Kernel(), Family.IPV4)
+
+
+class Followed:
+    """A cluster and the tables that follow it."""
+
+    def __init__(self, *events: Event) -> None:
+        self.cluster = Cluster()
+        self.live = FakeIptables()
+        self.live.counters.update(skeleton.NFACCT_NAMES)
+        self.tables = FamilyTables(self.live, 200)
+        self.apply(*events)
+
+    def apply(self, *events: Event, on: Terms | None = None) -> None:
+        touched = {key for event in events for key in self.cluster.apply(event)}
+        self.tables.sync(self.cluster, touched, on or on_terms())
+
+    def chains(self) -> dict[ChainKey, tuple[str, ...]]:
+        return dict(self.live.save().chains)
+
+    def agrees(self) -> bool:
+        """Whether the tables are those that a fresh start would write."""
+        fresh = FakeIptables()
+        fresh.counters.update(skeleton.NFACCT_NAMES)
+        FamilyTables(fresh, None).sync(self.cluster, (), on_terms())
+        return self.chains() == dict(fresh.save().chains)
+
+
+WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
+
+
+def many(count: int) -> tuple[Endpoint, ...]:
+    """Endpoints of which every second one is not ready: those count as well."""
+    return tuple(endpoint(f"10.244.{n // 250}.{n % 250 + 1}", ready=n % 2 == 0) for n in range(count))
+
+
+def comments(chains: dict[ChainKey, tuple[str, ...]], prefix: str) -> int:
+    return sum("--comment" in rule for key in chains if key.chain.startswith(prefix) for rule in chains[key])
+
+
+def test_exactly_a_thousand_endpoints_are_not_many() -> None:
+    """One more, and comments go; one less, and they are back, also in services that did not change."""
+    other = slice_of("10.244.9.9", service="other")
+    followed = Followed(*WEB, Updated(service("other", cluster_ip="10.96.0.11")), Updated(other))
+    followed.apply(Updated(slice_of(*many(999))))
+    assert comments(followed.chains(), "KUBE-SEP-") == 2 * 501
+    followed.apply(Updated(slice_of(*many(1000))))
+    assert comments(followed.chains(), "KUBE-SEP-") == 0
+    # What marks for masquerading keeps its comment.
+    assert comments(followed.chains(), "KUBE-SVC-") == 2
+    assert followed.agrees()
+    followed.apply(Updated(slice_of(*many(999))))
+    assert comments(followed.chains(), "KUBE-SEP-") == 2 * 501
+    assert followed.agrees()
+
+
+def test_families_are_counted_apart() -> None:
+    """A thousand endpoints of IPv6 do not take IPv4's comments."""
+    six = tuple(endpoint(f"fd00::{n + 1:x}") for n in range(1500))
+    both = service(cluster_ips=("10.96.0.10", "fd00:96::10"))
+    followed = Followed(Updated(both), Updated(slice_of("10.244.1.5")), Updated(slice_of(*six)))
+    assert comments(followed.chains(), "KUBE-SEP-") == 2
+
+
+@pytest.mark.parametrize("where", ["save", "restore"])
+def test_after_a_failure_everything_is_gone_through(where: str) -> None:
+    """Even if the failed restore has carried out a part of its blocks."""
+    followed = Followed(*WEB)
+    whole = getattr(followed.live, where)
+
+    def half(*arguments: str) -> None:
+        if where == "restore":
+            whole(arguments[0].split("COMMIT\n")[0] + "COMMIT\n")
+        raise Failed("iptables-restore", 1, "killed")
+
+    followed.tables.forget()
+    setattr(followed.live, where, half)
+    with pytest.raises((SyncFailed, KernelError)):
+        followed.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
+    setattr(followed.live, where, whole)
+    followed.apply()
+    assert followed.agrees()
+
+
+def test_a_refused_rule_names_its_service() -> None:
+    """And what was written before it stays as it was."""
+    followed = Followed(*WEB)
+    followed.live.refuses = lambda rule: "10.244.1.6" in rule
+    before = followed.chains()
+    with pytest.raises(SyncFailed) as caught:
+        followed.apply(Updated(slice_of("10.244.1.5", "10.244.1.6")))
+    assert caught.value.service == "ns/web:http"
+    assert "ns/web:http" in str(caught.value)
+    assert followed.chains() == before
+
+
+def test_a_sync_without_any_change_asks_the_kernel_nothing() -> None:
+    """Events that concern nobody cost nothing."""
+    followed = Followed(*WEB)
+    saves, texts = followed.live.saves, len(followed.live.texts)
+    followed.apply(Updated(slice_of("10.244.1.5")))
+    assert (followed.live.saves, len(followed.live.texts)) == (saves, texts)
+
+
+def test_another_mark_is_written_everywhere() -> None:
+    """No rule keeps the old one."""
+    followed = Followed(*WEB)
+    followed.apply(on=on_terms(masqueradeBit=31))
+    rules = [
+        rule for rules in followed.chains().values() for rule in rules if "mark" in rule.split("--comment")[0]
+    ]
+    assert not [rule for rule in rules if "0x4000" in rule]
+    assert any("0x80000000" in rule for rule in rules)

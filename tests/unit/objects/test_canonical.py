@@ -1,0 +1,119 @@
+"""Addresses, networks and times as objects bring them, and in the one form that rules know."""
+
+import json
+
+import pytest
+
+from pykubeproxy.objects import EndpointSlice, Family, Kind, Undecodable, check, decode
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("010.000.08.1", "10.0.8.1"),
+        ("0.0.0.0", "0.0.0.0"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:DB8:0:0::1", "2001:db8::1"),
+        ("0:0:0:0:0:0:0:5", "::5"),
+        ("0:0::5", "::5"),
+        ("00fd::01", "fd::1"),
+        ("64:ff9b::01.2.3.4", "64:ff9b::102:304"),
+        ("2001:db8::", "2001:db8::"),
+    ],
+)
+def test_addresses(text: str, canonical: str) -> None:
+    """Leading zeros are dropped and never octal; an IPv4-mapped address is the IPv4 one."""
+    assert check.address(text, "it") == canonical
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1.2.3",
+        "1.2.3.4.5",
+        "1.2.3.256",
+        "1.2.3.4 ",
+        "1.2.3.4/32",
+        "0x1.2.3.4",
+        "::1%lo",
+        "a",
+        "1..2.3",
+        "::g",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="it is "):
+        check.address(text, "it")
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (" 10.1.2.3/8 ", "10.0.0.0/8"),
+        ("10.1.2.3/32", "10.1.2.3/32"),
+        ("10.1.2.3/0", "0.0.0.0/0"),
+        ("010.1.0.0/016", "10.1.0.0/16"),
+        ("2001:DB8::1/32", "2001:db8::/32"),
+        ("0:0:0:0::/0", "::/0"),
+    ],
+)
+def test_networks(text: str, canonical: str) -> None:
+    """White space around goes, host bits are cleared."""
+    assert check.cidr(text, "it") == canonical
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/255.0.0.0", "10.0.0.0/-1", "/8"]
+)
+def test_what_is_no_network(text: str) -> None:
+    """A netmask, for one, is none to Kubernetes."""
+    with pytest.raises(ValueError, match="not a network"):
+        check.cidr(text, "it")
+
+
+def slice_json(**fields: object) -> bytes:
+    return json.dumps({"metadata": {"name": "s"}, "addressType": "IPv4", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("family", "address"), [("IPv4", "fd00::1"), ("IPv6", "10.0.0.1"), ("IPv6", "::ffff:10.0.0.1")]
+)
+def test_an_address_of_the_other_family_is_refused(family: str, address: str) -> None:
+    """Its slice is passed over whole."""
+    with pytest.raises(Undecodable, match=f"not an {family} address"):
+        decode(Kind.ENDPOINT_SLICE, slice_json(addressType=family, endpoints=[{"addresses": [address]}]))
+
+
+def test_only_the_first_address_counts() -> None:
+    """What else stands there is not even looked at."""
+    slice_ = decode(
+        Kind.ENDPOINT_SLICE, slice_json(endpoints=[{"addresses": ["10.0.0.1", "junk"]}, {"addresses": []}])
+    )
+    assert isinstance(slice_, EndpointSlice)
+    assert [it.address for it in slice_.endpoints] == ["10.0.0.1", ""]
+    assert slice_.family is Family.IPV4
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-01-01T00:00:00Z", 1767225600.0),
+        ("2026-01-01T09:00:00+09:00", 1767225600.0),
+        ("2026-01-01T00:00:00.5Z", 1767225600.5),
+        # Without an offset it is no RFC 3339 time; this machine's own zone must not decide.
+        ("2026-01-01T00:00:00", None),
+        ("2026-01-01", None),
+        ("0001-01-01T00:00:00", None),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_trigger_times(text: str, seconds: float | None) -> None:
+    """One that is malformed is as good as none: it only feeds a metric."""
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": text}
+    slice_ = decode(Kind.ENDPOINT_SLICE, slice_json(metadata={"name": "s", "annotations": annotations}))
+    assert isinstance(slice_, EndpointSlice)
+    assert slice_.trigger_time == seconds

@@ -1,0 +1,90 @@
+"""What differs between two Rulesets, of which only the proxy's own part counts."""
+
+from pykubeproxy.objects import Family
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.difference import ChainDifference, difference, own_part
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+PREROUTING = ChainKey("nat", "PREROUTING")
+JUMP = skeleton.JUMPS[PREROUTING][0]
+OPTIONS = RuleOptions(Family.IPV4)
+WANTED = {
+    **skeleton.JUMPS,
+    skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(OPTIONS),
+    **skeleton.fixed_chains(OPTIONS),
+}
+
+
+def ruleset(chains: dict[ChainKey, tuple[str, ...]]) -> Ruleset:
+    return Ruleset(Family.IPV4, chains)
+
+
+def drift(live: dict[ChainKey, tuple[str, ...]]) -> tuple[ChainDifference, ...]:
+    return difference(own_part(ruleset(live), ruleset(WANTED)), ruleset(WANTED))
+
+
+def nat(chain: str) -> ChainKey:
+    return ChainKey("nat", chain)
+
+
+def test_equal() -> None:
+    """Tables that hold what they should do not differ, whatever the order of the chains."""
+    assert drift(WANTED) == ()
+    assert drift(dict(reversed(WANTED.items()))) == ()
+
+
+def test_rules_of_others_do_not_count() -> None:
+    """Others' chains, tables and rules around our jumps and in the kubelet's chain are no difference."""
+    live = {
+        **WANTED,
+        PREROUTING: ("-j DOCKER", JUMP, "-j LAST"),
+        skeleton.KUBELET_FIREWALL: ("-j DROP", *WANTED[skeleton.KUBELET_FIREWALL]),
+        ChainKey("filter", "DOCKER"): ("-j RETURN",),
+        ChainKey("filter", "KUBE-KUBELET-CANARY"): (),
+        ChainKey("raw", "PREROUTING"): ("-j ACCEPT",),
+    }
+    assert drift(live) == ()
+
+
+def test_missing_jump() -> None:
+    """A jump that is missing is a difference; so is every one of a table that does not exist, but not its chains."""
+    assert drift({**WANTED, PREROUTING: ()}) == (ChainDifference(PREROUTING, (), (JUMP,)),)
+    live = {key: rules for key, rules in WANTED.items() if key.table != "nat"}
+    found = {it.key: it for it in drift(live)}
+    assert found[PREROUTING].before == ()
+    assert found[nat("KUBE-MARK-MASQ")].before is None
+    assert {key.table for key in found} == {"nat"}
+
+
+def test_rule_of_the_kubelets_chain() -> None:
+    """The rule that we need in KUBE-FIREWALL may be missing, and the chain as well."""
+    (found,) = drift({**WANTED, skeleton.KUBELET_FIREWALL: ("-j DROP",)})
+    assert (found.gone, found.new) == ((), WANTED[skeleton.KUBELET_FIREWALL])
+    (found,) = drift({key: rules for key, rules in WANTED.items() if key != skeleton.KUBELET_FIREWALL})
+    assert found.before is None
+
+
+def test_stale_chains() -> None:
+    """Chains of ours that nobody wants are gone; one that others refer to can only be emptied."""
+    stale, held, empty = nat("KUBE-SVC-A"), nat("KUBE-SVC-B"), nat("KUBE-SVC-C")
+    live = {
+        **WANTED,
+        stale: (),
+        held: ("-j ACCEPT",),
+        empty: (),
+        nat("OTHERS"): ("-j KUBE-SVC-B", "-j KUBE-SVC-C"),
+    }
+    assert [(it.key, it.before, it.after) for it in drift(live)] == [
+        (stale, (), None),
+        (held, ("-j ACCEPT",), None),
+    ]
+
+
+def test_order() -> None:
+    """Chains come in the order of what is wanted; rules in another order differ with none gone and none new."""
+    one, two = nat("KUBE-SVC-A"), nat("KUBE-SVC-B")
+    before = ruleset({one: ("-j A", "-j B"), two: ("-j C",)})
+    found = difference(before, ruleset({two: ("-j D",), one: ("-j B", "-j A")}))
+    assert [it.key for it in found] == [two, one]
+    assert [(it.gone, it.new) for it in found] == [(("-j C",), ("-j D",)), ((), ())]

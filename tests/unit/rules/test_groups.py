@@ -1,0 +1,88 @@
+"""Balancing in groups: the same share for each of many backends, and a change that stays in its group."""
+
+import pytest
+
+from pykubeproxy.config import Dispatch
+from pykubeproxy.objects import Family, Protocol
+from pykubeproxy.rules import names
+from pykubeproxy.rules.balancing import GROUPS_ABOVE, balance
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.tree import Tree
+from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.ports import PortName, ServicePort
+from tests.objects import endpoint
+
+NAME = PortName("ns", "web", "http", "TCP")
+CHAIN = names.cluster_chain(NAME)
+
+
+def port(affinity_seconds: int | None = None) -> ServicePort:
+    return ServicePort(NAME, Protocol.TCP, "10.96.0.10", 80, 0, (), (), (), False, False, affinity_seconds, 0)
+
+
+def backends(count: int) -> tuple[Backend, ...]:
+    addresses = (f"10.244.{n // 250}.{n % 250}" for n in range(count))
+    return tuple(Backend(f"{it}:80", endpoint(it), 80, False) for it in addresses)
+
+
+def balanced(count: int, dispatch: Dispatch = Dispatch.AUTO, affinity: int | None = None) -> Tree:
+    options = RuleOptions(Family.IPV4, dispatch=dispatch)
+    return balance(port(affinity), CHAIN, backends(count), options)
+
+
+def shares(tree: Tree) -> dict[str, float]:
+    """The probability of each endpoint's chain, multiplied through."""
+    groups = dict(tree.chains)
+    found: dict[str, float] = {}
+
+    def walk(rules: tuple[str, ...], weight: float) -> None:
+        for rule in rules:
+            if "-m recent" in rule:
+                continue
+            words = rule.split()
+            chance = float(words[words.index("--probability") + 1]) if "--probability" in words else 1.0
+            target = words[-1]
+            if target in groups:
+                walk(groups[target], weight * chance)
+            else:
+                found[target] = found.get(target, 0.0) + weight * chance
+            weight *= 1 - chance
+
+    walk(tree.root, 1.0)
+    return found
+
+
+@pytest.mark.parametrize("count", [GROUPS_ABOVE + 1, 200, 1000, 5000])
+def test_each_endpoint_has_the_same_share(count: int) -> None:
+    """1/n, as exactly as the kernel's 31 bits have it."""
+    found = shares(balanced(count))
+    assert len(found) == count
+    for share in found.values():
+        assert share == pytest.approx(1 / count, rel=1e-5)
+
+
+def test_few_endpoints_and_flat_dispatch_have_no_groups() -> None:
+    """Then the rules are kube-proxy's."""
+    assert not balanced(GROUPS_ABOVE).chains
+    assert not balanced(1000, Dispatch.FLAT).chains
+    assert len(balanced(1000, Dispatch.FLAT).root) == 1000
+
+
+def test_picking_costs_tens_of_visits() -> None:
+    """Of 1000 endpoints a packet meets no more than two dozens of groups and of their members."""
+    tree = balanced(1000)
+    assert len(tree.root) <= 32
+    assert max(len(rules) for _, rules in tree.chains) <= 64
+
+
+def test_affinity_comes_first() -> None:
+    """A client that is known is sent on before any group is picked."""
+    rules = balanced(200, affinity=60).root
+    assert all("-m recent --rcheck" in rule for rule in rules[:200])
+    assert not any("-m recent" in rule for rule in rules[200:])
+
+
+def test_one_endpoint_changes_one_group() -> None:
+    """And the shares of the groups, but no other group's chain."""
+    before, after = dict(balanced(300).chains), dict(balanced(301).chains)
+    assert len({name for name, _ in before.items() ^ after.items()}) == 1

@@ -1,0 +1,269 @@
+"""Where packets go: random objects rendered, random packets walked through the rules, and held against the promises.
+
+The promises are worked out here from the objects alone, in words of their own.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pykubeproxy.config import load
+from pykubeproxy.objects import Endpoint, EndpointSlice, Family, Kind, Listed, Node, Port, Service, family_of
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.render import render
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.strategies import NAMES, NODE, ZONE, services, slices
+from tests.walk import Packet, Walker
+
+NODE_IP = {Family.IPV4: "192.168.99.10", Family.IPV6: "fd00:99::10"}
+POD = {Family.IPV4: "10.244.1.77", Family.IPV6: "fd00:10:244:1::77"}
+OTHER_POD = {Family.IPV4: "10.244.2.77", Family.IPV6: "fd00:10:244:2::77"}
+CLIENT = {Family.IPV4: "203.0.113.9", Family.IPV6: "2001:db8:9::9"}
+NODE_OBJECT = Node(NODE, tuple(NODE_IP.values()), ("10.244.1.0/24", "fd00:10:244:1::/64"), ZONE)
+BIT = 9
+
+DETECTION: dict[str, dict[str, object]] = {
+    "cluster": {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/56"},
+    "node": {"detectLocalMode": "NodeCIDR"},
+    "bridge": {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cbr0"}},
+    "prefix": {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "veth"}},
+    "none": {},
+}
+
+
+class Sender(NamedTuple):
+    """Who sends a packet: a pod of this node, a pod of another one, the node itself, or somebody outside."""
+
+    kind: str
+    address: str
+    interface: str
+
+    def is_local(self, detection: str) -> bool | None:
+        """Whether it counts as local traffic; None where that cannot be told."""
+        if detection == "none":
+            return None
+        if detection == "cluster":
+            return self.kind in ("pod", "other pod")
+        return self.kind == "pod"
+
+
+def senders(family: Family, bridge: str) -> list[Sender]:
+    return [
+        Sender("pod", POD[family], bridge),
+        Sender("other pod", OTHER_POD[family], "eth0"),
+        Sender("node", NODE_IP[family], ""),
+        Sender("client", CLIENT[family], "eth0"),
+    ]
+
+
+pytestmark = pytest.mark.usefixtures("small_trees")
+
+
+class World(NamedTuple):
+    """Objects and the terms of one family."""
+
+    services: tuple[Service, ...]
+    slices: tuple[EndpointSlice, ...]
+    family: Family
+    detection: str
+    masquerade_all: bool
+    dispatch: str
+
+    def terms(self) -> Terms:
+        document = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "iptables": {"masqueradeAll": self.masquerade_all, "masqueradeBit": BIT},
+            **DETECTION[self.detection],
+            "pykubeproxy": {"dispatch": self.dispatch},
+        }
+        return terms(load(document, {}).config, NODE, NODE_OBJECT, Kernel(), self.family)
+
+    def rules(self) -> Ruleset:
+        cluster = Cluster()
+        cluster.apply(Listed(Kind.SERVICE, self.services))
+        cluster.apply(Listed(Kind.ENDPOINT_SLICE, self.slices))
+        ruleset = render(cluster, self.terms())
+        return Ruleset(self.family, {**ruleset.chains, **skeleton.JUMPS, skeleton.KUBELET_FIREWALL: ()})
+
+
+worlds = st.builds(
+    World,
+    services=st.lists(services(NAMES[:2]), min_size=1, max_size=2, unique_by=lambda it: it.name).map(tuple),
+    slices=st.lists(slices(NAMES[:2]), max_size=3, unique_by=lambda it: it.name).map(tuple),
+    family=st.sampled_from(Family),
+    detection=st.sampled_from(sorted(DETECTION)),
+    masquerade_all=st.booleans(),
+    dispatch=st.sampled_from(["flat", "tree"]),
+)
+
+
+def backends(world: World, service: Service, port: Port) -> dict[str, Endpoint]:
+    """Every endpoint of a service port by its address and port; entries that repeat one count as kube-proxy does."""
+    found: dict[str, Endpoint] = {}
+    for slice_ in sorted(world.slices, key=lambda it: it.name):
+        if slice_.service != service.name or slice_.family is not world.family:
+            continue
+        for number in [p.port for p in slice_.ports if (p.name, p.protocol) == (port.name, port.protocol)]:
+            for endpoint in slice_.endpoints:
+                host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+                if f"{host}:{number}" not in found or not endpoint.terminating:
+                    found[f"{host}:{number}"] = endpoint
+    return found
+
+
+def in_use(found: dict[str, Endpoint], *, here: bool) -> set[str]:
+    """Those that serve: here, or anywhere by the hints."""
+    candidates = {t: e for t, e in found.items() if e.node_name == NODE or not here}
+    ready = {target: e for target, e in candidates.items() if e.ready}
+    if not ready:
+        return {target for target, e in candidates.items() if e.serving and e.terminating}
+    if here:
+        return set(ready)
+    by_node = {target for target, e in ready.items() if NODE in e.node_hints}
+    if by_node and all(e.node_hints for e in ready.values()):
+        return by_node
+    by_zone = {target for target, e in ready.items() if ZONE in e.zone_hints}
+    if by_zone and all(e.zone_hints for e in ready.values()):
+        return by_zone
+    return set(ready)
+
+
+class Promise(NamedTuple):
+    """The endpoints that share the packets, whether they see the node's address, or else what is said instead."""
+
+    targets: frozenset[str]
+    masqueraded: bool = False
+    refusal: str = ""
+
+
+def internal(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
+    """What is promised for a packet to the cluster IP."""
+    targets = in_use(found, here=service.internal_local)
+    if not targets:
+        return Promise(frozenset(), refusal="DROP" if in_use(found, here=False) else "REJECT")
+    return Promise(frozenset(targets), world.masquerade_all or sender.is_local(world.detection) is False)
+
+
+def external(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
+    """What is promised for a packet to a node port or an external IP."""
+    anywhere = in_use(found, here=False)
+    local_policy = service.external_local and (service.type != "ClusterIP" or bool(service.external_ips))
+    if not anywhere:
+        # Packets of the node itself do not pass the chain that refuses these.
+        return Promise(frozenset(), refusal="" if sender.kind == "node" else "REJECT")
+    if not local_policy:
+        return Promise(frozenset(anywhere), masqueraded=True)
+    if sender.is_local(world.detection):
+        return Promise(frozenset(anywhere))
+    if sender.kind == "node":
+        return Promise(frozenset(anywhere), masqueraded=True)
+    here = in_use(found, here=True)
+    return Promise(frozenset(here), refusal="" if here else "DROP")
+
+
+def balanced(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
+    """What is promised for a packet to a load balancer's IP, which may be for certain sources only."""
+    ranges = [it for it in service.source_ranges if family_of(it) is world.family]
+    if not ranges or any(it.endswith("/0") for it in ranges) or not in_use(found, here=False):
+        return external(world, service, found, sender)
+    allowed = [sender.address]
+    if sender.address in service.load_balancer_ips:
+        # The node has the balancer's IP itself: it may come if it might under its own address.
+        allowed = [NODE_IP[world.family]]
+    if any(ip_address(address) in ip_network(it) for it in ranges for address in allowed):
+        return external(world, service, found, sender)
+    return Promise(frozenset(), refusal="DROP")
+
+
+def check(walker: Walker, world: World, packet: Packet, promise: Promise) -> None:
+    """Walk one packet and hold what becomes of it against the promise."""
+    from_node = packet.local_source
+    met = walker.walk(packet, "nat", "OUTPUT" if from_node else "PREROUTING")
+    reached = {
+        outcome.verdict.removeprefix("to "): share for outcome, share in met.items() if outcome.verdict
+    }
+    assert set(reached) == promise.targets, packet
+    hook = "OUTPUT" if from_node else "INPUT" if packet.local_destination else "FORWARD"
+    if not reached:
+        refused = walker.walk(packet, "filter", hook)
+        assert {outcome.verdict for outcome in refused} == {promise.refusal}, packet
+        return
+    for share in reached.values():
+        assert abs(share - 1 / len(reached)) < 1e-9, packet
+    assert {outcome.mark for outcome in met} == {1 << BIT if promise.masqueraded else 0}, packet
+    for target in reached:
+        host, _, number = target.rpartition(":")
+        onward = Packet(
+            packet.source,
+            host.strip("[]"),
+            packet.protocol,
+            int(number),
+            local_source=from_node,
+            states=frozenset({"NEW", "DNAT"}),
+        )
+        after = walker.walk(onward, "filter", "OUTPUT" if from_node else "FORWARD")
+        assert {outcome.verdict for outcome in after} <= {"", "ACCEPT"}, onward
+
+
+def of(family: Family, addresses: Iterable[str]) -> list[str]:
+    return [it for it in addresses if family_of(it) is family]
+
+
+@settings(max_examples=250, deadline=None)
+@given(worlds)
+def test_every_packet_goes_where_it_should(world: World) -> None:
+    """By every way in, from everywhere, to endpoints in every state: the right ones, each with the same share."""
+    walker = Walker(world.rules())
+    claims = Counter(
+        claim
+        for it in world.services
+        if of(world.family, it.cluster_ips)
+        for port in it.ports
+        for claim in ((it.name, port.protocol, port.port), ("", port.protocol, port.node_port))
+    )
+    for service in sorted(world.services, key=lambda it: it.name):
+        if not of(world.family, service.cluster_ips):
+            continue
+        for port in sorted(service.ports, key=lambda it: (it.name, it.protocol.value)):
+            found = backends(world, service, port)
+            protocol = port.protocol.value.lower()
+            for sender in senders(world.family, "cbr0" if world.detection == "bridge" else "veth1"):
+
+                def packet(
+                    to: str,
+                    number: int,
+                    local: bool = False,
+                    sender: Sender = sender,
+                    protocol: str = protocol,
+                ) -> Packet:
+                    own = sender.kind == "node"
+                    return Packet(sender.address, to, protocol, number, sender.interface, own, local)
+
+                # No two ports may claim the same number; where they do, which one has it is nobody's promise.
+                if claims[service.name, port.protocol, port.port] == 1:
+                    for address in of(world.family, service.cluster_ips)[:1]:
+                        check(
+                            walker, world, packet(address, port.port), internal(world, service, found, sender)
+                        )
+                    for address in of(world.family, service.external_ips):
+                        check(
+                            walker, world, packet(address, port.port), external(world, service, found, sender)
+                        )
+                    for address in of(world.family, service.load_balancer_ips):
+                        check(
+                            walker, world, packet(address, port.port), balanced(world, service, found, sender)
+                        )
+                        itself = Sender("node", address, "")
+                        to = packet(address, port.port, sender=itself)
+                        check(walker, world, to, balanced(world, service, found, itself))
+                if port.node_port and claims["", port.protocol, port.node_port] == 1:
+                    to = packet(NODE_IP[world.family], port.node_port, local=True)
+                    check(walker, world, to, external(world, service, found, sender))

@@ -1,0 +1,155 @@
+"""From configuration, node and kernel to the terms on which rules are written."""
+
+import pytest
+
+from pykubeproxy.config import Config, load
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.terms import Kernel, Terms, node_ips, primary_family, terms
+from tests.strategies import NODE
+
+ADDRESSES = ("127.0.0.1", "127.0.0.53", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10", "fe80::1")
+BOTH = Node(NODE, ("192.168.99.10", "fd00:99::10"), ("10.244.1.0/24", "fd00:10:244:1::/64"), "zone-a")
+ONLY_4 = Node(NODE, ("192.168.99.10",), ("10.244.1.0/24",))
+ONLY_6 = Node(NODE, ("fd00:99::10",))
+EVERYWHERE_4 = ["-m addrtype --dst-type LOCAL"]
+NOT_LOOPBACK = ["! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL"]
+EVERYWHERE_6 = ["! -d ::1/128 -m addrtype --dst-type LOCAL"]
+
+
+def config(**fields: object) -> Config:
+    return load(
+        {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", **fields}, {}
+    ).config
+
+
+def on(family: Family, node: Node | None = BOTH, **fields: object) -> Terms:
+    return terms(config(**fields), NODE, node, Kernel(ADDRESSES), family)
+
+
+def jumps(it: Terms) -> list[str]:
+    """The matches of the jumps to the node ports, without comment and target."""
+    said = (
+        '-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" '
+    )
+    return [jump.replace(said, "").removesuffix(" -j KUBE-NODEPORTS") for jump in it.node_port_jumps]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "four", "six", "loopback"),
+    [
+        ([], EVERYWHERE_4, EVERYWHERE_6, True),
+        (["0.0.0.0/0", "10.244.0.0/16"], EVERYWHERE_4, EVERYWHERE_6, True),
+        (["192.168.99.77/24"], ["-d 192.168.99.10/32"], EVERYWHERE_6, False),
+        (["127.0.0.0/8"], ["-d 127.0.0.1/32", "-d 127.0.0.53/32"], EVERYWHERE_6, True),
+        (["127.0.0.1/32", "10.0.0.0/8"], ["-d 10.244.1.1/32", "-d 127.0.0.1/32"], EVERYWHERE_6, True),
+        (["126.0.0.0/7"], ["-d 127.0.0.1/32", "-d 127.0.0.53/32"], EVERYWHERE_6, True),
+        (["fd00:99::/64"], EVERYWHERE_4, ["-d fd00:99::10/128"], True),
+        (["::1/128"], EVERYWHERE_4, [], True),
+        (["172.16.0.0/12"], [], EVERYWHERE_6, False),
+        (["primary"], ["-d 192.168.99.10/32"], ["-d fd00:99::10/128"], False),
+    ],
+)
+def test_addresses_for_node_ports(wanted: list[str], four: list[str], six: list[str], loopback: bool) -> None:
+    """One rule for each address that a network of the list holds; all of a family that the list does not mention."""
+    it = on(Family.IPV4, nodePortAddresses=wanted)
+    assert jumps(it) == four
+    assert it.options.localhost_node_ports is loopback
+    assert bool(skeleton.kubelet_firewall(it.options)) is loopback
+    assert jumps(on(Family.IPV6, nodePortAddresses=wanted)) == six
+
+
+@pytest.mark.parametrize(
+    ("node", "four", "six"),
+    [
+        (ONLY_4, ["-d 192.168.99.10/32"], EVERYWHERE_6),
+        (ONLY_6, EVERYWHERE_4, ["-d fd00:99::10/128"]),
+        (None, EVERYWHERE_4, EVERYWHERE_6),
+    ],
+)
+def test_primary_in_a_family_in_which_the_node_has_no_address(
+    node: Node | None, four: list[str], six: list[str]
+) -> None:
+    """There it says nothing, as if no network of the family were listed."""
+    assert jumps(on(Family.IPV4, node, nodePortAddresses=["primary"])) == four
+    assert jumps(on(Family.IPV6, node, nodePortAddresses=["primary"])) == six
+
+
+def test_node_ports_off_on_localhost() -> None:
+    """Loopback addresses are left out, listed or not."""
+    off = {"iptables": {"localhostNodePorts": False}}
+    assert jumps(on(Family.IPV4, **off)) == NOT_LOOPBACK
+    assert jumps(on(Family.IPV4, nodePortAddresses=["127.0.0.0/8"], **off)) == []
+    assert skeleton.kubelet_firewall(on(Family.IPV4, **off).options) == ()
+    assert skeleton.kubelet_firewall(on(Family.IPV6).options) == ()
+
+
+@pytest.mark.parametrize(
+    ("bind", "four", "six", "primary"),
+    [
+        ("0.0.0.0", "192.168.99.10", "fd00:99::10", Family.IPV4),
+        ("::", "192.168.99.10", "fd00:99::10", Family.IPV4),
+        ("10.9.8.7", "10.9.8.7", "fd00:99::10", Family.IPV4),
+        ("fd00:9::8", "192.168.99.10", "fd00:9::8", Family.IPV6),
+        ("127.0.0.1", "127.0.0.1", "fd00:99::10", Family.IPV4),
+    ],
+)
+def test_bind_address_wins_over_the_node(bind: str, four: str, six: str, primary: Family) -> None:
+    """In its own family, unless it means every address."""
+    it = config(bindAddress=bind)
+    assert node_ips(it, BOTH) == {Family.IPV4: four, Family.IPV6: six}
+    assert primary_family(it, BOTH) is primary
+
+
+def test_node_ips_without_a_node() -> None:
+    """Loopback stands in for what is not known; the first address of each family is the node's."""
+    assert node_ips(config(), None) == {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+    several = Node(NODE, ("fd00::1", "10.0.0.1", "10.0.0.2", "fd00::2"))
+    assert node_ips(config(), several) == {Family.IPV4: "10.0.0.1", Family.IPV6: "fd00::1"}
+    assert primary_family(config(), several) is Family.IPV6
+
+
+@pytest.mark.parametrize(
+    ("fields", "four", "six"),
+    [
+        ({}, None, None),
+        ({"clusterCIDR": "10.244.0.9/16"}, LocalTraffic("10.244.0.0/16"), None),
+        ({"clusterCIDR": "fd00::/56,10.0.0.0/8"}, LocalTraffic("10.0.0.0/8"), LocalTraffic("fd00::/56")),
+        ({"detectLocalMode": "NodeCIDR"}, LocalTraffic("10.244.1.0/24"), None),
+        (
+            {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "veth"}},
+            LocalTraffic(interface="veth+"),
+            LocalTraffic(interface="veth+"),
+        ),
+        (
+            {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cbr0"}},
+            LocalTraffic(interface="cbr0"),
+            LocalTraffic(interface="cbr0"),
+        ),
+    ],
+)
+def test_local_traffic(
+    fields: dict[str, object], four: LocalTraffic | None, six: LocalTraffic | None
+) -> None:
+    """Told by the mode, in each family by what there is for it."""
+    assert on(Family.IPV4, ONLY_4, **fields).options.local_traffic == four
+    assert on(Family.IPV6, ONLY_4, **fields).options.local_traffic == six
+
+
+@pytest.mark.parametrize(
+    ("bit", "mark"), [(0, "0x1/0x1"), (14, "0x4000/0x4000"), (31, "0x80000000/0x80000000")]
+)
+def test_the_masquerade_mark(bit: int, mark: str) -> None:
+    """As iptables-save prints it, also at both ends."""
+    assert on(Family.IPV4, iptables={"masqueradeBit": bit}).options.mark == mark
+
+
+def test_what_the_kernel_can_do_is_heeded() -> None:
+    """With liberal TCP tracking INVALID packets are let through; without nfacct nothing is counted."""
+    kernel = Kernel(ADDRESSES, random_fully=False, nfacct=False, tcp_be_liberal=True)
+    it = terms(config(), NODE, BOTH, kernel, Family.IPV4)
+    text = str(skeleton.fixed_chains(it.options))
+    assert "INVALID" not in text
+    assert "nfacct" not in text
+    assert "--random-fully" not in text

@@ -1,0 +1,85 @@
+"""The dispatch tree: every number finds its rules, few others are met on the way, and a change stays where it is."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubeproxy.rules.tree import LEAF, Prefix, Tree, grow
+
+WIDTH = 16
+numbers = st.sets(st.one_of(st.integers(0, 2**WIDTH - 1), st.integers(30000, 30300)), max_size=200)
+
+
+def branch(prefix: Prefix) -> tuple[str, str]:
+    name = f"{prefix.bits}/{prefix.length}"
+    return name, f"from {prefix.bits} to {prefix.last} go {name}"
+
+
+def grown(of: set[int]) -> Tree:
+    return grow({number: (f"take {number}",) for number in of}, WIDTH, branch)
+
+
+def met(tree: Tree, wanted: int) -> list[str]:
+    """The rules that a packet for a number meets until one takes it."""
+    chains = dict(tree.chains)
+
+    def walk(rules: tuple[str, ...]) -> list[str]:
+        seen: list[str] = []
+        for rule in rules:
+            seen.append(rule)
+            words = rule.split()
+            if rule == f"take {wanted}":
+                return seen
+            if words[0] == "from" and int(words[1]) <= wanted <= int(words[3]):
+                seen += walk(chains[words[5]])
+                if seen[-1] == f"take {wanted}":
+                    return seen
+        return seen
+
+    return walk(tree.root)
+
+
+@given(numbers, st.integers(0, 2**WIDTH - 1))
+def test_every_number_finds_its_rules(present: set[int], stranger: int) -> None:
+    """A number that is there is taken by its own rule, another one by none."""
+    tree = grown(present)
+    for number in present:
+        assert met(tree, number)[-1] == f"take {number}"
+    if stranger not in present:
+        assert f"take {stranger}" not in met(tree, stranger)
+
+
+@given(numbers)
+def test_few_rules_are_met(present: set[int]) -> None:
+    """At most sixteen on each of the levels that the numbers have bits for, and a leaf."""
+    tree = grown(present)
+    for number in present:
+        assert len(met(tree, number)) <= 16 * (WIDTH // 4) + LEAF
+
+
+def test_many_evenly_spread_are_found_soon() -> None:
+    """30,000 services cost about as many visits as 30 rules."""
+    width = 20
+    spread = {(number * 2654435761) % 2**width for number in range(30_000)}
+    tree = grow({number: (f"take {number}",) for number in spread}, width, branch)
+    visits = [len(met(tree, number)) for number in list(spread)[:500]]
+    assert sum(visits) / len(visits) < 40
+
+
+@given(numbers, st.integers(0, 2**WIDTH - 1))
+def test_each_chain_comes_after_those_it_jumps_to(present: set[int], _: int) -> None:
+    """So that they can be written in their order; and no two have one name."""
+    tree = grown(present)
+    written: set[str] = set()
+    for name, rules in (*tree.chains, ("root", tree.root)):
+        assert name not in written
+        assert {rule.split()[5] for rule in rules if rule.startswith("from")} <= written
+        written.add(name)
+
+
+def test_one_more_changes_one_leaf() -> None:
+    """As a rule: among 1000 evenly spread numbers a new one leaves all other chains as they are."""
+    spread = {number * 61 for number in range(1000)}
+    before, after = grown(spread), grown(spread | {30001})
+    changed = dict(before.chains).items() ^ dict(after.chains).items()
+    assert len({name for name, _ in changed}) == 1
+    assert before.root == after.root
