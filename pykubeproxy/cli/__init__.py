@@ -11,6 +11,8 @@ _COMMANDS = {
     "run": "pykubeproxy.cli.run:run",
     "render": "pykubeproxy.cli.render:render",
     "dump-rules": "pykubeproxy.cli.dump_rules:dump_rules",
+    "explain": "pykubeproxy.cli.explain:explain",
+    "diff": "pykubeproxy.cli.diff:diff",
     "trace": "pykubeproxy.cli.trace:trace",
     "cleanup": "pykubeproxy.cli.cleanup:cleanup",
     "lab": "pykubeproxy.cli.lab:lab",

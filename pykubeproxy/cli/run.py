@@ -45,20 +45,21 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     if is_on(flags, "cleanup"):
         clean_up()
         return
-    config, warnings = load_config(flags)
+    loaded = load_config(flags)
+    config = loaded.config
+    logs.set_up(config.logging.format)
+    for warning in loaded.warnings:
+        log.warning(warning)
     if path := str(flags.get("write-config-to", "")):
         _write_config(config, path)
         return
-    logs.set_up(config.logging.format)
-    for warning in warnings:
-        log.warning(warning)
     if is_on(flags, "init-only"):
         set_up(config)
         return
     order = Order(
-        config=config,
+        loaded=loaded,
         flags=flags,
-        reload=lambda: load_config(flags).config,
+        reload=lambda: load_config(flags),
         config_file=str(flags.get("config", "")),
         manifests=manifests,
         once=once,

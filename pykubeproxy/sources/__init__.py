@@ -8,6 +8,7 @@ Troubles with a server are logged here and waited out; SourceError is what canno
 """
 
 from pykubeproxy.sources.api import Timing, api_watches
+from pykubeproxy.sources.asking import service_objects
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.manifests import Manifests, ManifestWatch, load_manifests
 from pykubeproxy.sources.watch import Emit, SourceError, Watch
@@ -22,4 +23,5 @@ __all__ = [
     "Watch",
     "api_watches",
     "load_manifests",
+    "service_objects",
 ]

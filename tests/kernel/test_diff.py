@@ -1,0 +1,119 @@
+"""`pykubeproxy diff` against live tables, in network namespaces."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.diff import diff
+from pykubeproxy.kernel import Backend, Runner, open_iptables
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import Ruleset
+
+pytestmark = pytest.mark.root
+
+OBJECTS = str(Path(__file__).parents[1] / "data" / "manifests" / "explain.yaml")
+PROGRAM = Path(sys.executable).with_name("pykubeproxy")
+OPTIONS = ("--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16")
+
+
+@pytest.fixture
+def node(inside: str, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Node":
+    """A node without rules; commands in it take this test's own lock."""
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
+    return Node(backend)
+
+
+class Node:
+    """This test's namespace."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.options = (*OPTIONS, "--iptables-backend", backend.value)
+
+    def diff(self, *arguments: str, objects: str = OBJECTS) -> Result:
+        return CliRunner().invoke(diff, ["-f", objects, *self.options, *arguments], catch_exceptions=False)
+
+    def program(self) -> None:
+        """Have the agent write its rules once."""
+        once = ["--manifests", OBJECTS, "--once", *self.options, "--conntrack-max-per-core", "0"]
+        subprocess.run([PROGRAM, "run", *once], check=True, capture_output=True, timeout=60)
+
+    def change(self, text: str, family: Family = Family.IPV4) -> None:
+        open_iptables(self.backend, family).restore(text)
+
+    def live(self) -> list[Ruleset]:
+        return [open_iptables(self.backend, family).save() for family in Family]
+
+
+def sentences(result: Result) -> list[str]:
+    return [str(it) for it in json.loads(result.stdout)["words"]]
+
+
+def test_before_and_after_the_agent(node: Node) -> None:
+    """On a fresh node everything is new; after the agent has written its rules nothing differs, in either family."""
+    result = node.diff()
+    assert result.exit_code == 1
+    assert " ".join(result.stdout.split()).count("no proxy has written its rules here") == 2
+    node.program()
+    result = node.diff()
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"There is no difference: live rules ({node.backend.value}), {OBJECTS}.\n"
+
+
+def test_node_port_addresses(node: Node) -> None:
+    """The node's own addresses are looked up as the agent does, where they matter."""
+    node.options = (*node.options, "--nodeport-addresses", "127.0.0.0/8")
+    node.program()
+    assert node.diff().exit_code == 0
+
+
+def test_nothing_is_written(node: Node, runner: Runner) -> None:
+    """Looking changes nothing and makes no table, least of all those of legacy."""
+    assert node.diff().exit_code == 1
+    assert not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
+    node.program()
+    node.change("*nat\n-D PREROUTING 1\nCOMMIT\n")
+    before = node.live()
+    assert node.diff().exit_code == 1
+    assert node.live() == before
+
+
+def test_drift(node: Node) -> None:
+    """What somebody changed by hand is told; what is others' is not."""
+    node.program()
+    (web,) = (key.chain for key in node.live()[0].chains if key.chain.startswith("KUBE-SVL-"))
+    node.change(
+        "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n"
+        "*filter\n:MINE - [0:0]\n-I INPUT 1 -j MINE\n-A KUBE-FIREWALL -s 203.0.113.9/32 -j DROP\nCOMMIT\n"
+        f"*nat\n-D PREROUTING 1\n:KUBE-SVC-OLD - [0:0]\n:{web} - [0:0]\n-A {web} -j RETURN\nCOMMIT\n"
+    )
+    assert sentences(node.diff("-o", "json", "--family", "ipv4")) == [
+        "table nat: 1 jump new: PREROUTING to KUBE-SERVICES",
+        "table mangle: 1 chain new: KUBE-PROXY-CANARY",
+        "1 chain gone that nothing leads to: KUBE-SVC-OLD",
+        (
+            "ns/web:http (policy Local): 1 endpoint new: 10.244.1.5:8080; led nowhere before;"
+            " session affinity none → 1 h"
+        ),
+    ]
+    node.program()
+    assert node.diff("--family", "ipv4").exit_code == 0
+
+
+def test_what_would_change(node: Node, tmp_path: Path) -> None:
+    """Other manifests against the live rules: what they would do."""
+    node.program()
+    new = tmp_path / "new.yaml"
+    new.write_text(Path(OBJECTS).read_text().replace("10.244.2.9", "10.244.2.8"))
+    assert sentences(node.diff("-o", "json", objects=str(new))) == [
+        "kube-system/dns:dns UDP: 1 endpoint gone: 10.244.2.9:53; 1 endpoint new: 10.244.2.8:53",
+        "kube-system/dns:dns-tcp: 1 endpoint gone: 10.244.2.9:53; 1 endpoint new: 10.244.2.8:53",
+    ]
+    rules = node.diff("-o", "rules", objects=str(new)).stdout
+    assert rules.startswith(
+        f"--- live rules ({node.backend.value}), IPv4\n+++ {new}, IPv4\n@@ -1,3 +1,3 @@ nat KUBE-SVC-"
+    )

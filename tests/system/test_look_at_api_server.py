@@ -1,0 +1,101 @@
+"""`pykubeproxy explain` and `diff` with the objects of an API server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.diff import diff
+from pykubeproxy.cli.explain import explain
+from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.cluster import node, server, service, slice_of
+
+HERE = ("--hostname-override", "n1")
+
+
+def labelled(it: dict[str, Any], **labels: str) -> dict[str, Any]:
+    return {**it, "metadata": {**it["metadata"], "labels": {**it["metadata"].get("labels", {}), **labels}}}
+
+
+def inside(namespace: str, it: dict[str, Any]) -> dict[str, Any]:
+    return {**it, "metadata": {**it["metadata"], "namespace": namespace}}
+
+
+OBJECTS = (
+    labelled(node("n1", "10.0.0.1"), **{"topology.kubernetes.io/zone": "z1"}),
+    labelled(node("n2", "10.0.0.2"), **{"topology.kubernetes.io/zone": "z2"}),
+    service("a", clusterIP="10.96.0.10"),
+    {**slice_of("a", "10.1.0.1", "10.1.0.2"), "ports": [{"name": "", "port": 8080}]},
+    inside("other", service("a", clusterIP="10.96.0.11")),
+    service("none", clusterIP="None"),
+    labelled(service("foreign", clusterIP="10.96.0.12"), **{"service.kubernetes.io/service-proxy-name": "x"}),
+)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with server() as running:
+        for it in OBJECTS:
+            running.store.create(it, verbatim=True)
+        yield running
+
+
+def explained(api: ApiServer, *arguments: str) -> Result:
+    options = (*arguments, "--master", api.url)
+    return CliRunner().invoke(explain, options, catch_exceptions=False)
+
+
+def test_explain(api: ApiServer) -> None:
+    """A Service, its slices and this Node are asked for; a name in several namespaces means all of them."""
+    result = explained(api, "default/a", *HERE)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("On n1 in z1:\n\ndefault/a  TCP IPv4\n")
+    assert "     50%  10.1.0.1:8080  ready\n" in result.stdout
+    both = json.loads(explained(api, "a", *HERE, "-o", "json").stdout)
+    assert [(it["namespace"], len(it["policies"][0]["endpoints"])) for it in both["services"]] == [
+        ("default", 2),
+        ("other", 0),
+    ]
+
+
+def test_what_a_proxy_does_not_watch(api: ApiServer) -> None:
+    """Headless Services and those of other proxies are explained, though the agent never sees them."""
+    assert "It has no rules: it is headless" in explained(api, "none", *HERE).stdout
+    text = " ".join(explained(api, "foreign", "-n", "default", *HERE).stdout.split())
+    assert "It has no rules: its label service.kubernetes.io/service-proxy-name" in text
+
+
+def test_nodes(api: ApiServer) -> None:
+    """The other node's zone is the API server's; a Node that is not there is one line on standard error."""
+    result = explained(api, "default/a", *HERE, "--node", "n2")
+    assert (result.stdout.splitlines()[0], result.stderr) == ("On n2 in z2:", "")
+    result = explained(api, "default/a", "--hostname-override", "n9")
+    assert result.stderr == "The API server has no Node n9; --hostname-override names another.\n"
+    assert result.stdout.startswith("On n9, whose zone is not known:\n")
+
+
+def test_trouble(api: ApiServer) -> None:
+    """A Service that is not there, and a server that is not, are one line each."""
+    assert explained(api, "default/b", *HERE).stderr == "Error: there is no Service default/b\n"
+    api.stop()
+    result = explained(api, "default/a", *HERE)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: services cannot be listed: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_diff(api: ApiServer, tmp_path: Path) -> None:
+    """The API server's objects are held against manifests."""
+    manifests = tmp_path / "objects.json"
+    items = [it for it in OBJECTS if it["metadata"]["name"] != "n2"]
+    manifests.write_text(json.dumps({"kind": "List", "items": items}).replace("10.1.0.2", "10.1.0.3"))
+    options = ("--master", api.url, "--against", str(manifests), *HERE)
+    result = CliRunner().invoke(diff, options, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert result.stdout == (
+        f"IPv4: {manifests} → API server\n"
+        "  default/a: 1 endpoint gone: 10.1.0.3:8080; 1 endpoint new: 10.1.0.2:8080\n"
+    )
