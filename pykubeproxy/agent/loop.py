@@ -12,7 +12,7 @@ from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop, Wake
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
 from pykubeproxy.agent.privileged import set_up
-from pykubeproxy.agent.startup import Families, Opened, remove_nftables_mode
+from pykubeproxy.agent.startup import Families, Opened, remove_nftables_mode, settle_memory
 from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.kernel import KernelError
@@ -175,6 +175,7 @@ class Agent:
             services, slices = self._cluster.counts()
             log.info("rules are in place", services=services, endpoint_slices=slices)
             remove_nftables_mode()
+            settle_memory()
         return succeeded
 
     def _sync_family(self, opened: Opened, touched: set[Key]) -> bool:

@@ -17,7 +17,7 @@ from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.privileged import set_up
 from pykubeproxy.agent.reload import ConfigWatch
-from pykubeproxy.agent.startup import Families, open_families
+from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
 from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import AddressWatch
 from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_watches
@@ -48,6 +48,7 @@ def serve(order: Order) -> int:
     config = order.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
     set_up(config)
+    without_garbage_collection()
     families = open_families(config)
     client = _client(config) if order.manifests is None else None
     watches = api_watches(client, node_name) if client else (ManifestWatch(order.manifests or ""),)

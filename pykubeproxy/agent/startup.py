@@ -1,12 +1,14 @@
 """What is done once, at the start: finding out about backend, families, kernel and iptables, and taking over."""
 
+import gc
+
 import msgspec
 import structlog
 
 from pykubeproxy import kernel
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import nfacct, nftables, sysctl
+from pykubeproxy.kernel import memory, nfacct, nftables, sysctl
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
@@ -71,6 +73,19 @@ def _counters(family: Family) -> bool:
             log.warning("rules will not count into nfacct", family=family.value, reason=made.reason)
             return False
     return True
+
+
+def without_garbage_collection() -> None:
+    """Do not look for garbage while the first lists are read: nearly all that is made then stays."""
+    gc.disable()
+
+
+def settle_memory() -> None:
+    """What is there after the first sync stays: do not look through it again, and give back what was used on the way."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    memory.trim()
 
 
 def remove_nftables_mode() -> None:

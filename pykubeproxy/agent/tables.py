@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -69,6 +70,11 @@ class _Decision(msgspec.Struct, frozen=True):
         return tuple(item for items in self.served.values() for item in items)
 
 
+class _Counted(NamedTuple):
+    name: PortName
+    endpoints: int
+
+
 class FamilyTables:
     """Keeps the tables of one family in line with the cluster, writing only the chains that differ."""
 
@@ -79,8 +85,9 @@ class FamilyTables:
         self._programmed: Programmed | None = None
         self._terms: Terms | None = None
         self._pending: set[Key] = set()
-        # How many endpoints each port of each Service had when it was last looked at.
-        self._ports: dict[Key, dict[PortName, int]] = {}
+        # The ports of each Service, and how many endpoints each had when it was last looked at.
+        self._ports: dict[Key, tuple[_Counted, ...]] = {}
+        self._endpoints = 0
 
     def forget(self) -> None:
         """Trust nothing that is known of the kernel: the next sync reads the live tables and is a full one."""
@@ -144,8 +151,9 @@ class FamilyTables:
         return _Decision(served, msgspec.structs.replace(terms, options=options))
 
     def _count_endpoints(self, served: Mapping[Key, tuple[Served, ...]]) -> int:
-        others = sum(sum(ports.values()) for key, ports in self._ports.items() if key not in served)
-        return others + sum(len(item.selection.verdicts) for items in served.values() for item in items)
+        before = sum(port.endpoints for key in served for port in self._ports.get(key, ()))
+        now = sum(len(item.selection.verdicts) for items in served.values() for item in items)
+        return self._endpoints - before + now
 
     def _draft(
         self, programmed: Programmed | None, live: Ruleset | None, decision: _Decision
@@ -155,7 +163,7 @@ class FamilyTables:
             item.port.name: port_rules(item.port, item.selection, options) for item in decision.items()
         }
         gone = tuple(
-            name for key in decision.served for name in self._ports.get(key, ()) if name not in rendered
+            name for key in decision.served for name, _ in self._ports.get(key, ()) if name not in rendered
         )
         if programmed is None or live is not None:
             assert live is not None
@@ -166,10 +174,11 @@ class FamilyTables:
     def _remember(self, decision: _Decision) -> None:
         self._terms = decision.terms
         self._pending.clear()
+        self._endpoints = self._count_endpoints(decision.served)
         for key, items in decision.served.items():
-            self._ports[key] = {item.port.name: len(item.selection.verdicts) for item in items}
-            if not items:
-                del self._ports[key]
+            self._ports.pop(key, None)
+            if items:
+                self._ports[key] = tuple(_Counted(it.port.name, len(it.selection.verdicts)) for it in items)
 
     def _report(
         self,
@@ -188,7 +197,7 @@ class FamilyTables:
             family=self.family,
             full=live is not None,
             services=len(self._ports),
-            endpoints=self._count_endpoints({}),
+            endpoints=self._endpoints,
             chains_written=len(chains),
             chains_deleted=len(change.stale),
             rules_written=rules,

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pykubeproxy.config import Dispatch
@@ -21,13 +21,15 @@ _AFFINITY_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff
 GROUPS_ABOVE = 128
 
 
-def balance(port: ServicePort, chain: str, backends: tuple[Backend, ...], options: RuleOptions) -> Tree:
+def balance(port: ServicePort, chain: str, backends: Sequence[tuple[str, str]], options: RuleOptions) -> Tree:
     """The rules of `chain` that send each new connection to one of the backends, all with the same probability.
+
+    `backends` are their chains, with what rules call them.
 
     A client with affinity goes where it was last time, as long as that was within `affinity_seconds`. Which group a
     backend belongs to is up to itself, so that one that comes or goes changes its own group and the shares of all.
     """
-    targets = [_Target(names.endpoint_chain(port.name, b.target), b.target, 1) for b in backends]
+    targets = [_Target(endpoint, title, 1) for endpoint, title in backends]
     remembered = tuple(_remembered(port, targets, options))
     if options.dispatch is Dispatch.FLAT or len(backends) <= GROUPS_ABOVE:
         return Tree((*remembered, *_picked(port, targets, options)), ())

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.rules import names, skeleton
@@ -74,19 +74,19 @@ def _grown(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
     )
 
 
-def _address_branch(prefix: Prefix) -> tuple[str, str]:
+def _address_branch(prefix: Prefix) -> Branch:
     network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
     network = str(network_of((prefix.bits, prefix.length)))
     name = names.branch_chain(f"{names.SERVICES} {network}")
-    return name, rule(destination=network, comment=f"services at {network}", target=name)
+    return Branch(name, rule(destination=network, target=name), rule(comment=f"services at {network}"))
 
 
-def _port_branch(protocol: str) -> Branch:
-    def branch(prefix: Prefix) -> tuple[str, str]:
+def _port_branch(protocol: str) -> Callable[[Prefix], Branch]:
+    def branch(prefix: Prefix) -> Branch:
         name = names.branch_chain(f"{names.NODEPORTS} {protocol} {prefix.bits}-{prefix.last}")
         ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
-        comment = f"node ports {prefix.bits}-{prefix.last}"
-        return name, rule(ports, protocol=protocol, comment=comment, target=name)
+        note = rule(comment=f"{protocol} node ports {prefix.bits}-{prefix.last}")
+        return Branch(name, rule(ports, protocol=protocol, target=name), note)
 
     return branch
 

@@ -68,5 +68,5 @@ def _text(name: PortName) -> str:
 
 
 def _hash(text: str) -> str:
-    """16 characters: a chain's name may have 28 in all."""
-    return base64.b32encode(hashlib.sha256(text.encode()).digest())[:16].decode()
+    """16 characters, for a chain's name may have 28 in all: what ten bytes give in base32."""
+    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()

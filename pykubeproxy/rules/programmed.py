@@ -1,8 +1,10 @@
 """What the kernel holds of ours, as far as we know, and what has to change for it to hold something else."""
 
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,15 +19,29 @@ from pykubeproxy.rules.service import Entries, PortRules
 from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
-# The part of a digest that is the number of rules.
-_LENGTH = (1 << 24) - 1
+
+class Mark(NamedTuple):
+    """What is kept of a chain that no single service port owns: the hash of its rules, and how many there are."""
+
+    digest: int
+    rules: int
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What is kept of a service port's rules: the names of its own chains, and its entries in shared ones."""
+    """What is kept of a service port's rules.
+
+    `chains` are the names of its own chains, `digests` what their rules hash to, `rules` how many there are in them.
+    `entries` are its rules in chains that services share.
+    """
 
     chains: tuple[str, ...]
+    digests: "array[int]"
+    rules: int
     entries: Entries
+
+    def known(self) -> dict[str, int]:
+        """The digest of each chain."""
+        return dict(zip(self.chains, self.digests, strict=True))
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -34,7 +50,7 @@ class Draft(msgspec.Struct, frozen=True):
     change: Change
     ports: Mapping[PortName, Written | None]
     jumps: Rules
-    branches: Mapping[ChainKey, tuple[str, ...]]
+    branches: Mapping[ChainKey, Mapping[str, Mark]]
 
 
 class Programmed:
@@ -46,26 +62,24 @@ class Programmed:
 
     def __init__(self, live: Ruleset) -> None:
         """Start from live tables, whoever wrote them: what is already as it should be need not be written."""
-        self._digests = {key: _digest(rules) for key, rules in live.chains.items() if is_ours(key)}
-        self._rules = Counter[str]()
-        for key, digest in self._digests.items():
-            self._rules[key.table] += digest & _LENGTH
-        self._filter = {
-            key: live.chains[key] for key in skeleton.SHARED if key in live.chains and key.table == "filter"
-        }
+        ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
+        # Until the first draft is in force it is not known whose chains these are.
+        self._adopted = {key.chain: hash(rules) for key, rules in ours.items() if names.is_owned(key.chain)}
+        self._common = {key: _mark(rules) for key, rules in ours.items() if not names.is_owned(key.chain)}
+        self._filter = {key: ours[key] for key in skeleton.SHARED if key in ours and key.table == "filter"}
         self._ports: dict[PortName, Written] = {}
         self._referred = frozenset(key.chain for key in referred_to_by_others(live) if key.table == "nat")
         self._jumps: Rules = ()
         # The chains below a shared one that is a tree.
-        self._branches: dict[ChainKey, tuple[str, ...]] = {}
+        self._branches: dict[ChainKey, Mapping[str, Mark]] = {}
 
     def rules(self) -> Mapping[str, int]:
         """How many rules of ours each table holds."""
-        return dict(self._rules)
-
-    def port_of(self, chain: str) -> PortName | None:
-        """The service port that a chain of table nat belongs to."""
-        return next((name for name, written in self._ports.items() if chain in written.chains), None)
+        count = Counter({"nat": sum(written.rules for written in self._ports.values())})
+        for key, mark in self._common.items():
+            count[key.table] += mark.rules
+        count["nat"] += sum(mark.rules for below in self._branches.values() for mark in below.values())
+        return count
 
     def first_draft(
         self, rendered: Mapping[PortName, PortRules], options: RuleOptions, jumps: Rules, live: Ruleset
@@ -79,8 +93,7 @@ class Programmed:
         trees = self._trees(skeleton.SHARED, updates, jumps, options)
         wanted = {chain for rules in rendered.values() for chain, _ in rules.chains}
         wanted.update(chain for tree in trees.values() for chain, _ in tree.chains)
-        owned = (key.chain for key in self._digests if names.is_owned(key.chain))
-        stale = (chain for chain in owned if chain not in wanted)
+        stale = (chain for chain in self._adopted if chain not in wanted)
         return self._draft(rendered, updates, jumps, options, trees, stale, _ensured(live, options))
 
     def draft(
@@ -110,32 +123,28 @@ class Programmed:
         fixed = (Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
         shared = (Chain(key, tree.root) for key, tree in trees.items())
         # Branches lead to services, and to one another from the last to the first.
-        branches = (
-            Chain(ChainKey("nat", name), rules) for tree in trees.values() for name, rules in tree.chains
-        )
-        emptied = (Chain(ChainKey("nat", chain), ()) for chain in stale if chain in self._referred)
+        branches = (Chain(_nat(name), rules) for tree in trees.values() for name, rules in tree.chains)
+        emptied = (Chain(_nat(chain), ()) for chain in stale if chain in self._referred)
         single = ((chain,) for chain in itertools.chain(branches, emptied) if self._differs(chain))
         change = Change(
             fixed=tuple(chain for chain in fixed if self._differs(chain)),
-            services=(*self._services(rendered), *single),
+            services=(*self._services(rendered, updates), *single),
             shared=tuple(chain for chain in shared if self._differs(chain)),
             before=self._filter,
             stale=tuple(chain for chain in stale if chain not in self._referred),
             ensured=ensured,
         )
-        below = {key: tuple(name for name, _ in tree.chains) for key, tree in trees.items()}
+        below = {key: {name: _mark(rules) for name, rules in tree.chains} for key, tree in trees.items()}
         return Draft(change, updates, jumps, below)
 
     def commit(self, draft: Draft) -> None:
         """The draft's change is in force now."""
-        change = draft.change
-        for key, rules in change.chains():
-            self._rules[key.table] += len(rules) - (self._digests.get(key, 0) & _LENGTH)
-            self._digests[key] = _digest(rules)
-            if key in self._filter or (key.table == "filter" and key in skeleton.SHARED):
+        for key, rules in draft.change.chains():
+            if not names.is_owned(key.chain):
+                self._common[key] = _mark(rules)
+            if key.table == "filter" and key in skeleton.SHARED:
                 self._filter[key] = rules
-        for chain in change.stale:
-            self._rules["nat"] -= self._digests.pop(ChainKey("nat", chain), 0) & _LENGTH
+        self._adopted = {}
         self._jumps = draft.jumps
         self._branches.update(draft.branches)
         for name, written in draft.ports.items():
@@ -144,18 +153,27 @@ class Programmed:
             else:
                 self._ports[name] = written
 
-    def _services(self, rendered: Mapping[PortName, PortRules]) -> Iterable[tuple[Chain, ...]]:
+    def _services(
+        self, rendered: Mapping[PortName, PortRules], updates: Mapping[PortName, Written | None]
+    ) -> Iterable[tuple[Chain, ...]]:
         """The chains of single services that differ from what is there, grouped by Service."""
 
         def service(name: PortName) -> Key:
             return name.service_key
 
         for _, group in itertools.groupby(sorted(rendered), key=service):
-            chains = [
-                Chain(ChainKey("nat", c), rules) for name in group for c, rules in rendered[name].chains
-            ]
-            if different := tuple(chain for chain in chains if self._differs(chain)):
-                yield different
+            different: list[Chain] = []
+            for name in group:
+                before = self._ports.get(name)
+                known = before.known() if before else self._adopted
+                if (after := updates[name]) is not None:
+                    different += (
+                        Chain(_nat(chain), rules)
+                        for (chain, rules), digest in zip(rendered[name].chains, after.digests, strict=True)
+                        if known.get(chain) != digest
+                    )
+            if different:
+                yield tuple(different)
 
     def _touched(self, updates: Mapping[PortName, Written | None], jumps: Rules) -> set[ChainKey]:
         """The shared chains in which some service port's entries change."""
@@ -193,24 +211,38 @@ class Programmed:
     def _unused_branches(self, trees: Mapping[ChainKey, Tree]) -> Iterable[str]:
         """The chains that were below these shared chains and no longer are."""
         for key, tree in trees.items():
-            yield from sorted(set(self._branches.get(key, ())).difference(name for name, _ in tree.chains))
+            yield from sorted(self._branches.get(key, {}).keys() - {name for name, _ in tree.chains})
 
     def _differs(self, chain: Chain) -> bool:
-        return self._digests.get(chain.key) != _digest(chain.rules)
+        """Whether a chain that is no single service port's is to be written."""
+        known = self._common.get(chain.key)
+        for below in self._branches.values():
+            known = known or below.get(chain.key.chain)
+        digest = known.digest if known else self._adopted.get(chain.key.chain)
+        return digest != hash(chain.rules)
 
 
-def _digest(rules: Rules) -> int:
-    return hash(rules) << 24 | len(rules)
+def _nat(chain: str) -> ChainKey:
+    return ChainKey("nat", chain)
+
+
+def _mark(rules: Rules) -> Mark:
+    return Mark(hash(rules), len(rules))
 
 
 def _updates(
     rendered: Mapping[PortName, PortRules], gone: Iterable[PortName]
 ) -> dict[PortName, Written | None]:
-    written = {
-        name: Written(tuple(chain for chain, _ in rules.chains), rules.entries)
-        for name, rules in rendered.items()
-    }
-    return {**dict.fromkeys(gone), **written}
+    return {**dict.fromkeys(gone), **{name: _written(rules) for name, rules in rendered.items()}}
+
+
+def _written(rules: PortRules) -> Written:
+    return Written(
+        chains=tuple(chain for chain, _ in rules.chains),
+        digests=array("q", (hash(of) for _, of in rules.chains)),
+        rules=sum(len(of) for _, of in rules.chains),
+        entries=rules.entries,
+    )
 
 
 def _ensured(live: Ruleset, options: RuleOptions) -> dict[str, tuple[str, ...]]:

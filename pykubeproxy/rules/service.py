@@ -66,17 +66,18 @@ def _chains(
         if _filters_sources(port):
             yield names.firewall_chain(port.name), tuple(_firewall(port, options))
         yield names.external_chain(port.name), tuple(_external(port, external, options))
+    targets = {it.target: names.endpoint_chain(port.name, it.target) for it in selection.reachable}
     for used, chain, backends in (
         (port.uses_cluster_endpoints, names.cluster_chain(port.name), selection.cluster),
         (port.uses_local_endpoints, names.local_chain(port.name), selection.local),
     ):
         if used and backends:
             marking = _masquerade_internal(port, options) if chain == internal.chain else ""
-            balanced = balance(port, chain, backends, options)
+            balanced = balance(port, chain, [(targets[it.target], it.target) for it in backends], options)
             yield chain, (*([marking] if marking else []), *balanced.root)
             yield from balanced.chains
     for backend in selection.reachable:
-        chain = names.endpoint_chain(port.name, backend.target)
+        chain = targets[backend.target]
         yield chain, endpoint_rules(port, backend, chain, options)
 
 

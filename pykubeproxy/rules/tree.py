@@ -37,14 +37,22 @@ class Tree(NamedTuple):
     chains: tuple[tuple[str, Rules], ...]
 
 
-# For a branch: its chain's name, and the rule that leads there.
-Branch = Callable[[Prefix], tuple[str, str]]
+class Branch(NamedTuple):
+    """A chain below another one: its name, the rule that leads there, and a rule of no effect that describes it.
+
+    The description comes last in the chain, where only packets that nobody wants meet it: in the kernel a comment takes
+    256 bytes, and packets have to get past all rules before their own.
+    """
+
+    name: str
+    jump: str
+    note: str
 
 
-def grow(entries: Mapping[int, Rules], width: int, branch: Branch) -> Tree:
+def grow(entries: Mapping[int, Rules], width: int, branch: Callable[[Prefix], Branch]) -> Tree:
     """Arrange the rules of each number in a tree.
 
-    `width` is the length of the numbers in bits, a multiple of four.
+    `width` is the length of the numbers in bits, a multiple of four. `branch` makes the chain for a prefix.
     """
     chains: list[tuple[str, Rules]] = []
     root = tuple(_rules(entries, sorted(entries), 0, width, branch, chains))
@@ -56,7 +64,7 @@ def _rules(
     numbers: Sequence[int],
     depth: int,
     width: int,
-    branch: Branch,
+    branch: Callable[[Prefix], Branch],
     chains: list[tuple[str, Rules]],
 ) -> Iterator[str]:
     """The rules for some sorted numbers that share their first `depth` bits; chains below are added to `chains`."""
@@ -71,10 +79,10 @@ def _rules(
             yield from entries[group[0]]
             continue
         prefix = Prefix(group[0] >> (width - depth) << (width - depth), depth, width)
-        name, jump = branch(prefix)
+        made = branch(prefix)
         below = tuple(_rules(entries, group, depth, width, branch, chains))
-        chains.append((name, below))
-        yield jump
+        chains.append((made.name, (*below, made.note)))
+        yield made.jump
 
 
 def _shared_bits(first: int, last: int, depth: int, width: int) -> int:

@@ -154,6 +154,17 @@ def test_a_change_that_waits_too_long_is_ill_health(node: Setting) -> None:
     assert node.statuses() == (200, 200, 200)
 
 
+def test_another_sync_period_counts_at_once(node: Setting) -> None:
+    """Also for a change that is queued already."""
+    node.health.queued(Family.IPV4)
+    node.time.pass_(45)
+    assert node.statuses() == (200, 200, 200)
+    node.health.adjust(20)
+    assert node.statuses() == (503, 503, 503)
+    node.health.adjust(60)
+    assert node.statuses() == (200, 200, 200)
+
+
 def test_idleness_is_health(node: Setting) -> None:
     """Without any change there is nothing to sync, for however long."""
     node.time.pass_(86400)

@@ -8,9 +8,7 @@ from pykubeproxy.rules import names
 from pykubeproxy.rules.balancing import GROUPS_ABOVE, balance
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.tree import Tree
-from pykubeproxy.services.backends import Backend
 from pykubeproxy.services.ports import PortName, ServicePort
-from tests.objects import endpoint
 
 NAME = PortName("ns", "web", "http", "TCP")
 CHAIN = names.cluster_chain(NAME)
@@ -20,9 +18,9 @@ def port(affinity_seconds: int | None = None) -> ServicePort:
     return ServicePort(NAME, Protocol.TCP, "10.96.0.10", 80, 0, (), (), (), False, False, affinity_seconds, 0)
 
 
-def backends(count: int) -> tuple[Backend, ...]:
-    addresses = (f"10.244.{n // 250}.{n % 250}" for n in range(count))
-    return tuple(Backend(f"{it}:80", endpoint(it), 80, False) for it in addresses)
+def backends(count: int) -> list[tuple[str, str]]:
+    targets = (f"10.244.{n // 250}.{n % 250}:80" for n in range(count))
+    return [(names.endpoint_chain(NAME, target), target) for target in targets]
 
 
 def balanced(count: int, dispatch: Dispatch = Dispatch.AUTO, affinity: int | None = None) -> Tree:

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.rules.tree import LEAF, Prefix, Tree, grow
+from pykubeproxy.rules.tree import LEAF, Branch, Prefix, Tree, grow
 
 WIDTH = 16
 numbers = st.sets(st.one_of(st.integers(0, 2**WIDTH - 1), st.integers(30000, 30300)), max_size=200)
 
 
-def branch(prefix: Prefix) -> tuple[str, str]:
+def branch(prefix: Prefix) -> Branch:
     name = f"{prefix.bits}/{prefix.length}"
-    return name, f"from {prefix.bits} to {prefix.last} go {name}"
+    return Branch(name, f"from {prefix.bits} to {prefix.last} go {name}", f"note {name}")
 
 
 def grown(of: set[int]) -> Tree:

@@ -1,0 +1,167 @@
+"""What there is to program: Services with endpoints, as many as asked for, and the addresses they have.
+
+All Services are IPv4, with one port. Besides them there is always `default/kubernetes`, as in any cluster: it has both
+families, and that it can be reached in a family tells that the family is programmed.
+"""
+
+import random
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address
+from typing import NamedTuple
+
+from pykubeproxy.lab.api import Object
+from pykubeproxy.rules.names import cluster_chain
+from pykubeproxy.services.ports import PortName
+
+NODE = "node-00"
+NODE_ADDRESSES = ("10.0.0.11", "fd00:10::11")
+SERVICE_CIDRS = ("10.96.0.0/12", "fd00:10:96::/112")
+POD_CIDRS = ("10.128.0.0/9", "fd00:10:128::/48")
+SERVICE_PORT, POD_PORT = 80, 8080
+KUBERNETES = ("10.96.0.1", "fd00:10:96::1")
+KUBERNETES_PODS = ("10.128.0.1", "fd00:10:128::1")
+# An IPv4 address of the loopback interface makes all of its subnet local.
+OUTSIDE = ((KUBERNETES[0], 12), (KUBERNETES_PODS[0], 9), (KUBERNETES[1], 128), (KUBERNETES_PODS[1], 128))
+_FIRST_SERVICE = int(IPv4Address("10.96.0.10"))
+_FIRST_POD = int(IPv4Address("10.128.1.0"))
+_NODES, _NAMESPACES = 50, 50
+_PER_SLICE = 100
+
+
+class Size(NamedTuple):
+    """So many Services with so many endpoints each."""
+
+    services: int
+    endpoints: int
+
+    def __str__(self) -> str:
+        return f"{self.services}x{self.endpoints}"
+
+    @property
+    def chains(self) -> int:
+        """How many chains that takes, about."""
+        return self.services * (self.endpoints + 1)
+
+    @classmethod
+    def read(cls, text: str) -> "Size":
+        """From text such as 5000x10. Raises ValueError."""
+        services, _, endpoints = text.partition("x")
+        size = cls(int(services), int(endpoints))
+        if size.services < 0 or size.endpoints < 1:
+            raise ValueError(text)
+        return size
+
+
+def vip(service: int) -> str:
+    """The cluster IP of the Service of this number, from 0 on."""
+    return str(IPv4Address(_FIRST_SERVICE + service))
+
+
+def pod(number: int) -> str:
+    """The address of the pod of this number; Service i of size S x E has the pods from i * E on."""
+    return str(IPv4Address(_FIRST_POD + number))
+
+
+def draw(size: Size, count: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """So many Services, and as many of their pods, at random but always the same: addresses and ports."""
+    drawn, pods = random.Random(SERVICE_PORT), size.services * size.endpoints
+    return (
+        [(vip(drawn.randrange(size.services)), SERVICE_PORT) for _ in range(count)],
+        [(pod(drawn.randrange(pods)), POD_PORT) for _ in range(count)],
+    )
+
+
+def chain(service: int) -> str:
+    """The chain in table nat that balances over the endpoints of a Service."""
+    return cluster_chain(PortName(*_key(service), "http", "TCP"))
+
+
+def objects(size: Size) -> Iterator[Object]:
+    """Everything that a node's proxy asks the API server for."""
+    yield _node()
+    yield _service("default", "kubernetes", KUBERNETES)
+    for family, address in zip(("IPv4", "IPv6"), KUBERNETES_PODS, strict=True):
+        name = f"kubernetes-{family.lower()}"
+        yield _slice("default", name, "kubernetes", family, [_endpoint(address, 0, ready=True)])
+    for service in range(size.services):
+        yield _service(*_key(service), (vip(service),))
+        yield from slices(size, service)
+
+
+def slices(size: Size, service: int, unready: Collection[int] = ()) -> list[Object]:
+    """The EndpointSlices of a Service, of which the endpoints `unready` (numbers from 0 on) are not ready."""
+    namespace, name = _key(service)
+    endpoints = [
+        _endpoint(pod(service * size.endpoints + i), service + i, i not in unready)
+        for i in range(size.endpoints)
+    ]
+    pieces = [endpoints[at : at + _PER_SLICE] for at in range(0, size.endpoints, _PER_SLICE)]
+    return [
+        _slice(namespace, f"{name}-{number:05x}", name, "IPv4", piece) for number, piece in enumerate(pieces)
+    ]
+
+
+def _key(service: int) -> tuple[str, str]:
+    return f"team-{service % _NAMESPACES:02}", f"service-{service:05}"
+
+
+def _service(namespace: str, name: str, addresses: tuple[str, ...]) -> Object:
+    families = ["IPv4", "IPv6"][: len(addresses)]
+    # The annotation is there to make the object about as long as those of a cluster are.
+    applied = f'{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}"}},"spec":{{}}}}' + " " * 400
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": namespace},
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied},
+        },
+        "spec": {
+            "clusterIP": addresses[0],
+            "clusterIPs": list(addresses),
+            "ipFamilies": families,
+            "ipFamilyPolicy": "SingleStack" if len(families) == 1 else "RequireDualStack",
+            "selector": {"app.kubernetes.io/name": name},
+            "ports": [{"name": "http", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": POD_PORT}],
+        },
+    }
+
+
+def _slice(namespace: str, name: str, service: str, family: str, endpoints: list[Object]) -> Object:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": {
+                "kubernetes.io/service-name": service,
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            },
+        },
+        "addressType": family,
+        "ports": [{"name": "http", "protocol": "TCP", "port": POD_PORT}],
+        "endpoints": endpoints,
+    }
+
+
+def _endpoint(address: str, number: int, ready: bool) -> Object:
+    return {
+        "addresses": [address],
+        "conditions": {"ready": ready, "serving": ready, "terminating": False},
+        "nodeName": f"node-{number % _NODES:02}",
+        "zone": f"zone-{number % 3}",
+        "targetRef": {"kind": "Pod", "namespace": "default", "name": f"pod-{address}"},
+    }
+
+
+def _node() -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "labels": {"topology.kubernetes.io/zone": "zone-0"}},
+        "spec": {"podCIDR": "10.128.0.0/24", "podCIDRs": ["10.128.0.0/24", "fd00:10:128::/64"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": ip} for ip in NODE_ADDRESSES]},
+    }
