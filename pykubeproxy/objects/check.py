@@ -7,6 +7,8 @@ from pykubeproxy.objects.values import Family, Protocol
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_CANONICAL_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 
 
@@ -45,6 +47,8 @@ def address(text: str, what: str) -> str:
     As in Go's net package, leading zeros of IPv4 octets are dropped rather than read as octal, and an IPv4-mapped IPv6
     address is that IPv4 address.
     """
+    if _CANONICAL_IPV4.fullmatch(text):
+        return text
     try:
         ip = ipaddress.ip_address(_without_leading_zeros(text))
     except ValueError:

@@ -30,14 +30,19 @@ class Mark(NamedTuple):
 class Written(msgspec.Struct, frozen=True):
     """What is kept of a service port's rules.
 
-    `chains` are the names of its own chains, `digests` what their rules hash to, `rules` how many there are in them.
-    `entries` are its rules in chains that services share.
+    `names` are those of its own chains with spaces between, as one text takes a third of what many take. `digests` are
+    what their rules hash to, `rules` how many there are in them. `entries` are its rules in chains that services share.
     """
 
-    chains: tuple[str, ...]
+    names: str
     digests: "array[int]"
     rules: int
     entries: Entries
+
+    @property
+    def chains(self) -> list[str]:
+        """The names of its own chains."""
+        return self.names.split()
 
     def known(self) -> dict[str, int]:
         """The digest of each chain."""
@@ -204,9 +209,8 @@ class Programmed:
         """The chains that these service ports had and no longer have."""
         for name, written in updates.items():
             before = self._ports.get(name)
-            still = written.chains if written else ()
-            if before and before.chains != still:
-                yield from sorted(set(before.chains).difference(still))
+            if before and before.names != (written.names if written else ""):
+                yield from sorted(set(before.chains).difference(written.chains if written else ()))
 
     def _unused_branches(self, trees: Mapping[ChainKey, Tree]) -> Iterable[str]:
         """The chains that were below these shared chains and no longer are."""
@@ -238,7 +242,7 @@ def _updates(
 
 def _written(rules: PortRules) -> Written:
     return Written(
-        chains=tuple(chain for chain, _ in rules.chains),
+        names=" ".join(chain for chain, _ in rules.chains),
         digests=array("q", (hash(of) for _, of in rules.chains)),
         rules=sum(len(of) for _, of in rules.chains),
         entries=rules.entries,
