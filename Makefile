@@ -43,6 +43,11 @@ lint: venv ## style, types, import layers
 test: lint ## lint, then every test; those for root run in network namespaces of their own
 	$(SUDO) $(BIN)/python -m pytest -n 3
 
+.PHONY: bench
+bench: venv ## measure: starts, changes, memory, first packets; a quarter of an hour
+	$(BIN)/python -m pip install --quiet --group bench
+	$(SUDO) $(BIN)/python -m tests.bench
+
 .PHONY: clean
 clean: ## remove what make has made here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
