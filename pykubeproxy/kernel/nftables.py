@@ -3,10 +3,12 @@
 import errno
 import socket
 
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.nftables.main import NFTables
-
+from pykubeproxy.kernel import netfilter
 from pykubeproxy.objects import Family
+
+# linux/netfilter/nf_tables.h
+_GET_TABLE, _DELETE_TABLE = 10 << 8 | 1, 10 << 8 | 2
+_NAME = 1
 
 _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
@@ -14,13 +16,24 @@ _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 def remove_table(family: Family, name: str) -> bool:
     """Delete a table with all that is in it; returns whether it was there.
 
-    Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN.
+    Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN. (The kernel then answers to the batch rather
+    than to what is in it, for which pyroute2 0.9.7 waits for ever.)
     """
-    with NFTables(nfgen_family=_DOMAIN[family]) as nftables:
-        try:
-            nftables.table("del", name=name)
-        except NetlinkError as error:
-            if error.code == errno.ENOENT:
-                return False
-            raise OSError(error.code, str(error)) from error
+    try:
+        netfilter.change(_DELETE_TABLE, _DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
+
+
+def has_table(family: Family, name: str) -> bool:
+    """Whether there is such a table. Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN."""
+    try:
+        netfilter.ask(_GET_TABLE, 0, _DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
     return True

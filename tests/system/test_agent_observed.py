@@ -1,68 +1,51 @@
 """The whole agent as balancers, kubelets, Prometheus and the API server see it, in a network namespace of its own."""
 
 import json
+import re
 import signal
 import subprocess
-import sys
-import uuid
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyroute2 import netns
 
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServer
-from tests.fakes.asking import ask
+from tests.fakes.asking import ask, recorded
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running
 
 pytestmark = pytest.mark.root
 
-HEALTH, METRICS, CHECK = 10256, 10249, 32000
-PROGRAM = [
-    sys.executable,
-    "-c",
-    "from pykubeproxy.cli import main; main()",
-    "run",
-    "--hostname-override=node1",
-]
+CHECK = 32000
+# The metrics of kube-proxy's in an answer of /metrics, with their types.
+_TYPES = re.compile(r"^# TYPE (kubeproxy_\S+ \S+)", re.MULTILINE)
 TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
     """An API server in a fresh network namespace, in which the test and what it starts are too."""
-    name = f"ao-{uuid.uuid4().hex[:10]}"
-    netns.create(name)
-    netns.pushns(name)
-    try:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        with server() as running:
-            yield running
-    finally:
-        netns.popns()
-        netns.remove(name)
+    with inside_a_namespace(), server() as made:
+        yield made
 
 
 @contextmanager
 def agent(api: ApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """A running agent; on exit it is gone."""
-    with (tmp_path / "agent.log").open("wb") as log:
-        process = subprocess.Popen([*PROGRAM, "--master", api.url, *flags], stderr=log)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    fixed = ("--hostname-override=node1", "--master", api.url)
+    with running(tmp_path / "agent.log", *fixed, *flags) as process:
+        yield process
 
 
-def answers(port: int, path: str, status: int) -> bool:
-    try:
-        return ask(port, path).status == status
-    except ConnectionRefusedError:
-        return False
+def changed_name(name: str, port: int, protocol: str) -> dict[str, Any]:
+    """What makes an EndpointSlice one of another service."""
+    of = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": name}}
+    return {"metadata": of, "ports": [{"port": port, "protocol": protocol}]}
 
 
 def balanced(node_name: str) -> dict[str, Any]:
@@ -107,7 +90,7 @@ def test_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
         def closed() -> bool:
             try:
                 return not ask(CHECK)
-            except ConnectionRefusedError:
+            except ConnectionError:
                 return True
 
         eventually(closed)
@@ -122,6 +105,44 @@ def test_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
         assert reasons(api) == ["Starting"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
+
+
+def test_metrics_of_a_whole_agent(api: ApiServer, tmp_path: Path) -> None:
+    """Every metric that was recorded has its series, and those that measure have measured."""
+    api.store.create(node("node1", "192.168.99.10"))
+    api.store.create(
+        service("web", type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=CHECK)
+    )
+    api.store.create(service("dns", internalTrafficPolicy="Local", ports=[{"port": 53, "protocol": "UDP"}]))
+    with agent(api, tmp_path):
+        eventually(lambda: answers(HEALTH, "/readyz", 200))
+        assert answers(HEALTH, "/livez", 200)
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        trigger = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        for made in (balanced("node2"), {**balanced("node2"), **changed_name("dns", 53, "UDP")}):
+            made["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": trigger}
+            api.store.create(made)
+
+        def sample(name: str, labels: str = '{ip_family="IPv4"}') -> float:
+            body = ask(METRICS, "/metrics").body
+            (line,) = (it for it in body.splitlines() if it.startswith(f"kubeproxy_{name}{labels} "))
+            return float(line.split()[-1])
+
+        lacking = "sync_proxy_rules_no_local_endpoints_total"
+        for policy in ("external", "internal"):
+            labels = f'{{ip_family="IPv4",traffic_policy="{policy}"}}'
+            eventually(lambda labels=labels: sample(lacking, labels) == 1)  # type: ignore[misc]
+        text = ask(METRICS, "/metrics").body
+        assert set(_TYPES.findall(recorded("GET :10249/metrics").body)) <= set(_TYPES.findall(text))
+        for part in ("sync_proxy", "sync_full_proxy", "sync_partial_proxy"):
+            assert sample(f"{part}_rules_duration_seconds_count") >= 1
+        assert sample("network_programming_duration_seconds_count") == 2
+        assert 0 < sample("network_programming_duration_seconds_sum") < 20
+        assert sample("sync_proxy_rules_endpoint_changes_total", "") == 2
+        assert sample("sync_proxy_rules_service_changes_total", "") == 2
+        queued = sample("sync_proxy_rules_last_queued_timestamp_seconds")
+        assert time.time() - 20 < queued <= sample("sync_proxy_rules_last_timestamp_seconds") <= time.time()
+        assert sample("sync_proxy_rules_iptables_last", '{ip_family="IPv4",table="nat"}') >= 1
 
 
 def test_a_node_without_rules_is_not_ready(api: ApiServer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent import reload
 from pykubeproxy.agent.mailbox import Mailbox, Message, Reconfigured, Stop
 from pykubeproxy.agent.reload import ConfigWatch, split
-from pykubeproxy.config import SETTINGS, load
+from pykubeproxy.config import SETTINGS, Loaded, load
 from tests.fakes.follower import eventually
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -64,7 +64,7 @@ class Watched:
         self._watch = ConfigWatch(str(path), load(HEAD + FIRST, {}), self._load, self._mailbox)
         self._thread = threading.Thread(target=self._watch.run)
 
-    def _load(self) -> object:
+    def _load(self) -> Loaded:
         self.reads += 1
         return load(self.path.read_bytes(), {})
 
@@ -148,9 +148,17 @@ def test_a_config_map_changes_by_a_swapped_link(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "config.conf"
     path.symlink_to("..data/config.conf")
     mailbox = Mailbox()
-    watch = ConfigWatch(str(path), load(path.read_bytes(), {}), lambda: load(path.read_bytes(), {}), mailbox)
+    read = threading.Event()
+
+    def again() -> Loaded:
+        found = load(path.read_bytes(), {})
+        read.set()
+        return found
+
+    watch = ConfigWatch(str(path), load(path.read_bytes(), {}), again, mailbox)
     thread = threading.Thread(target=watch.run)
     thread.start()
+    assert read.wait(10)
     folder("..2026_2", "oomScoreAdj: 2")
     messages = mailbox.take(10)
     watch.stop()

@@ -1,0 +1,248 @@
+"""Everything of kube-proxy's that users rely on by name, and the tests that would fail if it were broken.
+
+Tests are named by file below this folder and function. `unit/test_specification.py` holds the table against what a
+kube-proxy was recorded to answer, and against the program.
+"""
+
+from typing import NamedTuple
+
+_AGENT = "unit/agent/test_"
+_CONFIG = "unit/config/test_"
+_SYSTEM = "system/test_"
+
+# An own value by flag and by field gives the same, and not the default.
+_SAME = f"{_CONFIG}flags_are_fields.py::test_flag_and_field_mean_the_same"
+_FLAGZ = f"{_CONFIG}config_views.py::test_flagz_is_as_recorded"
+_CONFIGZ = f"{_CONFIG}config_views.py::test_configz_is_as_recorded"
+_ATTRIBUTES = f"{_CONFIG}config_file.py::test_fields_reach_their_attributes"
+_NO_EFFECT = f"{_CONFIG}config_file.py::test_settings_without_effect_are_kept_and_checked"
+_BESIDE_A_FILE = f"{_CONFIG}config_flags.py::test_beside_a_file_some_flags_win"
+_PORTS = f"{_CONFIG}config_flags.py::test_the_deprecated_ports"
+_PERIODS = f"{_CONFIG}config_flags.py::test_a_period_of_zero_is_refused"
+_RULES = f"{_SYSTEM}run_settings.py::test_rules"
+_KERNEL = "kernel/test_privileged.py::test_settings_are_made_once"
+_TABLE_SIZE = f"{_AGENT}privileged.py::test_table_size"
+_KUBEADM = f"{_SYSTEM}run_actions.py::test_the_file_of_kubeadm"
+_HARD_FAIL = f"{_SYSTEM}agent_observed.py::test_an_address_that_cannot_be_had_ends_it_if_wanted"
+_LIVE = f"{_SYSTEM}agent_reload.py::test_what_is_taken_up_live"
+_SERVERS = f"{_AGENT}observers.py::test_an_unspecified_address_is_every_address"
+_SERVERS_OFF = f"{_AGENT}observers.py::test_servers_that_are_turned_off_are_not_there"
+
+
+class Setting(NamedTuple):
+    """A flag, the field that means the same, and their tests; either may be empty."""
+
+    flag: str
+    field: str
+    tests: tuple[str, ...]
+
+
+def _row(flag: str, field: str, *tests: str) -> Setting:
+    return Setting(flag, field, tests)
+
+
+SETTINGS = (
+    _row("config", "", "unit/cli/test_flags_options.py::test_the_file_is_read"),
+    _row("kubeconfig", "clientConnection.kubeconfig", _SAME, _KUBEADM),
+    _row("master", "", _BESIDE_A_FILE, "unit/sources/test_credentials.py::test_master_wins"),
+    _row("kube-api-qps", "clientConnection.qps", _SAME, f"{_SYSTEM}run_settings.py::test_requests_are_paced"),
+    _row(
+        "kube-api-burst",
+        "clientConnection.burst",
+        _SAME,
+        f"{_SYSTEM}run_settings.py::test_requests_are_paced",
+    ),
+    _row("kube-api-content-type", "clientConnection.contentType", _SAME),
+    _row("", "clientConnection.acceptContentTypes", _ATTRIBUTES),
+    _row("hostname-override", "hostnameOverride", _SAME, _BESIDE_A_FILE, _KUBEADM),
+    _row(
+        "bind-address",
+        "bindAddress",
+        _SAME,
+        _RULES,
+        "unit/rules/test_terms.py::test_bind_address_wins_over_the_node",
+        f"{_CONFIG}config_file.py::test_an_ipv6_bind_address_moves_the_servers",
+    ),
+    _row("healthz-bind-address", "healthzBindAddress", _SAME, _SERVERS, _SERVERS_OFF),
+    _row("metrics-bind-address", "metricsBindAddress", _SAME, _SERVERS, _SERVERS_OFF),
+    _row("healthz-port", "", _PORTS),
+    _row("metrics-port", "", _PORTS),
+    _row("bind-address-hard-fail", "bindAddressHardFail", _SAME, _HARD_FAIL),
+    _row("profiling", "enableProfiling", _SAME),
+    _row("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", _SAME),
+    _row(
+        "proxy-mode",
+        "mode",
+        "unit/cli/test_flags_options.py::test_the_file_is_read",
+        f"{_CONFIG}config_errors.py::test_an_impossible_value_is_refused",
+    ),
+    _row("iptables-masquerade-bit", "iptables.masqueradeBit", _SAME, _RULES),
+    _row("masquerade-all", "iptables.masqueradeAll", _SAME, _RULES, _LIVE),
+    _row(
+        "iptables-localhost-nodeports",
+        "iptables.localhostNodePorts",
+        _SAME,
+        _RULES,
+        f"{_AGENT}privileged.py::test_route_localnet",
+    ),
+    _row(
+        "iptables-sync-period",
+        "iptables.syncPeriod",
+        _SAME,
+        _PERIODS,
+        f"{_AGENT}loop_reconfigured.py::test_a_shorter_sync_period_counts_at_once",
+        f"{_AGENT}health.py::test_a_change_that_waits_too_long_is_ill_health",
+    ),
+    _row(
+        "iptables-min-sync-period",
+        "iptables.minSyncPeriod",
+        _SAME,
+        f"{_AGENT}loop.py::test_the_first_change_is_acted_on_at_once_and_more_of_them_together",
+    ),
+    _row("detect-local-mode", "detectLocalMode", _SAME, _RULES, f"{_SYSTEM}agent_node.py::test_pod_cidrs"),
+    _row("cluster-cidr", "clusterCIDR", _SAME, _RULES, _LIVE),
+    _row("pod-bridge-interface", "detectLocal.bridgeInterface", _SAME, _RULES),
+    _row("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", _SAME, _RULES),
+    _row(
+        "nodeport-addresses",
+        "nodePortAddresses",
+        _SAME,
+        _RULES,
+        _LIVE,
+        f"{_AGENT}healthchecks.py::test_hosts_are_where_node_ports_are_served",
+    ),
+    _row("oom-score-adj", "oomScoreAdj", _SAME, _KERNEL),
+    _row("conntrack-max-per-core", "conntrack.maxPerCore", _SAME, _TABLE_SIZE),
+    _row("conntrack-min", "conntrack.min", _SAME, _TABLE_SIZE),
+    _row("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", _SAME, _KERNEL),
+    _row("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", _SAME, _KERNEL),
+    _row("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", _SAME, _KERNEL),
+    _row("conntrack-udp-timeout", "conntrack.udpTimeout", _SAME, _KERNEL),
+    _row("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", _SAME, _KERNEL),
+    _row("config-sync-period", "configSyncPeriod", _SAME, _PERIODS),
+    _row("v", "logging.verbosity", _SAME, _LIVE, f"{_AGENT}journal.py::test_less_is_told_at_less_verbosity"),
+    _row("logging-format", "logging.format", _SAME, f"{_SYSTEM}run_settings.py::test_log_lines_as_json"),
+    _row("log-flush-frequency", "logging.flushFrequency", _SAME),
+    _row("vmodule", "logging.vmodule", _SAME),
+    _row("log-text-split-stream", "logging.options.text.splitStream", _SAME),
+    _row("log-text-info-buffer-size", "logging.options.text.infoBufferSize", _SAME),
+    _row("log-json-split-stream", "logging.options.json.splitStream", _SAME),
+    _row("log-json-info-buffer-size", "logging.options.json.infoBufferSize", _SAME),
+    _row("feature-gates", "featureGates", _SAME, _RULES),
+    _row("ipvs-sync-period", "", _FLAGZ),
+    _row("ipvs-min-sync-period", "", _FLAGZ),
+    _row("", "ipvs.syncPeriod", _CONFIGZ),
+    _row("", "ipvs.minSyncPeriod", _CONFIGZ),
+    _row("ipvs-scheduler", "ipvs.scheduler", _SAME),
+    _row("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", _SAME),
+    _row("ipvs-strict-arp", "ipvs.strictARP", _SAME),
+    _row("ipvs-tcp-timeout", "ipvs.tcpTimeout", _SAME),
+    _row("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", _SAME),
+    _row("ipvs-udp-timeout", "ipvs.udpTimeout", _SAME),
+    *(
+        _row("", f"nftables.{name}", _CONFIGZ)
+        for name in ("masqueradeBit", "masqueradeAll", "syncPeriod", "minSyncPeriod")
+    ),
+    *(
+        _row("", f"winkernel.{name}", _CONFIGZ)
+        for name in ("networkName", "sourceVip", "enableDSR", "rootHnsEndpointName", "forwardHealthCheckVip")
+    ),
+    _row("", "portRange", _NO_EFFECT),
+    _row("", "windowsRunAsService", _NO_EFFECT),
+    _row("boot-id-file", "", _FLAGZ),
+    _row("machine-id-file", "", _FLAGZ),
+    _row("help", "", "unit/cli/test_flags_options.py::test_help_shows_what_has_an_effect"),
+    _row("version", "", f"{_SYSTEM}run_actions.py::test_version"),
+    _row("init-only", "", f"{_SYSTEM}run_actions.py::test_init_only"),
+    _row(
+        "cleanup", "", f"{_SYSTEM}run_actions.py::test_cleanup", "kernel/test_cleanup.py::test_both_backends"
+    ),
+    _row("write-config-to", "", f"{_SYSTEM}run_actions.py::test_a_written_configuration_loads_again"),
+    # Beyond kube-proxy's.
+    _row("dispatch", "pykubeproxy.dispatch", _SAME, f"{_SYSTEM}run_settings.py::test_dispatch"),
+    _row("iptables-backend", "pykubeproxy.iptablesBackend", _SAME, f"{_SYSTEM}run_settings.py::test_backend"),
+)
+
+_SYNCS = f"{_AGENT}metrics.py::test_syncs_are_measured"
+_BUCKETS = f"{_AGENT}metrics.py::test_buckets_are_kube_proxys"
+_CHANGES = f"{_AGENT}metrics.py::test_changes_are_counted_until_they_are_in_force"
+_PENDING = f"{_AGENT}observers.py::test_changes_are_pending_until_all_families_have_them"
+_FAILURES = f"{_AGENT}metrics.py::test_failures_count_once_there_are_some"
+_FLOWS = f"{_AGENT}metrics.py::test_flows_and_latencies"
+_LOCAL = f"{_AGENT}metrics.py::test_local_policies_without_local_endpoints_are_counted"
+_PACKETS = f"{_AGENT}metrics.py::test_packets_are_read_when_asked_for"
+_ASKED = f"{_AGENT}observers.py::test_an_agent_is_healthy_once_all_is_in_place"
+# A whole agent, in whose life each of these has a reason to be there.
+_ALIVE = f"{_SYSTEM}agent_observed.py::test_metrics_of_a_whole_agent"
+_UDP = f"{_SYSTEM}agent_udp.py::test_a_replaced_pod"
+
+# By name without the prefix kubeproxy_.
+METRICS = {
+    "sync_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
+    "sync_full_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
+    "sync_partial_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
+    "conntrack_reconciler_sync_duration_seconds": (_FLOWS, _BUCKETS, _UDP),
+    "conntrack_reconciler_deleted_entries_total": (_FLOWS, _UDP),
+    "network_programming_duration_seconds": (
+        _FLOWS,
+        _BUCKETS,
+        _ALIVE,
+        f"{_AGENT}observers.py::test_latency_is_measured_from_the_trigger_to_the_sync",
+    ),
+    "sync_proxy_rules_last_timestamp_seconds": (_SYNCS, _ALIVE),
+    "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _ALIVE),
+    "sync_proxy_rules_endpoint_changes_pending": (_CHANGES, _PENDING),
+    "sync_proxy_rules_service_changes_pending": (
+        _CHANGES,
+        _PENDING,
+        f"{_SYSTEM}agent_under_stress.py::test_pages_are_served_during_a_sync",
+    ),
+    "sync_proxy_rules_endpoint_changes_total": (_CHANGES, _ALIVE),
+    "sync_proxy_rules_service_changes_total": (_CHANGES, _ALIVE),
+    "sync_proxy_rules_iptables_restore_failures_total": (
+        _FAILURES,
+        f"{_AGENT}observers.py::test_a_sync_that_keeps_failing_is_ill_health",
+    ),
+    "sync_proxy_rules_iptables_partial_restore_failures_total": (_FAILURES,),
+    "sync_proxy_rules_iptables_total": (_SYNCS, _ALIVE),
+    "sync_proxy_rules_iptables_last": (_SYNCS, _ALIVE),
+    "sync_proxy_rules_no_local_endpoints_total": (_LOCAL, _ALIVE),
+    "proxy_healthz_total": (_ASKED, f"{_AGENT}health.py::test_answers_are_counted"),
+    "proxy_livez_total": (_ASKED, f"{_AGENT}health.py::test_answers_are_counted"),
+    "iptables_ct_state_invalid_dropped_packets_total": (_PACKETS, _ALIVE),
+    "iptables_localhost_nodeports_accepted_packets_total": (_PACKETS, _ALIVE),
+}
+
+_HEALTH = f"{_AGENT}health.py::test_the_answer_is_kube_proxys"
+_PAGES = f"{_AGENT}pages.py::test_the_answer_is_kube_proxys"
+_IN_SERVICE = f"{_SYSTEM}agent_observed.py::test_a_node_in_service"
+
+# By port and path, as in the recording.
+ENDPOINTS = {
+    ":10256/healthz": (_HEALTH, _IN_SERVICE, f"{_SYSTEM}agent_node.py::test_taint_and_deletion"),
+    ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_asks_for_the_node"),
+    ":10256/readyz": (
+        f"{_AGENT}health.py::test_before_the_first_sync_a_node_is_alive_but_not_ready",
+        f"{_SYSTEM}agent_observed.py::test_a_node_without_rules_is_not_ready",
+    ),
+    ":10249/healthz": (_PAGES,),
+    ":10249/proxyMode": (_PAGES, _IN_SERVICE),
+    ":10249/configz": (_PAGES, _LIVE),
+    ":10249/flagz": (f"{_AGENT}pages.py::test_flagz_is_kube_proxys_with_our_flags_beside",),
+    ":10249/statusz": (f"{_AGENT}pages.py::test_statusz_is_kube_proxys_but_for_the_versions",),
+    ":10249/metrics": (f"{_AGENT}metrics.py::test_names_types_and_labels_are_kube_proxys", _IN_SERVICE),
+    ":32000/": (f"{_AGENT}healthchecks.py::test_the_answer_is_kube_proxys", _IN_SERVICE),
+}
+
+# By the event's reason.
+EVENTS = {
+    "Starting": (f"{_AGENT}events.py::test_an_event_has_what_the_api_requires", _IN_SERVICE),
+    "FailedToStartServiceHealthcheck": (
+        f"{_AGENT}events.py::test_troubles_are_warnings",
+        f"{_SYSTEM}agent_observed.py::test_a_taken_check_port_is_told_on_the_service",
+    ),
+    "FailedToStartProxierHealthcheck": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
+    "FailedToStartMetricServer": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
+    # Beyond kube-proxy's.
+    "ServiceSetAside": (f"{_AGENT}events.py::test_troubles_are_warnings",),
+}

@@ -1,0 +1,105 @@
+"""UDP clients that keep their source port, with a whole agent between an API server and the kernel."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubeproxy.kernel import Runner
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
+from pykubeproxy.objects import Family
+from tests.fakes.asking import ask
+from tests.fakes.cluster import node as node_object
+from tests.fakes.cluster import server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, answers, running
+from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
+
+pytestmark = pytest.mark.root
+
+# minSyncPeriod, and what a sync and a look through the table of connections take on a busy machine.
+SYNCS = "sync_proxy_rules_duration_seconds_count"
+ONE_SYNC = 1.0 + 1.5
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[UdpNode]:
+    with udp_node(
+        Family.IPV4, Runner((), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}), "one", "two"
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def api(node: UdpNode, tmp_path: Path) -> Iterator[ApiServer]:
+    """An API server with the service and an agent that follows it, both on the node, where the test is too."""
+    with node.node.entered(), server() as made:
+        made.store.create(node_object("node1", node.node_address()))
+        ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
+        made.store.create(service("dns", type="NodePort", clusterIP=VIP[Family.IPV4], ports=ports))
+        made.store.create(dns(node, "one"))
+        environment = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+        flags = ("--master", made.url, "--hostname-override=node1", "--iptables-backend=nft")
+        with running(tmp_path / "agent.log", *flags, environment=environment):
+            eventually(lambda: answers(HEALTH, "/readyz", 200))
+            yield made
+
+
+def dns(node: UdpNode, *pods: str) -> dict[str, Any]:
+    made = slice_of("dns", *(node.address(pod) for pod in pods))
+    return {**made, "ports": [{"port": PORT, "protocol": "UDP"}]}
+
+
+def scale(api: ApiServer, node: UdpNode, *pods: str) -> None:
+    """From now on these pods are the service's."""
+    api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": dns(node, *pods)["endpoints"]})
+
+
+def metric(name: str) -> float:
+    """The value of a metric of IPv4."""
+    beginning = f'kubeproxy_{name}{{ip_family="IPv4"}} '
+    (line,) = (it for it in ask(METRICS, "/metrics").body.splitlines() if it.startswith(beginning))
+    return float(line.removeprefix(beginning))
+
+
+@pytest.mark.parametrize("by_node_port", [False, True], ids=["cluster IP", "node port"])
+def test_a_replaced_pod(api: ApiServer, node: UdpNode, by_node_port: bool) -> None:
+    """The client reaches the new pod within one sync, though it never stops asking."""
+    client = node.client(node.node_address(), NODE_PORT) if by_node_port else node.client(VIP[Family.IPV4])
+    assert client.reaches("one")
+    before = metric(SYNCS)
+    scale(api, node, "two")
+    started = time.monotonic()
+    assert client.reaches("two")
+    assert time.monotonic() - started < ONE_SYNC
+    assert metric(SYNCS) == before + 1
+    eventually(lambda: metric("conntrack_reconciler_deleted_entries_total") >= 1)
+    assert metric("conntrack_reconciler_sync_duration_seconds_count") >= 1
+
+
+def test_down_to_none_and_up_again(api: ApiServer, node: UdpNode) -> None:
+    """The client, which never stops asking, is refused in between, and then reaches the new pod."""
+    client = node.client(VIP[Family.IPV4])
+    assert client.reaches("one")
+    scale(api, node)
+    assert client.reaches("", seconds=ONE_SYNC)
+    for _ in range(5):
+        assert client.ask() == ""
+    scale(api, node, "two")
+    started = time.monotonic()
+    assert client.reaches("two")
+    assert time.monotonic() - started < ONE_SYNC
+
+
+def test_a_service_that_comes_after_its_clients(api: ApiServer, node: UdpNode) -> None:
+    """A flow from before the service, to nowhere, does not keep its client from it."""
+    api.store.delete(SERVICES, "default", "dns")
+    client = node.client(VIP[Family.IPV4])
+    eventually(lambda: client.ask() == "")
+    ports = [{"port": PORT, "protocol": "UDP"}]
+    api.store.create(service("dns", clusterIP=VIP[Family.IPV4], ports=ports))
+    started = time.monotonic()
+    assert client.reaches("one")
+    assert time.monotonic() - started < ONE_SYNC

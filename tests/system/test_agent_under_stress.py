@@ -1,0 +1,138 @@
+"""An agent at bad moments: asked and stopped while it syncs, without its API server, with its ports taken."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.asking import ask
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    """An API server with one service, in a namespace for the test and the agent."""
+    with inside_a_namespace(), server() as made:
+        made.store.create(node("node1", "192.168.99.10"))
+        made.store.create(service("web", clusterIP="10.96.0.10"))
+        made.store.create(slice_of("web", "10.244.0.5"))
+        yield made
+
+
+@contextmanager
+def agent(api: ApiServer, tmp_path: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    flags = ("--hostname-override=node1", "--iptables-backend=nft", "--master", api.url)
+    with running(tmp_path / "agent.log", *flags, environment=environment) as process:
+        yield process
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    """The environment of an agent whose iptables-restore for IPv4 waits while the file `hold` is there."""
+    real = shutil.which("iptables-nft-restore", path="/usr/sbin:/sbin:/usr/local/sbin")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script = f'#!/bin/sh\nwhile [ -e {tmp_path}/hold ]; do touch {tmp_path}/held; sleep 0.05; done\nexec {real} "$@"\n'
+    (tools / "iptables-nft-restore").write_text(script)
+    (tools / "iptables-nft-restore").chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def hold(api: ApiServer, tmp_path: Path) -> None:
+    """Change something, and have the sync of it wait."""
+    (tmp_path / "hold").touch()
+    api.store.create(service("late", clusterIP="10.96.0.20"))
+    eventually((tmp_path / "held").exists)
+
+
+def has(words: str) -> bool:
+    return any(words in rule for rule in saved())
+
+
+def test_pages_are_served_during_a_sync(api: ApiServer, tmp_path: Path, slow: dict[str, str]) -> None:
+    """Many askers at once, while iptables-restore takes its time: all get their answer, and soon."""
+    with agent(api, tmp_path, slow):
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        hold(api, tmp_path)
+        statuses: list[int] = []
+
+        def poll(port: int, path: str) -> None:
+            statuses.extend(ask(port, path).status for _ in range(10))
+
+        started = time.monotonic()
+        pages = [(HEALTH, "/healthz"), (HEALTH, "/livez"), (METRICS, "/metrics"), (METRICS, "/configz")] * 4
+        threads = [threading.Thread(target=poll, args=page) for page in pages]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert statuses == [200] * 160
+        assert time.monotonic() - started < 8
+        assert not has("-d 10.96.0.20/32")
+        assert "kubeproxy_sync_proxy_rules_service_changes_pending 1.0" in ask(METRICS, "/metrics").body
+        (tmp_path / "hold").unlink()
+        eventually(lambda: has("-d 10.96.0.20/32"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_during_a_sync_leaves_nothing_half_done(
+    api: ApiServer, tmp_path: Path, slow: dict[str, str], number: signal.Signals
+) -> None:
+    """The sync is finished, then the process ends with status 0."""
+    with agent(api, tmp_path, slow) as process:
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        hold(api, tmp_path)
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        (tmp_path / "hold").unlink()
+        assert process.wait(10) == 0
+    assert has("-d 10.96.0.20/32")
+    assert has("-d 10.96.0.10/32")
+
+
+def test_an_api_server_that_comes_late_and_goes(api: ApiServer, tmp_path: Path) -> None:
+    """Nothing is written until it is there; while it is away what was written stays, and then what is new follows."""
+    api.stop()
+    with agent(api, tmp_path, {}) as process:
+        eventually(lambda: answers(HEALTH, "/livez", 200))
+        eventually(lambda: "Connection refused" in (tmp_path / "agent.log").read_text())
+        assert answers(HEALTH, "/readyz", 503)
+        assert not has("KUBE")
+        api.start()
+        eventually(lambda: has("-d 10.96.0.10/32"), seconds=40)
+        api.stop()
+        api.store.create(service("late", clusterIP="10.96.0.20"))
+        before = saved()
+        api.start()
+        eventually(lambda: has("-d 10.96.0.20/32"), seconds=40)
+        assert [rule for rule in saved() if "late" not in rule] == before
+        assert process.poll() is None
+
+
+def test_taken_addresses_are_had_later(api: ApiServer, tmp_path: Path) -> None:
+    """Rules are written all the same; a line for each says which address, and once they are free they are had."""
+    others = [socket.create_server(("", HEALTH)), socket.create_server(("127.0.0.1", METRICS))]
+    with agent(api, tmp_path, {}):
+        eventually(lambda: has("-d 10.96.0.10/32"))
+        log = (tmp_path / "agent.log").read_text()
+        assert log.count("Address already in use") == 2
+        assert f"cannot listen on 0.0.0.0:{HEALTH}" in log
+        assert f"cannot listen on 127.0.0.1:{METRICS}" in log
+        for other in others:
+            other.close()
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        eventually(lambda: answers(METRICS, "/healthz", 200))

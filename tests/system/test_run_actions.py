@@ -1,0 +1,114 @@
+"""What `pykubeproxy run` does and then exits: --version, --write-config-to, --init-only, --cleanup; and kubeadm's file."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pykubeproxy
+from pykubeproxy.config import load
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, PROGRAM, answers, inside_a_namespace, running, saved
+from tests.unit.config.test_config_file import KUBEADM
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+
+def run(*flags: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error of the command."""
+    done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    with inside_a_namespace() as name:
+        yield name
+
+
+def test_version() -> None:
+    """One line, whatever else is given, and no API server is needed."""
+    expected = f"pykubeproxy {pykubeproxy.__version__}\n"
+    assert run("--version") == (0, expected, "")
+    assert run("--version=true", "--config=/none") == (0, expected, "")
+
+
+def test_a_written_configuration_loads_again(tmp_path: Path) -> None:
+    """Flags become a file, which --config takes and which gives the same file again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    flags = ("--cluster-cidr=10.244.0.0/16,fd00::/48", "--iptables-min-sync-period=5s", "--masquerade-all")
+    assert run(*flags, "--nodeport-addresses=10.0.0.0/8", f"--write-config-to={first}") == (0, "", "")
+    assert run(f"--config={first}", f"--write-config-to={second}") == (0, "", "")
+    assert first.read_text() == second.read_text()
+    config = load(first.read_bytes(), {}).config
+    assert config.detect_local.cluster_cidrs == ("10.244.0.0/16", "fd00::/48")
+    assert config.node_port_addresses == ("10.0.0.0/8",)
+    assert (config.iptables.min_sync_period, config.iptables.masquerade_all) == (5.0, True)
+
+
+def test_what_is_passed_over_is_told_when_a_file_is_written(tmp_path: Path) -> None:
+    """The file would lack it without a word."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text(HEAD + "clusterCidr: 10.0.0.0/8")
+    code, _, errors = run(f"--config={old}", f"--write-config-to={new}")
+    assert (code, new.exists()) == (0, True)
+    assert "The field clusterCidr is unknown" in errors
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """It names the flag, the path and the reason."""
+    path = tmp_path / "none" / "file"
+    complaint = f'Error: --write-config-to: "{path}" cannot be written: No such file or directory\n'
+    assert run(f"--write-config-to={path}") == (1, "", complaint)
+
+
+@pytest.mark.root
+def test_init_only(namespace: str, tmp_path: Path) -> None:
+    """Kernel settings are made, no rules, no API server is asked; afterwards the process is gone."""
+    limit = Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
+    localnet = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
+    assert localnet.read_text() == "0\n"
+    flags = ("--conntrack-max-per-core=0", "--conntrack-udp-timeout=41s", "--oom-score-adj=0")
+    code, _, errors = run("--init-only", *flags, "--master=http://127.0.0.1:1")
+    assert (code, limit.read_text(), localnet.read_text()) == (0, "41\n", "1\n")
+    assert "nf_conntrack_udp_timeout" in errors
+    assert [line for line in saved() if "KUBE" in line] == []
+
+
+@pytest.mark.root
+def test_cleanup(namespace: str, tmp_path: Path) -> None:
+    """All of ours goes, rules of others stay; neither API server nor configuration is needed."""
+    subprocess.run(["iptables-nft", "-A", "FORWARD", "-i", "docker0", "-j", "ACCEPT"], check=True)
+    with server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        api.store.create(service("web"))
+        api.store.create(slice_of("web", "10.244.0.5"))
+        with running(tmp_path / "log", "--master", api.url, "--hostname-override=node1") as process:
+            eventually(lambda: answers(HEALTH, "/readyz", 200))
+            process.terminate()
+            assert process.wait(10) == 0
+    assert any("KUBE-SVC" in line for line in saved())
+    code, output, errors = run("--cleanup", "--config=/none")
+    assert (code, errors) == (0, "")
+    assert "removed" in output
+    left = [line for line in saved() + saved("ip6tables-nft-save") if line.startswith("-A")]
+    # The chain KUBE-FIREWALL is the kubelet's.
+    assert [line for line in left if "KUBE-FIREWALL" not in line] == ["-A FORWARD -i docker0 -j ACCEPT"]
+    assert run("--cleanup")[:2] == (0, "There is nothing to do.\n")
+
+
+@pytest.mark.root
+def test_the_file_of_kubeadm(namespace: str, tmp_path: Path) -> None:
+    """Taken as it is, with the kubeconfig beside it: rules by its clusterCIDR, and no warning about any field."""
+    with server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        api.store.create(service("web"))
+        api.store.create(slice_of("web", "10.244.0.5"))
+        kubeconfig, path = api.kubeconfig(tmp_path / "kubeconfig.conf"), tmp_path / "config.conf"
+        path.write_text(KUBEADM.replace("/var/lib/kube-proxy/kubeconfig.conf", str(kubeconfig)))
+        with running(tmp_path / "log", f"--config={path}", "--hostname-override=Node1"):
+            eventually(lambda: answers(HEALTH, "/healthz", 200))
+            assert any("! -s 10.244.0.0/16" in line for line in saved())
+    assert "field" not in (tmp_path / "log").read_text()
