@@ -146,7 +146,7 @@ class HealthChecks:
             self._recorder.record(port_taken(self._node_name, key, port, reason))
 
     def _page(self, key: Key) -> http.Page:
-        def page(_: str) -> http.Answer:
+        def page(_: http.Request) -> http.Answer:
             with self._lock:
                 check = self._checks.get(key)
             return _answer(key, check.local_endpoints if check else 0, self._healthy())

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from pykubeproxy.agent.health import State
 from pykubeproxy.agent.status import FamilyStatus, Sync
 from pykubeproxy.agent.tables import Report
@@ -17,15 +19,22 @@ class History:
     def __init__(self) -> None:
         self.syncs: tuple[Sync, ...] = ()
         """The last ones, the oldest first."""
-        self._last: Mapping[Family, Report] = {}
+        self._last: Mapping[Family, FamilyStatus] = {}
 
     def synced(self, report: Report, now: float) -> None:
         """A sync has succeeded; `now` in seconds since 1970."""
         seconds = sum(report.seconds.values())
         rules = sum(report.rules_written.values())
         self._add(Sync(now, report.family.value, report.full, seconds, rules))
-        # Without the services themselves, which the cluster holds already.
-        self._last = {**self._last, report.family: _counts(report)}
+        # Not the report itself, for it holds services.
+        found = FamilyStatus(
+            family=report.family.value,
+            overdue=False,
+            services=report.services,
+            endpoints=report.endpoints,
+            rules=report.rules,
+        )
+        self._last = {**self._last, report.family: found}
 
     def failed(self, family: Family, full: bool, seconds: float, now: float, why: str) -> None:
         """A sync has failed after `seconds`."""
@@ -35,13 +44,10 @@ class History:
         """Each family that `health` knows, with what its last sync found."""
         last = self._last
         return tuple(
-            FamilyStatus(
-                family=family.value,
+            msgspec.structs.replace(
+                last.get(family) or FamilyStatus(family=family.value, overdue=False),
                 overdue=state.overdue,
                 last_updated=state.last_updated / 1e9 if state.programmed else None,
-                services=last[family].services if family in last else 0,
-                endpoints=last[family].endpoints if family in last else 0,
-                rules=last[family].rules if family in last else {},
             )
             for family, state in health.families.items()
         )

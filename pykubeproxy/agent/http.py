@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import formatdate
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 
-TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+TEXT, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
 # All headers together and the request line, in bytes; and how many headers.
 LONGEST_HEAD = 8192
@@ -45,8 +46,15 @@ class Answer(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-# A page, given the path that was asked for (without the query).
-Page = Callable[[str], Answer]
+class Request(NamedTuple):
+    """What a page is told of a request: the path without the query, the query, and the header Accept."""
+
+    path: str
+    query: str = ""
+    accept: str = ""
+
+
+Page = Callable[[Request], Answer]
 
 
 def text(body: str) -> Answer:
@@ -57,8 +65,8 @@ def text(body: str) -> Answer:
 def pages(table: Mapping[str, Callable[[], Answer]]) -> Page:
     """Choose the page by its exact path; 404 for any other."""
 
-    def page(path: str) -> Answer:
-        make = table.get(path)
+    def page(request: Request) -> Answer:
+        make = table.get(request.path)
         return make() if make else Answer(b"404 page not found\n", status=404)
 
     return page
@@ -215,13 +223,13 @@ def _cut(connection: socket.socket) -> None:
 def _exchange(connection: socket.socket, page: Page) -> None:
     """One request and its answer."""
     try:
-        method, path = _request(_read_head(connection))
+        method, request = _request(_read_head(connection))
     except _Refused as refused:
         _send(connection, refused.answer, with_body=True)
         _linger(connection)
         return
     try:
-        answer = page(path)
+        answer = page(request)
     except Exception:
         _send(connection, Answer(b"500 internal server error\n", status=500), with_body=method == "GET")
         raise
@@ -248,8 +256,8 @@ def _read_head(connection: socket.socket) -> bytes:
     return bytes(head[:end])
 
 
-def _request(head: bytes) -> tuple[str, str]:
-    """The method and the path of a request that is to be answered."""
+def _request(head: bytes) -> tuple[str, Request]:
+    """The method of a request that is to be answered, and what its page needs to know."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not all(words) or not words[2].startswith("HTTP/"):
@@ -264,7 +272,7 @@ def _request(head: bytes) -> tuple[str, str]:
         raise _Refused(405, "405 method not allowed", (("Allow", "GET, HEAD"),))
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         raise _Refused(413, "413 request body too large: none is taken")
-    return method, _path(target)
+    return method, Request(_path(target), target.partition("?")[2], headers.get("accept", ""))
 
 
 def _headers(lines: list[str]) -> Iterator[tuple[str, str]]:

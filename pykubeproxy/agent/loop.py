@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
+from pykubeproxy.agent.enquiries import Enquiry
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.journal import Journal
 from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop, Wake
@@ -75,7 +76,10 @@ class Agent:
                 if isinstance(message, Stop):
                     log.info("stopping; the rules stay in place", reason=message.reason)
                     return message.code
-                self._take_in(message)
+                if isinstance(message, Enquiry):
+                    message.meet(self._cluster, [family.tables for family in self._families])
+                else:
+                    self._take_in(message)
             now = self._clock()
             if now >= self._next_check:
                 self._check(now)
@@ -190,7 +194,8 @@ class Agent:
             log.error(
                 "rules could not be written; they will be tried again", family=family.value, error=str(error)
             )
-            self._observers.failed(family, full, self._clock() - begun, isinstance(error, SyncFailed))
+            seconds, writing = self._clock() - begun, isinstance(error, SyncFailed)
+            self._observers.failed(family, full, seconds, writing, str(error))
             return False
         self._journal.synced(report)
         self._observers.synced(report, report.rules, facts.addresses)

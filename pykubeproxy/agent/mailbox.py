@@ -4,6 +4,7 @@ import queue
 
 import msgspec
 
+from pykubeproxy.agent.enquiries import Enquiry
 from pykubeproxy.config import Config
 from pykubeproxy.objects import Event
 
@@ -27,7 +28,7 @@ class Wake(msgspec.Struct, frozen=True):
     reason: str
 
 
-Message = Event | Wake | Reconfigured | Stop
+Message = Event | Wake | Reconfigured | Enquiry | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 

@@ -10,9 +10,11 @@ import structlog
 from pykubeproxy.agent import events, http
 from pykubeproxy.agent.health import Health, health_pages
 from pykubeproxy.agent.healthchecks import HealthChecks, Wanted, listening_hosts
+from pykubeproxy.agent.history import History
 from pykubeproxy.agent.latency import Latencies
 from pykubeproxy.agent.metrics import Metrics
 from pykubeproxy.agent.pages import metrics_pages
+from pykubeproxy.agent.status import Filter, Status
 from pykubeproxy.agent.tables import Report
 from pykubeproxy.config import Address, Config
 from pykubeproxy.objects import EndpointSlice, Event, Family, Key, Kind, Node, Service, Updated
@@ -49,6 +51,7 @@ class Observers:
         self.recorder = recorder
         self.health = Health(self._families, config.iptables.sync_period, needs_node)
         self.metrics = Metrics()
+        self.history = History()
         self._latencies = Latencies(time.time())
         self._unsynced: dict[Kind, set[Key]] = {kind: set() for kind in Kind}
         self._wanted = Wanted()
@@ -57,13 +60,13 @@ class Observers:
         self._servers: list[http.Server] = []
         self._closing = threading.Event()
 
-    def serve(self, flags: Mapping[str, object]) -> None:
+    def serve(self, flags: Mapping[str, object], status: Callable[[Filter], Status] | None = None) -> None:
         """Listen from now on, and tell of the start. Raises BindFailed, after an event that says so.
 
-        Without bindAddressHardFail an address that is taken is tried again and again.
+        `status` tells /statusz what there is besides kube-proxy's lines. Without bindAddressHardFail an address that is taken is tried again and again.
         """
         health = health_pages(self.health, self.metrics.asked)
-        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags)
+        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status)
         self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
         self._open("health", self._config.health_address, health, events.health_server_failed)
         self._open("metrics", self._config.metrics_address, metrics, events.metrics_server_failed)
@@ -102,15 +105,17 @@ class Observers:
         now = time.time()
         self.health.synced(report.family)
         self.metrics.synced(report, rules, now)
+        self.history.synced(report, now)
         for latency in self._latencies.programmed(report.family, now):
             self.metrics.programmed(report.family, latency)
         self._wanted.follow(report)
         self._addresses[report.family] = local_addresses
 
-    def failed(self, family: Family, full: bool, seconds: float, writing: bool) -> None:
+    def failed(self, family: Family, full: bool, seconds: float, writing: bool, why: str = "") -> None:
         """The sync of one family failed after `seconds`; `writing` tells that iptables-restore was why."""
         self.health.queued(family)
         self.metrics.failed(family, full, seconds, writing)
+        self.history.failed(family, full, seconds, time.time(), why)
 
     def settled(self, succeeded: bool, node: Node | None) -> None:
         """All families have had their sync; `succeeded` says whether all of them did."""
@@ -121,6 +126,10 @@ class Observers:
         if self._checks:
             hosts = listening_hosts(self._config, node, self._addresses)
             self._checks.apply(self._wanted.checks(), hosts)
+
+    def pending(self) -> tuple[int, int]:
+        """How many Services changed since all was in line, by themselves and in their endpoints. Any thread may ask."""
+        return len(self._unsynced[Kind.SERVICE]), len(self._unsynced[Kind.ENDPOINT_SLICE])
 
     def checked(self) -> None:
         """Time to try again what has failed; to be called every syncPeriod."""

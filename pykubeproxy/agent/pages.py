@@ -4,10 +4,13 @@ import json
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import parse_qsl
 
 import pykubeproxy
 from pykubeproxy.agent import http
+from pykubeproxy.agent.status import Filter, Status, encode
+from pykubeproxy.agent.status_page import status_page
 from pykubeproxy.config import Config, configz, flagz
 
 # The kube-proxy whose flags, metrics and pages these are.
@@ -17,6 +20,17 @@ _STATUSZ_HEAD = (
     "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting"
     " compatibility guarantees and is for debugging purposes only.\n"
 )
+# Nothing of the page comes from elsewhere, and what it says is true for a moment only.
+_FOR_BROWSERS = (
+    ("Cache-Control", "no-store"),
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    ("Vary", "Accept"),
+)
+_WEIGHT = re.compile(r"[01](\.\d{0,3})?")
+_HIGHEST_LIMIT = 1000
 # User and password in the URL of --master.
 _PASSWORD = re.compile(r"^(master: [^/]*//)[^/]*@", re.MULTILINE)
 
@@ -25,11 +39,13 @@ def metrics_pages(
     metrics: Callable[[], http.Answer],
     config: Callable[[], Config],
     flags: Mapping[str, object],
+    status: Callable[[Filter], Status] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> http.Page:
     """/metrics and the pages that tell of configuration and version; none of them holds a secret.
 
-    `config` gives the one in force, `flags` are those of the command line as `config.load` takes them.
+    `config` gives the one in force, `flags` are those of the command line as `config.load` takes them. With `status`
+    /statusz is a page of HTML or JSON for those who ask for that, and kube-proxy's text for all others.
     """
     started = clock()
     table: dict[str, Callable[[], http.Answer]] = {
@@ -41,7 +57,54 @@ def metrics_pages(
     }
     paths = sorted(table)
     table["/statusz"] = lambda: http.text(statusz(started, clock(), paths))
-    return http.pages(table)
+    plain = http.pages(table)
+
+    def page(request: http.Request) -> http.Answer:
+        if request.path == "/statusz" and status:
+            return _status(request, status) or plain(request)
+        return plain(request)
+
+    return page
+
+
+def _status(request: http.Request, status: Callable[[Filter], Status]) -> http.Answer | None:
+    """The status in the form that is asked for; None where that is text."""
+    content_type = preferred(request.accept, (http.TEXT, http.HTML, http.JSON))
+    if content_type == http.TEXT:
+        return None
+    try:
+        wanted = read_filter(request.query)
+    except ValueError as error:
+        return http.Answer(f"400 bad request: {error}\n".encode(), status=400)
+    told = status(wanted)
+    body = encode(told) if content_type == http.JSON else status_page(told).encode()
+    return http.Answer(body, content_type, headers=_FOR_BROWSERS)
+
+
+def preferred(accept: str, offered: Sequence[str]) -> str:
+    """The content type offered that a header Accept puts first; of equals, and without a header, the first."""
+    quality: dict[str, float] = {}
+    for entry in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in entry.split(";"))
+        weight = next((it[2:] for it in parameters if it.startswith("q=")), "1")
+        quality[kind] = float(weight) if _WEIGHT.fullmatch(weight) else 0.0
+
+    def wanted(content_type: str) -> float:
+        kind = content_type.partition(";")[0]
+        ranges = (kind, f"{kind.partition('/')[0]}/*", "*/*")
+        return next((quality[it] for it in ranges if it in quality), 0.0)
+
+    return max(offered, key=wanted)
+
+
+def read_filter(query: str) -> Filter:
+    """Read "namespace=NAME", "service=NAME" or "service=NAMESPACE/NAME", and "limit=NUMBER". Raises ValueError."""
+    asked = dict(parse_qsl(query, max_num_fields=8))
+    namespace, _, service = asked.get("service", "").strip().rpartition("/")
+    limit = asked.get("limit", str(Filter().limit))
+    if not (limit.isascii() and limit.isdecimal() and int(limit) <= _HIGHEST_LIMIT):
+        raise ValueError(f"limit is a number up to {_HIGHEST_LIMIT}")
+    return Filter(namespace or asked.get("namespace", "").strip(), service, int(limit))
 
 
 def statusz(started: float, now: float, paths: list[str]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 import pykubeproxy
+from pykubeproxy.agent.desk import Desk
 from pykubeproxy.agent.events import ApiRecorder, NoRecorder
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
@@ -78,7 +79,8 @@ def serve(order: Order) -> int:
     try:
         if order.once:
             return _run_once(agent, watches, mailbox, flows)
-        observers.serve(order.flags)
+        desk = Desk(node_name, families, observers, mailbox.put)
+        observers.serve(order.flags, desk.status)
         _start_threads(order, watches, mailbox, flows)
         return agent.run()
     finally:

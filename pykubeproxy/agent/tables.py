@@ -102,6 +102,16 @@ class FamilyTables:
         """Whether the tables still hold what nobody would take out but by flushing them. Raises KernelError."""
         return all(self._tables.has_chain(key) for key in skeleton.CANARIES)
 
+    def programmed(self) -> Collection[Key]:
+        """The Services that have rules as of the last sync."""
+        return self._ports.keys()
+
+    def serving(self, cluster: Cluster, key: Key) -> tuple[Served, ...]:
+        """Who serves whom in one Service as the cluster is now, on the terms of the last sync; nothing before it."""
+        if self._terms is None:
+            return ()
+        return served_ports(cluster, key, self.family, self._terms.place, self._terms.allow_external_ips)
+
     def sync(self, cluster: Cluster, touched: Collection[Key], terms: Terms) -> Report:
         """Make the tables follow the cluster, of which the `touched` Services have changed since the last call.
 

@@ -14,8 +14,11 @@ _COMMANDS = {
     "explain": "pykubeproxy.cli.explain:explain",
     "diff": "pykubeproxy.cli.diff:diff",
     "trace": "pykubeproxy.cli.trace:trace",
+    "status": "pykubeproxy.cli.status:status",
+    "check": "pykubeproxy.cli.check:check",
     "cleanup": "pykubeproxy.cli.cleanup:cleanup",
     "lab": "pykubeproxy.cli.lab:lab",
+    "completion": "pykubeproxy.cli.completion:completion",
 }
 
 

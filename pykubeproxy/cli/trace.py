@@ -20,6 +20,7 @@ from pykubeproxy.kernel.routes import routes
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.rules.terms import Kernel, terms
 
 _Origin = Literal["pod", "node", "outside"]
@@ -102,7 +103,11 @@ def trace(
         ruleset, host = _live(config, family)
     starts_here = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
     packet = msgspec.structs.replace(packet, starts_here=starts_here, received_by=in_interface)
-    walked = walk(ruleset, packet, host)
+    try:
+        # Live chains are read as the packet gets to them.
+        walked = walk(ruleset, packet, host)
+    except KernelError as error:
+        raise click.ClickException(str(error)) from None
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(trace_forms.document(walked))).decode())
     else:
@@ -139,8 +144,8 @@ def _address(text: str) -> str:
 
 def _live(config: Config, family: Family) -> tuple[Ruleset, Host]:
     try:
-        backend = kernel.choose(config.iptables_backend.value)
-        ruleset = kernel.open_iptables(backend, family).save()
+        backend = kernel.choose(config.iptables_backend.value, holding=NAT_SERVICES)
+        ruleset, _ = kernel.live(kernel.open_iptables(backend, family))
         local = kernel.local_addresses(family)
     except KernelError as error:
         raise click.ClickException(str(error)) from None

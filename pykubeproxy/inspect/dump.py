@@ -37,6 +37,7 @@ class EndpointView(msgspec.Struct, frozen=True, gc=False):
     share: float
     packets: int
     bytes: int
+    chain: str = ""
 
 
 class ServiceView(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     - `from_this_node`: those that are served so only for this node and its pods, under external policy Local
     - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
     - `source_ranges`: who may come to a load balancer's IP; empty for everybody
+    - `chain`: the one that balances over the endpoints, "" without any
     """
 
     name: PortName
@@ -58,6 +60,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     affinity_seconds: int | None
     source_ranges: tuple[str, ...]
     health_check_node_port: int
+    chain: str = ""
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -150,6 +153,7 @@ class _Port(msgspec.Struct, frozen=True):
             affinity_seconds=affinity_seconds(self.ruleset, path.chain) if path.chain else None,
             source_ranges=path.source_ranges,
             health_check_node_port=self.health_check_node_port if policy is Policy.LOCAL else 0,
+            chain=path.chain if endpoints else "",
         )
 
     def _endpoints(self, chain: str) -> Iterable[EndpointView]:
@@ -158,7 +162,12 @@ class _Port(msgspec.Struct, frozen=True):
             counts = self.counters.get(share.rule.key, ())
             count = counts[share.rule.position] if share.rule.position < len(counts) else Count()
             yield EndpointView(
-                address.strip("[]"), int(port or 0), share.probability, count.packets, count.bytes
+                address.strip("[]"),
+                int(port or 0),
+                share.probability,
+                count.packets,
+                count.bytes,
+                share.rule.key.chain,
             )
 
 

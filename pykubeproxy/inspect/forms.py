@@ -1,7 +1,7 @@
 """Views of services as text: a table for people, and a document for programs."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 import click
@@ -28,6 +28,8 @@ REFUSALS = {
     Verdict.DROP: "dropped: no endpoints on this node",
     Verdict.PASS: "leads nowhere: no endpoints, and no rule that says so",
 }
+# What is said about an endpoint of a service, beside its share and address.
+Remark = Callable[[ServiceView, EndpointView], str]
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -51,14 +53,52 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "services": [_entry(view) for view in views]}
 
 
-def table(views: Sequence[ServiceView]) -> str:
-    """The views for people, in 80 columns; styled, which click.echo undoes where it is not a terminal."""
+def packets(_: ServiceView, endpoint: EndpointView) -> str:
+    """How many packets an endpoint has got, in words; nothing for none."""
+    number = endpoint.packets
+    return f"{number} packet{'s' * (number != 1)}" if number else ""
+
+
+def in_full(_: ServiceView, endpoint: EndpointView) -> str:
+    """What an endpoint has got, in packets and bytes, and the chain that leads to it."""
+    return f"{endpoint.packets:>9} packets {endpoint.bytes:>12} bytes  {endpoint.chain}"
+
+
+def rates(before: Iterable[ServiceView], seconds: float) -> Remark:
+    """How many new connections a second an endpoint has got since an earlier look; nothing for none.
+
+    What both policies send to an endpoint is counted together. A chain that was written anew meanwhile counts from
+    there on.
+    """
+    old = {
+        (view.name, view.family, view.policy, endpoint.address, endpoint.port): endpoint.packets
+        for view in before
+        for endpoint in view.endpoints
+    }
+
+    def rate(view: ServiceView, endpoint: EndpointView) -> str:
+        key = (view.name, view.family, view.policy, endpoint.address, endpoint.port)
+        known = old.get(key, 0)
+        new = endpoint.packets - known if endpoint.packets >= known else endpoint.packets
+        return f"{new / seconds:8.1f}/s" if new else ""
+
+    return rate
+
+
+def table(views: Sequence[ServiceView], remark: Remark = packets, with_chains: bool = False) -> str:
+    """The views for people, in 80 columns; styled, which click.echo undoes where it is not a terminal.
+
+    `remark` says something about each endpoint, which may take more columns.
+    """
 
     def port(view: ServiceView) -> tuple[PortName, str]:
         return view.name, view.family.value
 
     families = len({view.family for view in views}) > 1
-    parts = [_port(name, family if families else "", group) for (name, family), group in groupby(views, port)]
+    parts = [
+        _port(name, family if families else "", group, remark, with_chains)
+        for (name, family), group in groupby(views, port)
+    ]
     return "\n".join(parts)
 
 
@@ -100,16 +140,18 @@ def frontend_entry(frontend: Frontend) -> dict[str, object]:
     return {"kind": frontend.kind.value, "address": frontend.address, "port": frontend.port}
 
 
-def _port(name: PortName, family: str, views: Iterable[ServiceView]) -> str:
+def _port(
+    name: PortName, family: str, views: Iterable[ServiceView], remark: Remark, with_chains: bool
+) -> str:
     """One service port: a headline, then each policy with its frontends and endpoints."""
     title = str(name) if name.namespace else f"unknown service ({name.service})"
     lines = [f"{click.style(title, bold=True)}  {' '.join(filter(None, (name.protocol, family)))}"]
     for view in views:
-        lines += _policy(view)
+        lines += _policy(view, remark, with_chains)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _policy(view: ServiceView) -> Iterable[str]:
+def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[str]:
     start = f"  {view.policy.value:<7}  "
     for text in _ways_in(view):
         for line in textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False):
@@ -118,7 +160,9 @@ def _policy(view: ServiceView) -> Iterable[str]:
     if view.verdict is not Verdict.DNAT:
         yield _INDENT + click.style(REFUSALS[view.verdict], fg="yellow")
     longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
-    yield from (_endpoint(endpoint, longest) for endpoint in view.endpoints)
+    if with_chains and view.chain:
+        yield f"{_INDENT}chain {view.chain}"
+    yield from (_endpoint(endpoint, longest, remark(view, endpoint)) for endpoint in view.endpoints)
 
 
 def _ways_in(view: ServiceView) -> Iterable[str]:
@@ -146,11 +190,10 @@ def frontend_in_words(frontend: Frontend) -> str:
     return f"{_KINDS[frontend.kind]} {at}".replace(" ", TIE)
 
 
-def _endpoint(endpoint: EndpointView, width: int) -> str:
+def _endpoint(endpoint: EndpointView, width: int, remark: str) -> str:
     share = f"{100 * endpoint.share:.3g}%"
     at = address_and_port(endpoint.address, endpoint.port)
-    packets = f"{endpoint.packets} packet{'s' * (endpoint.packets != 1)}" if endpoint.packets else ""
-    return f"{share:>{len(_INDENT) - 2}}  {at:<{width}}  {packets}".rstrip()
+    return f"{share:>{len(_INDENT) - 2}}  {at:<{width}}  {remark}".rstrip()
 
 
 def address_and_port(address: str, port: int) -> str:

@@ -23,6 +23,8 @@ _FILTERS = (
     skeleton.FILTER_SERVICES,
     skeleton.FILTER_EXTERNAL,
 )
+# The chains, besides those below nat KUBE-SERVICES, that a listing may have rules of.
+AROUND = (_MASQUERADING, *_ENTRANCES, *_EXITS, *_FILTERING, *_FILTERS)
 
 
 def listing(ruleset: Ruleset, wanted: Wanted) -> str:

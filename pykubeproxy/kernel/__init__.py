@@ -17,6 +17,7 @@ from pykubeproxy.kernel.errors import (
 )
 from pykubeproxy.kernel.features import Features, probe, unavailable
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
+from pykubeproxy.kernel.live import live, part_about
 from pykubeproxy.kernel.runner import Outcome, Runner
 from pykubeproxy.kernel.tools import Backend
 
@@ -38,8 +39,10 @@ __all__ = [
     "Tables",
     "TimedOut",
     "choose",
+    "live",
     "local_addresses",
     "open_iptables",
+    "part_about",
     "probe",
     "unavailable",
 ]

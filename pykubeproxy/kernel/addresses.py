@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 
 import msgspec
-from pyroute2 import IPRoute
 
 from pykubeproxy.objects import Family
 
@@ -27,6 +26,9 @@ class LocalAddress(msgspec.Struct, frozen=True, order=True):
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
     """All addresses of a family, link-local ones too, sorted; of the calling thread's network namespace."""
+    # It takes a tenth of a second to import, and most commands can do without.
+    from pyroute2 import IPRoute
+
     with IPRoute() as route:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
         found = [

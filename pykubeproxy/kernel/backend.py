@@ -1,5 +1,6 @@
 """Which of the two backends to use."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pykubeproxy.kernel.errors import KernelError, Missing
@@ -7,17 +8,20 @@ from pykubeproxy.kernel.iptables import Iptables, open_iptables
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import PACKAGE, Backend, system_default
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.ruleset import ChainKey
 
 # Chains that the kubelet keeps in mangle for others to tell its backend by (KEP-3178).
-HINTS = frozenset({"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
+HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
 
 
-def choose(wanted: Literal["auto", "nft", "legacy"], runner: Runner | None = None) -> Backend:
+def choose(
+    wanted: Literal["auto", "nft", "legacy"], runner: Runner | None = None, holding: ChainKey | None = None
+) -> Backend:
     """The backend that was asked for or, for `auto`, the one this node already uses.
 
     That is the one with the kubelet's hint chain, else the one with more rules, else the plain iptables
-    command's. Neither backend is changed by looking, not even legacy, which creates tables when asked for
+    command's. Who only wants to look may give a chain that is `holding` what is looked for: the one backend that has it
+    comes first, which is found out quickly. Neither backend is changed by looking, not even legacy, which creates tables when asked for
     them. Raises Missing when the commands of the backend that was asked for, or of both, are not installed.
     """
     runner = runner or Runner()
@@ -29,9 +33,10 @@ def choose(wanted: Literal["auto", "nft", "legacy"], runner: Runner | None = Non
         raise Missing("iptables-restore", PACKAGE)
     if len(present) == 1:
         return next(iter(present))
-    hinted = [backend for backend, families in present.items() if any(map(_has_hint, families))]
-    if len(hinted) == 1:
-        return hinted[0]
+    for signs in ((holding,) if holding else (), HINTS):
+        marked = [backend for backend, families in present.items() if _has_any(families, signs)]
+        if len(marked) == 1:
+            return marked[0]
     rules = {backend: sum(map(_rules, families)) for backend, families in present.items()}
     if rules[Backend.NFT] != rules[Backend.LEGACY]:
         return max(rules, key=lambda backend: rules[backend])
@@ -48,17 +53,20 @@ def _installed(backend: Backend, runner: Runner) -> list[Iptables]:
     return found
 
 
-def _live(iptables: Iptables, tables: tuple[str, ...] | None) -> Ruleset:
-    """The live tables; none for a family or backend that this kernel lacks: nobody's rules can be there."""
+def _has_any(families: Iterable[Iptables], signs: Iterable[ChainKey]) -> bool:
+    return any(_has(iptables, sign) for iptables in families for sign in signs)
+
+
+def _has(iptables: Iptables, sign: ChainKey) -> bool:
+    # A family or backend that this kernel lacks holds nobody's rules.
     try:
-        return iptables.save(tables)
+        return iptables.has_chain(sign)
     except KernelError:
-        return Ruleset(iptables.family, {})
-
-
-def _has_hint(iptables: Iptables) -> bool:
-    return any(key.chain in HINTS for key in _live(iptables, ("mangle",)).chains)
+        return False
 
 
 def _rules(iptables: Iptables) -> int:
-    return len(_live(iptables, None))
+    try:
+        return len(iptables.save())
+    except KernelError:
+        return 0

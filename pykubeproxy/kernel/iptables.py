@@ -8,10 +8,11 @@ import msgspec
 
 from pykubeproxy.kernel.errors import Failed, NotPermitted
 from pykubeproxy.kernel.refusal import explain
-from pykubeproxy.kernel.runner import Runner
+from pykubeproxy.kernel.runner import Outcome, Runner
 from pykubeproxy.kernel.tools import Backend, Tools, find_tools
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey, Counters, Ruleset, parse, parse_counters
+from pykubeproxy.rules.ruleset import ChainKey, Counters, Ruleset, parse
+from pykubeproxy.rules.saved import read_counted
 
 # How long legacy waits for its lock (seconds), and how often versions that poll for it look (microseconds).
 LOCK_SECONDS = 5
@@ -24,6 +25,7 @@ _BREAK = re.compile(f"[{_BREAKS}]")
 _BROKEN_COMMENT = re.compile(
     rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}](?:[^"\\]|\\.)*"', re.DOTALL
 )
+_NO_CHAIN = "No chain/target/match by that name"
 _LEGACY_TABLES = {Family.IPV4: "ip_tables_names", Family.IPV6: "ip6_tables_names"}
 
 
@@ -80,7 +82,23 @@ class Iptables(msgspec.Struct, frozen=True):
     def save_counted(self) -> tuple[Ruleset, Counters]:
         """All live tables as `save` gives them, and how often each rule has matched. Raises as `save` does."""
         saved = self._run_save(("--counters",))
-        return self._parse(saved), parse_counters(canonical(saved))
+        try:
+            return read_counted(self.family, canonical(saved))
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def chain(self, key: ChainKey) -> str:
+        """What `iptables -v -S` prints of one chain, in the form of `save`; "" if there is none.
+
+        Takes some milliseconds on nft; on legacy, which fetches the whole table, 0.2 s at 160,000 rules. Raises as
+        `has_chain` does, and Failed for rules that iptables cannot show.
+        """
+        outcome = self._list(key, "-v")
+        if outcome.exit_code == 0:
+            return canonical(outcome.stdout)
+        if _NO_CHAIN in outcome.stderr:
+            return ""
+        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
 
     def has_chain(self, key: ChainKey) -> bool:
         """Whether a chain exists; one that iptables cannot show counts as missing.
@@ -90,12 +108,11 @@ class Iptables(msgspec.Struct, frozen=True):
         """
         if self.backend is Backend.LEGACY and key.table not in self.legacy_tables():
             return False
-        argv = (self.tools.main, *_waiting(self.tools), "-t", key.table, "-S", key.chain)
-        outcome = self.runner.run(argv, seconds=self.seconds)
+        outcome = self._list(key)
         if outcome.exit_code == 0:
             return True
         # iptables-nft 1.8.9 says of a chain that is not there that it is incompatible.
-        if "No chain/target/match by that name" in outcome.stderr or "is incompatible" in outcome.stderr:
+        if _NO_CHAIN in outcome.stderr or "is incompatible" in outcome.stderr:
             return False
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
 
@@ -130,7 +147,14 @@ class Iptables(msgspec.Struct, frozen=True):
         try:
             return parse(self.family, canonical(saved))
         except ValueError as error:
-            raise Failed(self.tools.save, 0, f"its output cannot be read: {error}") from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: ValueError) -> Failed:
+        return Failed(self.tools.save, 0, f"its output cannot be read: {error}")
+
+    def _list(self, key: ChainKey, *options: str) -> Outcome:
+        argv = (self.tools.main, *_waiting(self.tools), "-t", key.table, *options, "-S", key.chain)
+        return self.runner.run(argv, seconds=self.seconds)
 
     def _run_save(self, arguments: tuple[str, ...]) -> str:
         outcome = self.runner.run((self.tools.save, *arguments), seconds=self.seconds)
@@ -138,7 +162,8 @@ class Iptables(msgspec.Struct, frozen=True):
             raise NotPermitted(self.tools.save, outcome.stderr.strip())
         if outcome.exit_code:
             raise Failed(self.tools.save, outcome.exit_code, outcome.stderr.strip())
-        if match := _UNREADABLE.search(outcome.stdout):
+        # The pattern alone would take its time over a large table.
+        if " is incompatible" in outcome.stdout and (match := _UNREADABLE.search(outcome.stdout)):
             raise Failed(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
         return outcome.stdout
 

@@ -40,7 +40,7 @@ class Ruleset(msgspec.Struct, frozen=True):
 
 
 # Chains of one's own have "-" for a policy.
-_NO_POLICY = ("-", "ACCEPT")
+NO_POLICY = ("-", "ACCEPT")
 # A counter pair such as [12:3456] stands before a rule under `iptables-save -c`.
 _RULE = re.compile(r"(?:\[\d+:\d+\] )?-A (\S+) ?(.*)")
 
@@ -61,7 +61,7 @@ def parse(family: Family, text: str) -> Ruleset:
         elif line.startswith(":") and table:
             name, _, after = line[1:].partition(" ")
             chains.setdefault(ChainKey(table, name), [])
-            if (policy := after.partition(" ")[0] or "-") not in _NO_POLICY:
+            if (policy := after.partition(" ")[0] or "-") not in NO_POLICY:
                 policies[ChainKey(table, name)] = policy
         elif table and (match := _RULE.match(line)):
             chains.setdefault(ChainKey(table, match[1]), []).append(match[2])
@@ -79,18 +79,3 @@ class Count(NamedTuple):
 
 # The counts of a chain's rules, in their order.
 Counters = Mapping[ChainKey, tuple[Count, ...]]
-
-_COUNTED = re.compile(r"\[(\d+):(\d+)\] -A (\S+)")
-
-
-def parse_counters(text: str) -> Counters:
-    """The counts in what `iptables-save --counters` printed; chains without rules are left out."""
-    counts: dict[ChainKey, list[Count]] = {}
-    table = ""
-    for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif match := _COUNTED.match(line):
-            count = Count(int(match[1]), int(match[2]))
-            counts.setdefault(ChainKey(table, match[3]), []).append(count)
-    return {key: tuple(rules) for key, rules in counts.items()}

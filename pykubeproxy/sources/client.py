@@ -50,13 +50,20 @@ class Client:
             return response
         raise self._failure(response, asked, "list and watch of")
 
-    def post(self, path: str, body: Mapping[str, object], *, asked: str, idle: float) -> None:
-        """Create an object, given as it is to be encoded in JSON. Raises Failure unless that is done or accepted."""
+    def post(self, path: str, body: Mapping[str, object], *, asked: str, idle: float) -> bytes:
+        """Create an object, given as it is to be encoded in JSON, and return the body of the answer.
+
+        It is empty if it breaks off: done is done. Raises Failure unless the server does it or accepts to.
+        """
         response = self._ask("POST", path, body, idle)
         if response.status not in (200, 201, 202):
             raise self._failure(response, asked, "new")
-        response.drain_conn()
-        response.release_conn()
+        try:
+            return response.read()
+        except (urllib3.exceptions.HTTPError, OSError):
+            return b""
+        finally:
+            response.release_conn()
 
     def _ask(
         self, method: str, target: str, body: Mapping[str, object] | None, idle: float

@@ -22,11 +22,11 @@ class Asked(NamedTuple):
     body: str
 
 
-def ask(port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1") -> Asked:
+def ask(port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1", accept: str = "") -> Asked:
     """One request."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers={"Accept": accept} if accept else {})
         answer = connection.getresponse()
         return Asked(answer.status, dict(answer.getheaders()), answer.read().decode())
     finally:

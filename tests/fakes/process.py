@@ -1,5 +1,6 @@
 """The agent as a process of its own, and a network namespace for it and the test."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,11 +8,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyroute2 import netns
 
 from tests.fakes.asking import ask
 
+CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
 PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
 HEALTH, METRICS = 10256, 10249
 
@@ -44,6 +47,13 @@ def running(
         finally:
             process.kill()
             process.wait()
+
+
+def checked(code: int, *flags: str) -> dict[str, Any]:
+    """The document of `pykubeproxy check`, which ends with this exit code."""
+    outcome = subprocess.run([*CHECK, *flags], capture_output=True, text=True)
+    assert outcome.returncode == code, outcome.stdout + outcome.stderr
+    return json.loads(outcome.stdout)
 
 
 def answers(port: int, path: str, status: int) -> bool:

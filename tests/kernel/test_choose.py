@@ -5,6 +5,7 @@ import pytest
 from pykubeproxy.kernel import Backend, Iptables, Runner, choose, open_iptables
 from pykubeproxy.kernel.tools import system_default
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
 
 pytestmark = pytest.mark.root
 
@@ -50,3 +51,13 @@ def test_reading_creates_nothing(runner: Runner, family: Family) -> None:
     legacy = open_iptables(Backend.LEGACY, family, runner)
     assert len(legacy.save()) == len(legacy.save(("nat",))) == len(legacy.save(("nat", "filter"))) == 0
     assert untouched(runner)
+
+
+def test_what_is_looked_for_comes_first(iptables: Iptables, runner: Runner) -> None:
+    """Who only looks is shown the backend that holds it, whatever hints and numbers of rules say."""
+    iptables.restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+    other = open_iptables(OTHER[iptables.backend], Family.IPV4, runner)
+    other.restore(f"*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n{SOME_RULES}")
+    assert choose("auto", runner, holding=ChainKey("nat", "KUBE-SERVICES")) is iptables.backend
+    assert choose("auto", runner, holding=ChainKey("nat", "KUBE-NONE")) is other.backend
+    assert choose("auto", runner) is other.backend

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -126,3 +128,43 @@ def test_nothing_is_written(inside: str, iptables: Iptables) -> None:
     before = iptables.save_counted()
     dumped("--iptables-backend", iptables.backend.value)
     assert iptables.save_counted() == before
+
+
+def test_wide(inside: str, runner: Runner) -> None:
+    """Packets, bytes and chains stand beside each endpoint, the balancing chain above them."""
+    program(open_iptables(Backend.LEGACY, Family.IPV4, runner), "dual-stack", packets=4)
+    lines = dumped("web", "-o", "wide").stdout.splitlines()
+    assert re.fullmatch(" {11}chain KUBE-SVC-[A-Z2-7]{16}", lines[2])
+    assert re.fullmatch(
+        r"      50%  10\.244\.1\.11:8080 +4 packets +240 bytes  KUBE-SEP-[A-Z2-7]{16}", lines[3]
+    )
+
+
+def test_watch(inside: str, backend: Backend, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table tells what came since the last look; Ctrl-C ends it in peace."""
+    iptables = open_iptables(backend, Family.IPV4, runner)
+    program(iptables, "clusterip-one", packets=4)
+    at = next(key for key in iptables.save().chains if key.chain.startswith("KUBE-SEP-"))
+    to = next(rule for rule in iptables.save().chains[at] if " DNAT " in rule)
+    looks = [14, 14, None]
+
+    def passes(seconds: float) -> None:
+        packets = looks.pop(0)
+        if packets is None:
+            raise KeyboardInterrupt
+        iptables.restore(f"*nat\n:{at.chain} - [0:0]\n[{packets}:840] -A {at.chain} {to}\nCOMMIT\n")
+        ticks.append(ticks[-1] + 2.0)
+
+    ticks = [0.0]
+    clock = SimpleNamespace(sleep=passes, monotonic=lambda: ticks[-1], strftime=time.strftime)
+    monkeypatch.setattr("pykubeproxy.cli.dump_rules.time", clock)
+    result = dumped("--watch", "--iptables-backend", backend.value)
+    assert result.exit_code == 0
+    first, second = result.stdout.split("New connections a second, at ")[1:]
+    assert first.count("/s\n") == 1 and " 5.0/s\n" in first
+    assert "100%" in second and "/s\n" not in second
+
+
+def test_watch_is_for_tables(inside: str) -> None:
+    """Documents are for one look."""
+    assert dumped("--watch", "-o", "json").exit_code == 2

@@ -86,7 +86,7 @@ def test_one_address_is_given_up_while_others_stay() -> None:
     close()
     with pytest.raises(ConnectionRefusedError):
         ask(given_up[1], "/a")
-    server.listen(*given_up, lambda path: http.text(path))
+    server.listen(*given_up, lambda request: http.text(request.path))
     assert ask(given_up[1], "/a").body == "/a"
     assert ask(kept[1], "/a").body == "first"
     server.close()

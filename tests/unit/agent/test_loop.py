@@ -1,5 +1,6 @@
 """The agent's loop, on a clock of the test's own and tables in memory."""
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
@@ -7,10 +8,12 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent import loop
+from pykubeproxy.agent.enquiries import Enquiry
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
 from pykubeproxy.agent.observers import Observers
+from pykubeproxy.agent.status import Filter
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Failed, KernelError
@@ -321,3 +324,12 @@ def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Cl
     code, _ = run(family, clock, *at(0, *LISTS, primary), *at(5, STOP))
     assert code == 1
     assert family.live.texts == []
+
+
+def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock) -> None:
+    """Whoever asks gets what is served by then, and nothing is read from or written to the kernel for it."""
+    first, second = (Enquiry(Filter(), Future()) for _ in range(2))
+    run(family, clock, *at(0, first), *STARTED, *at(5, second), *at(6, STOP))
+    assert first.answer.result(0).matching == 0
+    assert [port.title for port in second.answer.result(0).services] == ["ns/web:http"]
+    assert len(family.live.texts) == 1

@@ -1,0 +1,63 @@
+"""Where the status of an agent is put together, from all who know a part of it."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pykubeproxy
+from pykubeproxy.agent.enquiries import Enquiry, Seen
+from pykubeproxy.agent.observers import Observers
+from pykubeproxy.agent.startup import Families
+from pykubeproxy.agent.status import Filter, Status
+
+# How long the loop is waited for, in seconds; a sync may take longer.
+_PATIENCE = 2.0
+
+
+class Desk:
+    """Tells any thread how the agent is. `put` hands the loop a question, as its mailbox does."""
+
+    def __init__(
+        self, node_name: str, families: Families, observers: Observers, put: Callable[[Enquiry], None]
+    ) -> None:
+        self._node_name = node_name
+        self._families = families
+        self._observers = observers
+        self._put = put
+        self._started = time.time()
+
+    def status(self, wanted: Filter) -> Status:
+        """The state at this moment; without services if the loop is too busy to tell."""
+        seen = self._ask(wanted)
+        health = self._observers.health.state()
+        history = self._observers.history
+        services, endpoints = self._observers.pending()
+        return Status(
+            version=pykubeproxy.__version__,
+            node=self._node_name,
+            backend=self._families.backend.value,
+            started=self._started,
+            now=time.time(),
+            healthy=health.healthy,
+            ready=health.ready,
+            alive=health.alive,
+            node_eligible=health.node_eligible,
+            families=history.families(health),
+            lacking={family.value: why for family, why in self._families.lacking.items()},
+            pending_services=services,
+            pending_endpoints=endpoints,
+            syncs=history.syncs,
+            filter=wanted,
+            matching=seen.matching if seen else 0,
+            services=seen.services if seen else (),
+            busy=seen is None,
+        )
+
+    def _ask(self, wanted: Filter) -> Seen | None:
+        enquiry = Enquiry(wanted, Future())
+        self._put(enquiry)
+        try:
+            return enquiry.answer.result(_PATIENCE)
+        except TimeoutError:
+            enquiry.answer.cancel()
+            return None

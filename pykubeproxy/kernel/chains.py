@@ -1,0 +1,80 @@
+"""Chains of iptables-nft as the kernel has them: whether there is one, and which of them hold a word.
+
+What rules say is left to iptables; this only finds out which are worth the time of asking it. Works on the network
+namespace of the calling thread.
+"""
+
+import errno
+import re
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pykubeproxy.kernel import netfilter
+from pykubeproxy.objects import Family
+
+# linux/netfilter/nf_tables.h
+_GET_CHAIN, _GET_RULE = 10 << 8 | 4, 10 << 8 | 7
+_CHAIN_TABLE, _CHAIN_NAME, _RULE_TABLE, _RULE_CHAIN = 1, 3, 1, 2
+# A verdict to jump or go to a chain (NFT_JUMP, NFT_GOTO): its code, the header of the chain's name, the name.
+_JUMP = re.compile(rb"\xff\xff\xff[\xfd\xfc]..\x02\x00([\x21-\x7e]+)\0", re.DOTALL)
+_COMMENT = b"\x01\x00comment\x00"
+
+_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+
+
+def has_chain(family: Family, table: str, chain: str) -> bool:
+    """Whether a table has a chain. Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN."""
+    wanted = netfilter.attribute(_CHAIN_TABLE, _text(table)) + netfilter.attribute(_CHAIN_NAME, _text(chain))
+    try:
+        netfilter.ask(_GET_CHAIN, 0, _DOMAIN[family], wanted)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
+
+
+def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> set[str]:
+    """The chains with rules of iptables that hold a word, as their comments may, and those on the way to them from the root.
+
+    Only jumps without a comment are followed: rules that have one say what they are for. What changes meanwhile may be
+    missed. Raises OSError as `has_chain` does.
+    """
+    found: set[str] = set()
+    done: set[str] = set()
+
+    def visit(chain: str) -> bool:
+        done.add(chain)
+        rules = [*_rules(family, table, chain)]
+        holds = any(word.search(rule.raw) for rule in rules)
+        for rule in rules:
+            if rule.jump and rule.jump not in done and _COMMENT not in rule.raw:
+                holds = visit(rule.jump) or holds
+        if holds:
+            found.add(chain)
+        return holds
+
+    visit(root)
+    return found
+
+
+class _Rule(NamedTuple):
+    raw: bytes
+    jump: str
+
+
+def _rules(family: Family, table: str, chain: str) -> Iterator[_Rule]:
+    """The rules of one chain as the kernel has them; none if there is no such chain."""
+    wanted = netfilter.attribute(_RULE_TABLE, _text(table)) + netfilter.attribute(_RULE_CHAIN, _text(chain))
+    try:
+        for raw in netfilter.dump(_GET_RULE, _DOMAIN[family], wanted):
+            match = _JUMP.search(raw)
+            yield _Rule(raw, match[1].decode() if match else "")
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
+def _text(name: str) -> bytes:
+    return name.encode() + b"\0"

@@ -1,0 +1,133 @@
+"""Tables read chain by chain, or as text, say the same as those that are read and taken apart as a whole."""
+
+import pytest
+
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.cli.dump_rules import ROOTS
+from pykubeproxy.config import load
+from pykubeproxy.inspect.dump import views
+from pykubeproxy.inspect.listing import AROUND, listing
+from pykubeproxy.inspect.wanted import Wanted
+from pykubeproxy.kernel import Backend, Failed, Iptables, Runner, live, open_iptables, part_about
+from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
+from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.ruleset import ChainKey, Count
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.cases import NAMES
+from tests.kernel.test_dump_rules import program
+from tests.objects import service, slice_of
+
+pytestmark = pytest.mark.root
+
+SERVICES = 300
+
+
+class Counting(Runner, frozen=True):
+    """Notes the commands that are run."""
+
+    ran: list[str] = []  # noqa: RUF012 - a Struct copies it
+
+    def run(self, argv, text="", seconds=60):  # type: ignore[no-untyped-def]
+        self.ran.append(argv[0])
+        return super().run(argv, text, seconds)
+
+
+@pytest.fixture
+def many(inside: str, iptables: Iptables) -> Iptables:
+    """Services with node ports behind branches, one of them with very many endpoints, and one without any."""
+    ipv6 = iptables.family is Family.IPV6
+    ip, pod = ("fd00:96::%x", "fd00:244::%x:%x") if ipv6 else ("10.96.%d.10", "10.244.%d.%d")
+    cluster = Cluster()
+    services = tuple(
+        service(
+            f"s{n}",
+            cluster_ip=ip % (n % 256 if not ipv6 else n + 1),
+            ports=(Port("http", Protocol.TCP, 80 + n // 256, 30000 + n),),
+        )
+        for n in range(SERVICES)
+    )
+    slices = tuple(
+        slice_of(*(pod % (n % 256, m + 1) for m in range(150 if n == 7 else 2)), service=f"s{n}")
+        for n in range(1, SERVICES)
+    )
+    cluster.apply(Listed(Kind.SERVICE, services))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
+    on = terms(load(None, {}).config, "node1", None, Kernel(nfacct=False), iptables.family)
+    limit = NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None
+    FamilyTables(iptables, limit).sync(cluster, (), on)
+    return iptables
+
+
+@pytest.mark.parametrize("case", NAMES[::3])
+def test_chain_by_chain(inside: str, iptables: Iptables, case: str) -> None:
+    """Each chain's rules, counts and policy."""
+    program(iptables, case, packets=3)
+    iptables.restore("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n")
+    saved, counts = iptables.save_counted()
+    ruleset, counters = live(iptables)
+    assert saved.policies == {ChainKey("filter", "FORWARD"): "DROP"}
+    for key, rules in saved.chains.items():
+        # iptables-nft-save shows the kernel's chains even where there are none yet.
+        assert ruleset.chains.get(key, ()) == rules
+        assert counters.get(key, ()) == counts.get(key, ())
+        assert ruleset.policies.get(key, "ACCEPT") == saved.policies.get(key, "ACCEPT")
+    assert ChainKey("nat", "KUBE-NONE") not in ruleset.chains
+    assert ChainKey("raw", "KUBE-SERVICES") not in ruleset.chains
+
+
+def test_text_by_text(inside: str, iptables: Iptables) -> None:
+    """What is kept as text reads as what is taken apart, counts beside it."""
+    program(iptables, "lb-source-ranges", packets=3)
+    iptables.restore("*nat\n:BARE - [0:0]\n[4:240] -A BARE\n-A BARE\n[5:300] -A BARE -j RETURN\nCOMMIT\n")
+    ruleset, counters = iptables.save_counted()
+    assert ruleset == iptables.save()
+    bare = ChainKey("nat", "BARE")
+    assert ruleset.chains[bare] == ("", "", "-j RETURN")
+    # ip6tables-nft-restore 1.8.9 loses the counts of restored rules.
+    if (iptables.backend, iptables.family) != (Backend.NFT, Family.IPV6):
+        assert counters[bare] == (Count(4, 240), Count(0, 0), Count(5, 300))
+
+
+@pytest.mark.parametrize("name", ["s1", "s299", "s7", "s0"])
+def test_a_part(many: Iptables, name: str) -> None:
+    """One service's views and rules are those of the whole, whether many chains, few or none are its own."""
+    if many.backend is Backend.LEGACY:
+        pytest.skip("legacy is always read as a whole")
+    wanted = Wanted("ns", name)
+    part = part_about(many, f"ns/{name}", ROOTS, AROUND)
+    assert part is not None
+    ruleset, counters = many.save_counted()
+    assert views(*part, wanted) == views(ruleset, counters, wanted) != ()
+    assert listing(part[0], wanted) == listing(ruleset, wanted) != ""
+    assert len(part[0].chains) < len(ruleset.chains) / 2
+
+
+def test_a_part_takes_few_commands(many: Iptables) -> None:
+    """None is spent on chains of other services; a service of many chains is read as a whole in the end."""
+    if many.backend is Backend.LEGACY:
+        pytest.skip("legacy is always read as a whole")
+    counting = Counting()
+    opened = open_iptables(many.backend, many.family, counting)
+    counting.ran.clear()
+    part_about(opened, "ns/s1", ROOTS, AROUND)
+    assert len(counting.ran) < 40
+    assert opened.tools.save not in counting.ran
+    part_about(opened, "ns/s7", ROOTS, AROUND)
+    assert counting.ran.count(opened.tools.save) == 1
+
+
+def test_a_name_that_no_rule_has(many: Iptables) -> None:
+    """Then there is no part."""
+    assert part_about(many, "ns/nobody", ROOTS, AROUND) is None
+
+
+def test_what_iptables_cannot_show(inside: str, runner: Runner) -> None:
+    """A chain with a rule of nftables proper is an error, as it is for the whole table; the others can be read."""
+    iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
+    program(iptables, "clusterip-one")
+    assert runner.run(("nft", "add rule ip nat OUTPUT meta mark set ct mark")).exit_code == 0
+    ruleset, _ = live(iptables)
+    assert "-j KUBE-SERVICES" in ruleset.chains[ChainKey("nat", "PREROUTING")][0]
+    with pytest.raises(Failed, match="incompatible"):
+        ruleset.chains[ChainKey("nat", "OUTPUT")]

@@ -1,0 +1,74 @@
+"""What can be seen of processes, interfaces, rights and IPVS."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Runner, interfaces, ipvs, privileges, processes
+
+IPVS = """\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A600001:01BB rr
+  -> 0A000001:192B      Masq    1      0          0
+UDP  [fd00:0010:0096:0000:0000:0000:0000:000a]:0035 rr
+FWM  00000001 wlc
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_listeners(inside: str, runner: Runner, host: str) -> None:
+    """Who listens is found for both families; what is only connected does not count."""
+    runner.run(("ip", "link", "set", "lo", "up"))
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=kind) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((host, port)) as client:
+            other = client.getsockname()[1]
+            (found,) = processes.listeners([port, other])
+        assert found.port == port
+        assert found.process is not None
+        assert found.process.pid == os.getpid()
+    assert processes.listeners([port]) == ()
+
+
+def test_this_process() -> None:
+    """A process is known by its number and its command line."""
+    found = processes.process(os.getpid())
+    assert found is not None
+    assert found.arguments == tuple(Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"))
+    assert processes.process(2**22 + 1) is None
+
+
+@pytest.mark.root
+def test_interfaces(inside: str, runner: Runner) -> None:
+    """Interfaces have names and kinds."""
+    runner.run(("ip", "link", "add", "name", "cni0", "type", "bridge"))
+    found = {it.name: it.kind for it in interfaces.interfaces()}
+    assert (found["lo"], found["cni0"]) == ("", "bridge")
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        ("0000000000000000", set()),
+        ("0000000000003000", {"CAP_NET_ADMIN", "CAP_NET_RAW"}),
+        ("000001ffffffffff", {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN"}),
+    ],
+)
+def test_capabilities(tmp_path: Path, mask: str, names: set[str]) -> None:
+    """Those in effect count, not those that might be taken."""
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
+    assert privileges.capabilities(status) == names
+
+
+def test_ipvs(tmp_path: Path) -> None:
+    """Virtual services are counted, their servers and firewall marks are not; without IPVS there are none."""
+    assert ipvs.virtual_services(tmp_path / "none") == 0
+    (tmp_path / "ip_vs").write_text(IPVS)
+    assert ipvs.virtual_services(tmp_path / "ip_vs") == 2

@@ -1,0 +1,43 @@
+"""`pykubeproxy check` on a node on which the agent is running already."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, answers, checked, inside_a_namespace, running, saved
+
+pytestmark = pytest.mark.root
+
+
+def of(document: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    return [(it["level"], it["text"]) for it in document["checks"] if it["check"] == name]
+
+
+def test_after_installing(tmp_path: Path) -> None:
+    """The agent's ports and rules are the agent's; a second agent fails; nothing of the rules changes."""
+    with inside_a_namespace(), server() as api:
+        subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        api.store.create(node("node1", "192.168.99.10"))
+        api.store.create(service("web"))
+        api.store.create(slice_of("web", "10.244.0.1"))
+        fixed = ("--hostname-override=node1", "--master", api.url)
+        with running(tmp_path / "agent.log", *fixed) as agent:
+            eventually(lambda: answers(HEALTH, "/healthz", 200) and answers(METRICS, "/healthz", 200))
+            before = saved()
+            document = checked(0, *fixed)
+            assert saved() == before
+            assert of(document, "proxies") == [("ok", f"the agent is running (process {agent.pid})")]
+            assert of(document, "ports") == [
+                ("ok", f"port {HEALTH} is the agent's"),
+                ("ok", f"port {METRICS} is the agent's"),
+            ]
+            assert of(document, "node") == [("ok", "the cluster has a Node node1")]
+            assert " chains of a service proxy" in of(document, "tables")[0][1]
+            with running(tmp_path / "second.log", *fixed) as second:
+                found = of(checked(1, *fixed), "proxies")
+                numbers = " and ".join(map(str, sorted((agent.pid, second.pid))))
+                assert found == [("fail", f"2 agents are running (processes {numbers})")]

@@ -1,0 +1,119 @@
+"""`pykubeproxy status`: what it says of an agent that answers, and of whatever else may be there."""
+
+import json
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.agent import http
+from pykubeproxy.agent.status import FamilyStatus, Status, Sync, encode
+from pykubeproxy.cli.status import status
+from tests.fakes.asking import free_port
+from tests.unit.agent.conftest import Serve, serve
+
+__all__ = ["serve"]
+
+NOW = 1_795_218_836.0
+TOLD = Status(
+    version="1.2.3",
+    node="node1",
+    backend="nft",
+    started=NOW - 93_784,
+    now=NOW,
+    healthy=True,
+    ready=True,
+    alive=True,
+    node_eligible=True,
+    families=(
+        FamilyStatus("IPv4", False, NOW - 3, 5000, 50000, {"nat": 160675, "filter": 3}),
+        FamilyStatus("IPv6", False),
+    ),
+    lacking={"IPv6": "the kernel has no IPv6 NAT in the nft backend (modules nft_compat and xt_nat)"},
+    pending_services=2,
+    pending_endpoints=1,
+    syncs=(
+        Sync(NOW - 9, "IPv4", True, 2.5, 160675),
+        Sync(
+            NOW - 4,
+            "IPv4",
+            False,
+            0.0,
+            0,
+            "iptables-restore refused line 7, '-A KUBE-SVC-X -j NONE': " + "no " * 30,
+        ),
+        Sync(NOW - 3, "IPv4", False, 0.004, 31),
+    ),
+)
+
+
+def asked(*arguments: str) -> Result:
+    return CliRunner().invoke(status, arguments)
+
+
+def at(serve: Serve, body: bytes, code: int = 200) -> str:
+    page = http.pages({"/statusz": lambda: http.Answer(body, http.JSON, code)})
+    return f"http://127.0.0.1:{serve(page)}"
+
+
+def test_the_text(serve: Serve) -> None:
+    """Health, families, the last syncs with median and longest, and what waits; no line is over 80 columns."""
+    result = asked("--url", at(serve, encode(TOLD)))
+    lines = click.unstyle(result.stdout).splitlines()
+    assert result.exit_code == 0
+    assert max(map(len, lines)) <= 80
+    assert lines[:2] == ["node1  1.2.3, backend nft, up 1 d 2 h", "Healthy: rules are up to date."]
+    assert "IPv4    up to date             5000      50000   160678  3 s ago" in lines
+    assert "IPv6    not written yet           0          0        0  never" in lines
+    assert "Last 3 syncs: median 4 ms, longest 2.5 s" in lines
+    assert "  3 s ago         IPv4  partial               4 ms  31 rules" in lines
+    assert "    iptables-restore refused line 7, '-A KUBE-SVC-X -j NONE': no no no no no no" in lines
+    assert "2 changed Services and 1 Service with changed endpoints wait" in lines[-2] + lines[-1]
+
+
+def test_the_exit_code_tells_of_health(serve: Serve) -> None:
+    """For scripts."""
+    told = msgspec.structs.replace(TOLD, healthy=False, alive=False, ready=False)
+    result = asked("--url", at(serve, encode(told)))
+    assert result.exit_code == 1
+    assert "changes are waiting for too long" in result.stdout
+
+
+def test_json_is_the_agents_own(serve: Serve) -> None:
+    """Whatever it holds."""
+    result = asked("--url", at(serve, encode(TOLD)), "-o", "json")
+    assert json.loads(result.stdout) == json.loads(encode(TOLD))
+
+
+def test_nobody_there() -> None:
+    """One line, with what to do."""
+    port = free_port()
+    result = asked("--url", f"http://127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Error: no agent answers at http://127.0.0.1:{port}: Connection refused (--url names its metrics address)\n"
+    )
+
+
+@pytest.mark.parametrize("body", [b"kube-proxy statusz", b"{}", b'{"apiVersion": "other/v1"}', b"\xff\xfe"])
+def test_somebody_else_there(serve: Serve, body: bytes) -> None:
+    """kube-proxy, another version, or any other server: one line."""
+    result = asked("--url", at(serve, body))
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "is no agent of this version of pykubeproxy" in result.stderr
+
+
+def test_another_status(serve: Serve) -> None:
+    """A page that is not there is none of an agent's."""
+    result = asked("--url", at(serve, b"", 404))
+    assert (result.exit_code, "answers with status 404" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:10249", "ftp://a", "http://", "http://[::1"])
+def test_what_is_no_url(url: str) -> None:
+    """Is refused as such."""
+    result = asked("--url", url)
+    assert result.exit_code == 2
+    assert "is not of the form http://address:port" in result.stderr
