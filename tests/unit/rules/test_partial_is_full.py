@@ -8,101 +8,15 @@ from hypothesis import strategies as st
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import (
-    Deleted,
-    Endpoint,
-    EndpointPort,
-    EndpointSlice,
-    Event,
-    Family,
-    Key,
-    Kind,
-    Port,
-    Protocol,
-    Service,
-    Updated,
-)
+from pykubeproxy.objects import Event, Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
+from tests.strategies import NODE, events
 
 pytestmark = pytest.mark.usefixtures("small_trees")
-
-NODE = "node1"
-NAMES = ("a", "b", "c")
-
-ports = st.lists(
-    st.builds(
-        Port,
-        name=st.sampled_from(["http", "dns"]),
-        protocol=st.sampled_from(list(Protocol)),
-        port=st.sampled_from([53, 80]),
-        node_port=st.sampled_from([0, 30080]),
-    ),
-    min_size=1,
-    max_size=2,
-    unique_by=lambda port: (port.name, port.protocol),
-).map(tuple)
-
-services = st.builds(
-    Service,
-    namespace=st.just("ns"),
-    name=st.sampled_from(NAMES),
-    type=st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]),
-    cluster_ips=st.sampled_from([("10.96.0.1",), ("10.96.0.2", "fd00::2"), ("fd00::1",), ()]),
-    ports=ports,
-    external_ips=st.sampled_from([(), ("192.0.2.1",), ("192.0.2.1", "2001:db8::1")]),
-    load_balancer_ips=st.sampled_from([(), ("198.51.100.1",)]),
-    source_ranges=st.sampled_from(
-        [(), ("203.0.113.0/24",), ("0.0.0.0/0", "203.0.113.0/24"), ("192.168.0.0/16",)]
-    ),
-    internal_local=st.booleans(),
-    external_local=st.booleans(),
-    affinity_seconds=st.sampled_from([None, 60]),
-    health_check_node_port=st.sampled_from([0, 32000]),
-)
-
-endpoints = st.builds(
-    Endpoint,
-    address=st.sampled_from([f"10.244.1.{n}" for n in range(1, 6)]),
-    ready=st.booleans(),
-    serving=st.booleans(),
-    terminating=st.booleans(),
-    node_name=st.sampled_from([NODE, "node2"]),
-    zone_hints=st.sampled_from([(), ("zone-a",), ("zone-b",)]),
-)
-
-slices = st.builds(
-    EndpointSlice,
-    namespace=st.just("ns"),
-    name=st.sampled_from(["s1", "s2", "s3"]),
-    service=st.sampled_from(NAMES),
-    family=st.just(Family.IPV4),
-    endpoints=st.lists(endpoints, max_size=4).map(tuple),
-    ports=st.lists(
-        st.builds(
-            EndpointPort,
-            name=st.sampled_from(["http", "dns"]),
-            protocol=st.sampled_from(list(Protocol)),
-            port=st.just(8080),
-        ),
-        max_size=2,
-        unique_by=lambda port: (port.name, port.protocol),
-    ).map(tuple),
-)
-
-events = st.one_of(
-    st.builds(Updated, services),
-    st.builds(Updated, slices),
-    st.builds(Deleted, st.just(Kind.SERVICE), st.builds(Key, st.just("ns"), st.sampled_from(NAMES))),
-    st.builds(
-        Deleted,
-        st.just(Kind.ENDPOINT_SLICE),
-        st.builds(Key, st.just("ns"), st.sampled_from(["s1", "s2", "s3"])),
-    ),
-)
 
 
 def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool, dispatch: str = "auto") -> Terms:
@@ -137,7 +51,7 @@ varied_terms = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    steps=st.lists(st.tuples(st.lists(events, max_size=3), varied_terms), min_size=1, max_size=8),
+    steps=st.lists(st.tuples(st.lists(events(), max_size=3), varied_terms), min_size=1, max_size=8),
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 5]),
 )
@@ -158,7 +72,7 @@ def test_partial_syncs_leave_what_a_full_one_writes(
 
 
 @settings(max_examples=100, deadline=None)
-@given(changes=st.lists(events, max_size=12), on=varied_terms)
+@given(changes=st.lists(events(), max_size=12), on=varied_terms)
 def test_a_second_full_sync_writes_nothing(changes: list[Event], on: Terms) -> None:
     """A restart over unchanged objects, and a full sync over tables that are right, leave the tables alone."""
     cluster = Cluster()
