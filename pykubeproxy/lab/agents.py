@@ -69,13 +69,17 @@ class Agent:
 
     def start(self, settings: Object | None = None) -> None:
         """Start the process; `settings` go on top of the lab's own."""
-        self._configuration.write_text(yaml.safe_dump(self._configured(settings or {}), sort_keys=False))
+        self.configure(settings or {})
         command = [*COMMAND, "run", "--config", str(self._configuration)]
         command += ["--hostname-override", self.node.role]
         environment = node_environment(self._directory, self.node.role)
         environment["PATH"] = f"{self._bin}:{environment['PATH']}"
         with self._log.open("ab") as log:
             self._process = self.node.spawn(command, output=log, environment=environment)
+
+    def configure(self, settings: Object) -> None:
+        """Write the configuration file anew, with `settings` on top; a running process takes it up by itself."""
+        self._configuration.write_text(yaml.safe_dump(self._configured(settings), sort_keys=False))
 
     def _configured(self, settings: Object) -> Object:
         base: Object = {
@@ -100,6 +104,13 @@ class Agent:
             if self._process.returncode is None:
                 self._process.kill()
             self._process = None
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), whatever it is doing; what it has written stays."""
+        assert self._process is not None, "never started"
+        self._process.kill()
+        self._process.wait()
+        self._process = None
 
     def restart(self, settings: Object | None = None) -> None:
         """Stop it and start it with other settings."""

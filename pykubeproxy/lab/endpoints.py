@@ -33,7 +33,8 @@ class SliceController:
         while not self._stopped.wait(0.5):
             try:
                 for event in self._api.watch(SERVICES):
-                    if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                    # Without a selector a Service's slices are the business of whoever made it.
+                    if event["object"].get("spec", {}).get("selector"):
                         self.reconcile()
             except (urllib3.exceptions.HTTPError, OSError):
                 pass  # the server is away; ask again

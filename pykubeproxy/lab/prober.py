@@ -6,6 +6,7 @@ fraction of a second.
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import select
@@ -18,6 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pykubeproxy.lab.namespaces import Namespace
+
+# Source ports in turn, between those that programs of the lab listen on and the node ports. The kernel would soon
+# choose one again, and one from which a Service was tried before there were rules leads past it for two minutes:
+# connection tracking remembers that the first packet was not rewritten.
+_PORTS = itertools.cycle(range(11000, 29999))
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
 
@@ -200,9 +206,8 @@ def _socket(target: Target, kind: int, source: str, port: int, timeout: float) -
     ipv6 = ":" in target.address
     opened = socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, kind)
     opened.settimeout(timeout)
-    if source or port:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((source, port))  # "" is any address
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened.bind((source, port or next(_PORTS)))  # "" is any address
     return opened
 
 

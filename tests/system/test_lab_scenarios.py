@@ -2,19 +2,33 @@
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import SCENARIOS, Scenario, ScenarioFailed
+from pykubeproxy.objects import Family
+from pykubeproxy.rules import names
+from pykubeproxy.rules.ruleset import ChainKey
+from tests.fakes.crowd import Crowd
 
 pytestmark = pytest.mark.root
 
+# The backend and the dispatch of a lab's agents, by what the lab is called here. There are too few Services in a
+# scenario for a tree, so there the lab has a crowd besides.
+SETUPS = {"nft": ("nft", "auto"), "tree": ("nft", "tree"), "legacy": ("legacy", "auto")}
+CROWD = 64
+BRANCHES = {
+    names.SERVICES: re.compile(r"-d \S+ -j (KUBE-SVC-\w+)"),
+    names.NODEPORTS: re.compile(r"-p tcp -m tcp --dport \d+:\d+ -j (KUBE-SVC-\w+)"),
+}
 # On legacy those whose rules the two backends treat differently: balancing, recent, REJECT, masquerading.
 LEGACY = ("scale", "affinity", "node-port", "corners")
 CASES = [
-    *(("nft", scenario) for scenario in SCENARIOS),
+    *((setup, scenario) for setup in ("nft", "tree") for scenario in SCENARIOS),
     *(("legacy", scenario) for scenario in SCENARIOS if scenario.name in LEGACY),
 ]
 _numbers = itertools.count()
@@ -27,7 +41,7 @@ def lab_name(purpose: str) -> str:
 
 @pytest.fixture(scope="module")
 def labs() -> Iterator[dict[str, Lab]]:
-    """A lab for each backend, made when it is first asked for."""
+    """A lab for each setup, made when it is first asked for."""
     made: dict[str, Lab] = {}
     try:
         yield made
@@ -36,18 +50,45 @@ def labs() -> Iterator[dict[str, Lab]]:
             lab.__exit__(None, None, None)
 
 
+def start_lab(setup: str) -> Lab:
+    """A lab with agents; for a tree with a crowd of Services, with room for those of the scenarios in between."""
+    backend, dispatch = SETUPS[setup]
+    settings = {"pykubeproxy": {"iptablesBackend": backend, "dispatch": dispatch}}
+    lab = Lab(lab_name(f"t{setup}"), backend=backend, settings=settings).__enter__()
+    if dispatch == "tree":
+        nobody = ("10.244.1.254", "fd00:10:244:1::fe")
+        Crowd(lab.api, [nobody], stride=4).create(range(CROWD))
+    return lab
+
+
 @pytest.mark.parametrize(
-    ("backend", "scenario"), CASES, ids=[f"{backend}-{scenario.name}" for backend, scenario in CASES]
+    ("setup", "scenario"), CASES, ids=[f"{setup}-{scenario.name}" for setup, scenario in CASES]
 )
-def test_scenario(labs: dict[str, Lab], backend: str, scenario: Scenario) -> None:
+def test_scenario(labs: dict[str, Lab], setup: str, scenario: Scenario) -> None:
     """Connections see what the scenario promises."""
-    if backend not in labs:
-        labs[backend] = Lab(lab_name(f"t{backend}"), backend=backend).__enter__()
-    lab = labs[backend]
+    if setup not in labs:
+        labs[setup] = start_lab(setup)
+    lab = labs[setup]
     lab.reset()
     told: list[object] = []
     scenario.run(lab, lambda *seen: told.append(seen))
     assert told, "a scenario tells what it saw"
+    if setup == "tree":
+        assert_found_through_branches(lab)
+
+
+def assert_found_through_branches(lab: Lab) -> None:
+    """On node1 no Service of the scenario stands in a chain that packets come to first: they are all below, in both families."""
+    inside = ("ip", "netns", "exec", lab.nodes["node1"].namespace.name)
+    for family in Family:
+        nat = open_iptables(Backend.NFT, family, Runner(inside)).save(["nat"]).chains
+        for chain, branch in BRANCHES.items():
+            root = nat[ChainKey("nat", chain)]
+            assert not any("default/" in rule for rule in root)
+            below = [match[1] for rule in root if (match := branch.fullmatch(rule))]
+            assert len(below) > 1
+            if (family, chain) == (Family.IPV4, names.SERVICES):
+                assert any("default/" in rule for name in below for rule in nat[ChainKey("nat", name)])
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
