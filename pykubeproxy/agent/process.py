@@ -29,8 +29,9 @@ log = structlog.get_logger()
 class Order(msgspec.Struct, frozen=True):
     """What a process is to do.
 
-    `loaded` is the configuration, whose warnings the caller tells. `manifests` is where objects come from, None for an API server. `flags` are those given, for /flagz. `config_file` is
-    watched for changes if it is not empty, and then read by `reload`.
+    `loaded` is the configuration, whose warnings the caller tells. `manifests` is where objects come from, None for an
+    API server. `flags` are those given, for /flagz. `config_file` is watched for changes if it is not empty, and then
+    read by `reload`.
     """
 
     loaded: Loaded
