@@ -1,0 +1,1 @@
+"""The image's recipe, proven without a container engine: python -m tests.image."""
