@@ -26,7 +26,7 @@ from pykubeproxy.lab.apiserver.listing import list_objects
 from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject
 from pykubeproxy.lab.apiserver.selectors import Selector
 from pykubeproxy.lab.apiserver.store import Store
-from pykubeproxy.lab.apiserver.watching import Terms, Watch
+from pykubeproxy.lab.apiserver.watching import Echoing, Terms, Watch
 from pykubeproxy.lab.apiserver.writing import Part
 
 
@@ -65,7 +65,8 @@ class Routes:
         for order in orders:
             if order.do == "error":
                 raise _ordered(order)
-        truncate = any(order.do == "truncate" for order in orders)
+        ordered = {order.do for order in orders}
+        truncate = "truncate" in ordered
         page = discovery.about(request.path)
         if page is None or request.path.rstrip("/") not in discovery.PUBLIC:
             self._check_token(request)
@@ -76,8 +77,10 @@ class Routes:
         if target is None:
             raise no_such_path()
         check_accept(request)
+        if "drip" in ordered:
+            return Stream(lambda send, _: self._faults.endless(send))
         if verb == "watch":
-            return self._watch(request, target, truncate)
+            return self._watch(request, target, truncate, "echo" in ordered)
         answer = self._operation(verb, target)(request, target)
         return (
             msgspec.structs.replace(answer, body=answer.body[: len(answer.body) // 2]) if truncate else answer
@@ -101,11 +104,14 @@ class Routes:
         query = Query(request.query)
         return list_objects(self._store, target.resource, _selector(target, query), query)
 
-    def _watch(self, request: Request, target: Target, truncate: bool) -> Stream:
+    def _watch(self, request: Request, target: Target, truncate: bool, echo: bool) -> Stream:
         query = Query(request.query)
         watch = Watch(target.resource, _selector(target, query), query)
 
-        return Stream(lambda send, client: watch.run(self._terms, send, client, truncate))
+        def run(send: Callable[[bytes], None], client: int) -> None:
+            watch.run(self._terms, Echoing(send) if echo else send, client, truncate)
+
+        return Stream(run)
 
     def _get(self, _: Request, target: Target) -> Response:
         stored = self._store.read(target.resource, target.namespace, target.name)
@@ -169,9 +175,11 @@ class Routes:
         )
 
     def _check_token(self, request: Request) -> None:
-        if self.token is not None and not hmac.compare_digest(
-            request.authorization.encode(), f"Bearer {self.token}".encode()
-        ):
+        if self.token is None:
+            return
+        scheme, _, token = request.authorization.partition(" ")
+        # As the real one, and as HTTP says: the name of the scheme in any case.
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.token.encode()):
             raise ApiError(401, "Unauthorized")
 
 

@@ -1,0 +1,144 @@
+"""The DaemonSet's containers as a kubelet would start them, as far as that goes without one.
+
+Their arguments, environment and mounts come from the manifests, with the capabilities that they leave, and a root file
+system that is read-only.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
+
+pytestmark = pytest.mark.root
+
+PROJECT = Path(__file__).parents[2]
+BASE = PROJECT / "manifests/base"
+ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
+_PATIENCE = 60.0  # seconds
+PROGRAM = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
+# A mount namespace with a service account, a configuration and a lock file, and everything else read-only.
+MOUNTS = f"""
+mount -t tmpfs tmpfs /run; mkdir -p {ACCOUNT}; cp "$GIVEN"/token "$GIVEN"/ca.crt {ACCOUNT}/
+touch /run/xtables.lock; mount --bind /run/xtables.lock /run/xtables.lock
+mkdir /run/given; cp "$GIVEN"/config.conf /run/given/
+mount -t tmpfs tmpfs /var/lib; mkdir /var/lib/kube-proxy; mount --bind /run/given /var/lib/kube-proxy
+mount -o remount,bind,ro /run; mount -o remount,bind,ro /
+if touch /var/tried /run/tried 2>/dev/null; then exit 9; fi
+exec "$@"
+"""
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    pod = yaml.safe_load((BASE / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    return {it["name"]: it for it in (*pod["initContainers"], *pod["containers"])}
+
+
+def command(of: dict[str, Any], environment: dict[str, str]) -> list[str]:
+    """What the kubelet would run: arguments with variables filled in, behind what takes the other rights away."""
+    arguments = [it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in of["args"]]
+    context = of["securityContext"]
+    if context.get("privileged"):
+        return [*PROGRAM, *arguments]
+    kept = ",".join(f"+{name.lower()}" for name in context["capabilities"]["add"])
+    assert context["capabilities"]["drop"] == ["ALL"]
+    return ["setpriv", "--no-new-privs", f"--bounding-set=-all,{kept}", *PROGRAM, *arguments]
+
+
+@contextmanager
+def started(of: dict[str, Any], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    entering = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", MOUNTS, "enter"]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*entering, *command(of, environment)], env={**os.environ, **environment}, stderr=errors
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What a pod is given: a token, the cluster's certificate, and the configuration of the ConfigMap."""
+    openssl = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
+    )
+    files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "ca.crt")]
+    subprocess.run(
+        [*shlex.split(openssl), "-addext", "subjectAltName=IP:127.0.0.1", *files],
+        check=True,
+        capture_output=True,
+    )
+    (tmp_path / "token").write_text("of-the-account")
+    config = yaml.safe_load((BASE / "config.conf").read_text())
+    # The kubelet sets this for a node-critical pod; here it is what it is.
+    config["oomScoreAdj"] = int(Path("/proc/self/oom_score_adj").read_text())
+    config["pykubeproxy"] = {"iptablesBackend": request.param}
+    (tmp_path / "backend").write_text(request.param)
+    (tmp_path / "config.conf").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def granted() -> set[tuple[str, str]]:
+    """Verbs and resources of the ClusterRole."""
+    role = next(
+        it for it in yaml.safe_load_all((BASE / "rbac.yaml").read_text()) if it["kind"] == "ClusterRole"
+    )
+    return {
+        (verb, f"{resource}.{group}".rstrip("."))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def asked(api: ApiServer) -> set[tuple[str, str]]:
+    return {(it.verb, it.resource) for it in api.requests.entries()}
+
+
+def test_the_containers_do_their_work_with_the_rights_they_are_given(given: Path) -> None:
+    """Rules are written, probes and metrics answered, and of the API server just what the ClusterRole grants is asked."""
+    of = containers()
+    with (
+        inside_a_namespace(),
+        server(tls=(given / "ca.crt", given / "key"), token="of-the-account") as api,
+    ):
+        port = str(api.port)
+        environment = {
+            "GIVEN": str(given),
+            "NODE_NAME": "node1",
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": port,
+        }
+        api.store.create(node("node1", "192.168.99.10"))
+        api.store.create(service("web", clusterIP="10.96.0.10"))
+        api.store.create(slice_of("web", "10.244.0.5"))
+        with started(of["set-up"], environment, given / "set-up.log") as process:
+            assert process.wait(_PATIENCE) == 0, (given / "set-up.log").read_text()
+        with started(of["agent"], environment, given / "agent.log") as process:
+            for probe in ("livenessProbe", "readinessProbe"):
+                path = of["agent"][probe]["httpGet"]["path"]
+                eventually(lambda path=path: answers(HEALTH, path, 200), _PATIENCE)
+            live = saved(f"iptables-{(given / 'backend').read_text()}-save")
+            assert any("10.96.0.10/32" in line for line in live)
+            assert answers(METRICS, "/metrics", 200)
+            eventually(lambda: asked(api) == granted(), _PATIENCE)
+            process.terminate()
+            assert process.wait(_PATIENCE) == 0
+    log = (given / "agent.log").read_text()
+    assert "warning" not in log, log
+    assert "error" not in log, log

@@ -1,0 +1,56 @@
+"""The overlays as kubectl builds them, and the files that they are built from."""
+
+import json
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+PROXIES = ("default", "canary", "kind")
+OVERLAYS = (*PROXIES, "monitoring")
+SOURCES = tuple(
+    path
+    for path in sorted(MANIFESTS.rglob("*.yaml"))
+    if path.name not in ("kustomization.yaml", "cluster.yaml") and not path.name.endswith(".patch.yaml")
+)
+
+Object = dict[str, Any]
+
+
+@cache
+def built(overlay: str) -> tuple[Object, ...]:
+    """The objects of an overlay; the test is skipped where there is no kubectl."""
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not installed, which builds the overlays")
+    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def read(path: Path) -> tuple[Object, ...]:
+    return tuple(yaml.safe_load_all(path.read_text()))
+
+
+def one(objects: tuple[Object, ...], kind: str) -> Object:
+    (found,) = (it for it in objects if it["kind"] == kind)
+    return found
+
+
+def daemon_set() -> Object:
+    return one(read(MANIFESTS / "base/daemonset.yaml"), "DaemonSet")
+
+
+def container(name: str) -> Object:
+    pod = daemon_set()["spec"]["template"]["spec"]
+    (found,) = (it for it in (*pod["initContainers"], *pod["containers"]) if it["name"] == name)
+    return found
+
+
+def dashboard() -> Object:
+    return json.loads((MANIFESTS / "overlays/monitoring/dashboard.json").read_text())

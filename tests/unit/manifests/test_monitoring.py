@@ -1,0 +1,134 @@
+"""Alerts and dashboard ask for metrics that there are, and runbooks for what to do."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pykubeproxy.agent.metrics import Metrics
+from tests.unit.manifests.overlays import MANIFESTS, Object, container, dashboard, one, read
+
+PROJECT = MANIFESTS.parent
+RUNBOOKS = "docs/operations/runbooks.md"
+NAME = re.compile(r"\b(?:kubeproxy|pykubeproxy|process|python)_\w+")
+GROUPED = re.compile(r"by \(([^)]*)\)")
+# Each alert stands under a heading of its own name.
+HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
+
+
+def alerts() -> list[Object]:
+    (group,) = one(read(MANIFESTS / "overlays/monitoring/alerts.yaml"), "PrometheusRule")["spec"]["groups"]
+    return group["rules"]
+
+
+def queries(within: object) -> Iterator[str]:
+    """All queries of a dashboard."""
+    if isinstance(within, dict):
+        if isinstance(within.get("expr"), str):
+            yield within["expr"]
+        for value in within.values():
+            yield from queries(value)
+    elif isinstance(within, list):
+        for value in within:
+            yield from queries(value)
+
+
+@pytest.fixture(scope="module")
+def series() -> dict[str, set[str]]:
+    """The names of all series that an agent can have, with the labels of each."""
+    found: dict[str, set[str]] = {}
+    registry = Metrics(lambda _: 0).registry
+    for collector, names in registry._collector_to_names.items():  # nothing else tells of labels
+        kind, bare = getattr(collector, "_type", ""), getattr(collector, "_name", "")
+        labels = set(getattr(collector, "_labelnames", ()))
+        for name in names:
+            if not (name.endswith("_created") or (name == bare and kind in ("counter", "histogram"))):
+                found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+    for sample in (it for metric in registry.collect() for it in metric.samples):
+        found.setdefault(sample.name, set(sample.labels))
+    return found
+
+
+def check(expression: str, series: dict[str, set[str]]) -> None:
+    names = NAME.findall(re.sub(r'"[^"]*"', "", expression))
+    assert names or "up{" in expression, expression
+    labels = {"node"}
+    for name in names:
+        assert name in series, f"no such metric: {name} in {expression}"
+        labels |= series[name]
+    for label in (it.strip() for found in GROUPED.findall(expression) for it in found.split(",")):
+        assert label in labels, f"no such label: {label} in {expression}"
+    for left, right in ("()", "[]", "{}"):
+        assert expression.count(left) == expression.count(right), expression
+    assert 'job="pykubeproxy"' in expression
+
+
+def test_alerts_ask_for_metrics_that_exist(series: dict[str, set[str]]) -> None:
+    """And each is named once, says how bad it is, and in two sentences what it is."""
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    for rule in alerts():
+        check(rule["expr"], series)
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert {"summary", "description", "runbook"} == rule["annotations"].keys()
+
+
+def test_a_metric_that_is_not_there_would_show(series: dict[str, set[str]]) -> None:
+    """A misspelt name is found, of a metric or of a label, and so is a counter without its ending."""
+    with pytest.raises(AssertionError, match="no such metric"):
+        check('rate(kubeproxy_sync_proxy_rule_total{job="pykubeproxy"}[5m])', series)
+    with pytest.raises(AssertionError, match="no such metric"):
+        check('kubeproxy_proxy_healthz{job="pykubeproxy"}', series)
+    with pytest.raises(AssertionError, match="no such label"):
+        check('sum by (family) (kubeproxy_proxy_healthz_total{job="pykubeproxy"})', series)
+
+
+def test_each_alert_has_a_runbook() -> None:
+    """It is a heading of the runbooks, and there is none without an alert."""
+    headings = HEADING.findall((PROJECT / RUNBOOKS).read_text())
+    assert headings == [rule["alert"] for rule in alerts()]
+    for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(series: dict[str, set[str]]) -> None:
+    """All its queries; panels do not overlap, and none has the number or the place of another."""
+    for expression in queries(dashboard()["panels"]):
+        check(expression, series)
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for at in [panel["gridPos"]]
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_what_people_look_for_is_on_the_dashboard() -> None:
+    """Programming latency, sync time, endpoints, failures, drift and Services set aside."""
+    text = " ".join(queries(dashboard()["panels"]))
+    for part in (
+        "network_programming_duration",
+        "sync_full_proxy_rules_duration",
+        "endpoint_changes",
+        "restore_failures",
+    ):
+        assert part in text
+    assert "drift" in text
+    assert "set_aside" in text
+
+
+def test_prometheus_finds_the_agents() -> None:
+    """The monitor looks for labels that the pods have and a port that they name, and calls the job pykubeproxy."""
+    monitor = one(read(MANIFESTS / "overlays/monitoring/pod-monitor.yaml"), "PodMonitor")["spec"]
+    (kustomization,) = read(MANIFESTS / "base/kustomization.yaml")
+    labels = kustomization["labels"][0]["pairs"]
+    assert monitor["selector"]["matchLabels"] == labels
+    assert labels[monitor["jobLabel"]] == "pykubeproxy"
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in [port["name"] for port in container("agent")["ports"]]
+    assert [it["targetLabel"] for it in endpoint["relabelings"]] == ["node"]
