@@ -1,0 +1,112 @@
+"""The smoke test's kubectl commands, given to a real kubectl."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.cluster import node, server, service
+from vagrant.smoke.cluster import Cluster, Failed, kubectl
+
+pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+
+# All that is done by way of kubectl, save what only reads the answer of another one.
+COMMANDS: dict[str, Callable[[Cluster], object]] = {
+    "agents": Cluster.agents,
+    "wanted_and_ready": Cluster.wanted_and_ready,
+    "has_kube_proxy": Cluster.has_kube_proxy,
+    "node_addresses": Cluster.node_addresses,
+    "pods": Cluster.pods,
+    "remove": Cluster.remove,
+    "scale": lambda cluster: cluster.scale(3),
+    "restart": Cluster.restart,
+    "rolled_out": Cluster.rolled_out,
+    "client_node": Cluster.client_node,
+    "probe": Cluster.probe,
+    "load": lambda cluster: cluster.load().stop(),
+    "label": lambda cluster: cluster.label("n1"),
+    "relabel": lambda cluster: cluster.relabel("n1", "kube-proxy"),
+    "unlabel": lambda cluster: cluster.relabel("n1", ""),
+    "has_ingress": Cluster.has_ingress,
+    "policy": Cluster.policy,
+    "set_policy": lambda cluster: cluster.set_policy("Local"),
+    "ingress_nodes": Cluster.ingress_nodes,
+}
+
+
+@pytest.fixture
+def reaching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cluster]:
+    """A cluster at a URL, with nothing from this machine's kubeconfig or caches."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+    def cluster(url: str) -> Cluster:
+        options = (f"--server={url}",)
+        return Cluster(kubectl(*options), options, seconds=5.0)
+
+    return cluster
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with server() as running:
+        running.store.create(node("n1", "10.0.0.1"))
+        yield running
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_kubectl_takes_the_command(reaching: Callable[[str], Cluster], name: str) -> None:
+    """Each command and flag exists: all that fails, without a server, is to reach it."""
+    with pytest.raises(
+        Failed, match=r"connection to the server 127\.0\.0\.1:1 was refused|connect: connection refused"
+    ):
+        COMMANDS[name](reaching("http://127.0.0.1:1"))
+
+
+def test_a_label_comes_and_goes(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """On a real API's terms; taking off one that is not there is no failure."""
+    cluster = reaching(api.url)
+    for value in ("kube-proxy", "pykubeproxy", "", ""):
+        cluster.relabel("n1", value)
+        assert cluster.label("n1") == value
+
+
+def test_only_nodes_that_are_ready_count(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """With their internal address."""
+    ready = node("n2", "10.0.0.2")
+    ready["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    ready["status"]["addresses"] += [
+        {"type": "Hostname", "address": "n2"},
+        {"type": "ExternalIP", "address": "192.0.2.2"},
+    ]
+    api.store.create(ready)
+    assert reaching(api.url).node_addresses() == {"n2": "10.0.0.2"}
+
+
+def test_the_policy_of_the_ingress_controller(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """It is read and changed, and a cluster without the controller is told from one that has it."""
+    cluster = reaching(api.url)
+    assert not cluster.has_ingress()
+    controller = service("ingress-nginx-controller", type="NodePort", selector={"a": "b"})
+    controller["metadata"]["namespace"] = "ingress-nginx"
+    api.store.create(controller)
+    assert cluster.has_ingress()
+    for policy in ("Local", "Cluster"):
+        cluster.set_policy(policy)
+        assert cluster.policy() == policy
+
+
+def test_nobody_answers(reaching: Callable[[str], Cluster]) -> None:
+    """A node port that refuses is no answer, and the own address towards it is told all the same."""
+    cluster = reaching("http://127.0.0.1:1")
+    assert cluster.ask("127.0.0.1", 1) is None
+    assert cluster.own_address("127.0.0.1") == "127.0.0.1"
+
+
+def test_without_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Failed, match="kubectl is not installed"):
+        Cluster(kubectl()).remove()

@@ -1,0 +1,93 @@
+"""The programs that run in the pods of the smoke test, run here."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+
+from tests.fakes.follower import eventually
+from vagrant.smoke import answers
+from vagrant.smoke.objects import NAMESPACE, ingress, objects
+
+POD = Path(answers.__file__).parent / "pod"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def server(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A web server that lingers for as long as a test takes."""
+    environment = {**os.environ, "PORT": str(port), "LINGER_SECONDS": "60"}
+    process = subprocess.Popen([sys.executable, POD / "server.py"], env=environment)
+    try:
+        eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def probe(port: int, count: int, text: str | None = None) -> answers.Seen:
+    command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), str(count)]
+    return answers.parse(
+        subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_a_server_tells_who_it_is_and_who_asks(server: subprocess.Popen[bytes], port: int) -> None:
+    """Its name, the address of whoever connects, and what a controller before it has seen."""
+    for host in ("127.0.0.1", "::1"):
+        connection = HTTPConnection(host, port, timeout=5)
+        connection.request("GET", "/any", headers={"X-Forwarded-For": "192.0.2.1"})
+        said = json.loads(connection.getresponse().read())
+        connection.close()
+        assert said == {"pod": socket.gethostname(), "client": host, "forwarded_for": "192.0.2.1"}
+
+
+def test_a_server_answers_while_it_is_taken_down(server: subprocess.Popen[bytes], port: int) -> None:
+    """Proxies learn a moment later than the pod that it is going."""
+    assert answers.unbroken(probe(port, 3), 3) == ""
+    server.send_signal(signal.SIGTERM)
+    assert answers.only(probe(port, 20), [socket.gethostname()]) == ""
+
+
+def test_a_probe_goes_on_until_its_input_ends(server: subprocess.Popen[bytes], port: int) -> None:
+    """Then it tells of what it saw."""
+    command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), "0"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        output, _ = process.communicate("\n", timeout=20)
+    seen = answers.parse(output)
+    assert seen.requests > 1
+    assert seen.pods == {socket.gethostname(): seen.requests}
+
+
+def test_a_probe_counts_what_fails(port: int) -> None:
+    """With the reasons."""
+    seen = probe(port, 3)
+    assert (seen.requests, seen.pods, seen.failed) == (3, {}, 3)
+    assert "ConnectionRefusedError" in answers.only(seen, [])
+
+
+@pytest.mark.parametrize("it", [*objects("pykubeproxy:1"), ingress()], ids=lambda it: it["kind"])
+def test_objects_are_valid(it: dict) -> None:
+    """All keep to the API's schemas, are in the namespace that is taken away, and name programs that there are."""
+    kubernetes_validate.validate(it, kubernetes_validate.latest_version(), strict=True)
+    assert (it["metadata"]["name"] if it["kind"] == "Namespace" else it["metadata"]["namespace"]) == NAMESPACE
+    if it["kind"] == "ConfigMap":
+        assert it["data"].keys() == {"server.py", "probe.py"}

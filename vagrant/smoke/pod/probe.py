@@ -1,0 +1,51 @@
+"""Asks a web server again and again, each time on a new connection, and prints what it saw as one line of JSON.
+
+probe.py HOST PORT COUNT; a COUNT of 0 goes on until standard input ends.
+"""
+
+import http.client
+import json
+import select
+import sys
+import time
+from collections import Counter
+
+TIMEOUT_SECONDS = 3.0
+PAUSE_SECONDS = 0.02
+
+
+def ask(host: str, port: int) -> str:
+    """The pod that answered. Raises OSError or HTTPException."""
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        body = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise http.client.HTTPException(f"status {answer.status}")
+    return str(json.loads(body)["pod"])
+
+
+def main() -> None:
+    """Probe and tell."""
+    host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    pods: Counter[str] = Counter()
+    failures: list[str] = []
+    requests = 0
+    while requests < count if count else not select.select([sys.stdin], [], [], 0)[0]:
+        requests += 1
+        try:
+            pods[ask(host, port)] += 1
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            failures.append(f"{type(error).__name__}: {error}")
+        time.sleep(PAUSE_SECONDS)
+    json.dump(
+        {"requests": requests, "pods": pods, "failures": failures[:20], "failed": len(failures)}, sys.stdout
+    )
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
