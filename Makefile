@@ -48,6 +48,37 @@ bench: venv ## measure: starts, changes, memory, first packets; a quarter of an 
 	$(BIN)/python -m pip install --quiet --group bench
 	$(SUDO) $(BIN)/python -m tests.bench
 
+.PHONY: soak
+soak: venv ## changes, faults and traffic together for minutes; no connection may fail
+	$(SUDO) $(BIN)/python -m tests.soak
+
+.PHONY: fuzz
+fuzz: venv ## three minutes of broken input for everything that reads something foreign
+	$(BIN)/python -m tests.fuzz
+
+.PHONY: image
+image: venv ## carry out the Dockerfile without a container engine, and try the image; takes debootstrap
+	$(SUDO) $(BIN)/python -m tests.image
+
+.PHONY: docs
+docs: venv ## the documentation, in build/docs; its reference pages are made anew from the code
+	$(BIN)/python -m tests.docs.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: dist
+dist: venv ## sdist and wheel in dist/, each tried in a clean environment
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/hatchling build
+	tests/setup/try-dist.sh
+
+LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade
+
+.PHONY: lock
+lock: venv ## renew the versions and hashes that the image is built with
+	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/uv pip compile $(LOCK) -o requirements.txt pyproject.toml
+	$(BIN)/uv pip compile $(LOCK) -o requirements-build.txt --group build
+
 .PHONY: clean
 clean: ## remove what make has made here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ set -eu
 wanted=(
     iptables nftables iproute2 conntrack procps # the proxy, its lab and its tests
     python3 python3-venv python3-dev gcc libc6-dev # python-iptables comes as source
+    curl                                        # the examples of the documentation
     git shellcheck                              # make lint
 )
 missing=()

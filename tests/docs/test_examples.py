@@ -1,0 +1,89 @@
+"""Every `console` example of the documentation does what the page says."""
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.lab import standing
+from tests.docs.pages import Block, Example, blocks, examples, name, pages
+from tests.docs.sessions import Session, agrees
+
+_numbers = itertools.count()
+PATIENCE = 30.0  # seconds
+
+
+def with_examples() -> list[object]:
+    """The pages with examples; those that ask for root are for root."""
+    found: list[object] = []
+    for page in pages():
+        consoles = [block for block in blocks(page) if block.language == "console"]
+        if consoles:
+            root = any("sudo" in block.text for block in consoles)
+            found.append(pytest.param(page, id=name(page), marks=[pytest.mark.root] if root else []))
+    return found
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """A folder, and a lab's name that nobody else has; whatever an example left standing goes."""
+    lab = f"td{os.getpid()}x{next(_numbers)}"
+    yield Session(tmp_path, lab)
+    if os.geteuid() == 0:
+        standing.down(lab)
+
+
+@pytest.mark.parametrize("page", with_examples())
+def test_examples(page: Path, session: Session, tmp_path: Path) -> None:
+    """The files of the page are written, its commands run in their order, and all of it is as the page has it."""
+    for block in blocks(page):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
+        if block.language == "console":
+            follow(block, page, session)
+
+
+def follow(block: Block, page: Path, session: Session) -> None:
+    """Run what a block shows.
+
+    Where the page sleeps, the next command is asked again until it answers as it ought to: how long that takes is the
+    machine's affair.
+    """
+    deadline = 0.0
+    for example in examples(block):
+        if example.command.startswith("sleep "):
+            deadline = time.monotonic() + PATIENCE
+            continue
+        wrong = disagreement(example, session)
+        while wrong and time.monotonic() < deadline:
+            time.sleep(0.2)
+            wrong = disagreement(example, session)
+        deadline = 0.0
+        assert not wrong, f"{name(page)}:{example.line}: {wrong}"
+
+
+def disagreement(example: Example, session: Session) -> str:
+    """What is different from the page when an example is run, or nothing."""
+    status, output = session.run(example.command)
+    if status == example.status and (not example.output or agrees(example.output, output)):
+        return ""
+    shown = "\n".join(example.output)
+    return f"$ {example.command}\nexits {status} and prints\n{output}\nwhere the page has\n{shown}"
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "same"),
+    [
+        (("33.3%  10.244.1.2:8080",), "  50.0%  10.244.2.7:80\n", True),
+        (("web is ready",), "web is gone\n", False),
+        (("web …", "…", "the end"), "web is\na\nb\nthe end\n", True),
+        (("web …", "…", "the end"), "web is\na\nb\nan end\n", False),
+        (("one line",), "one line\nand another\n", False),
+    ],
+)
+def test_what_agrees(expected: tuple[str, ...], output: str, same: bool) -> None:
+    """Numbers may differ and words may not; an ellipsis stands for what is left out."""
+    assert agrees(expected, output) is same

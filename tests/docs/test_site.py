@@ -1,0 +1,85 @@
+"""The documentation as a site: it builds without a warning, is whole, and asks for nothing from elsewhere."""
+
+import html.parser
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT
+
+# What a browser fetches by itself; links that readers follow are no matter.
+FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "video": "src"}
+
+
+class Fetches(html.parser.HTMLParser):
+    """Collects what a page makes a browser fetch."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = dict(attrs).get(FETCHED.get(tag, ""))
+        if address and not address.startswith("data:"):
+            self.found.append(address)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; --strict makes a warning, such as a link or an anchor that leads nowhere, an error.
+
+    With --quiet it would not: what is not told does not count.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    # The theme tells of itself on stderr otherwise.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_every_page_is_there(site: Path) -> None:
+    """Each page in Markdown has become one of the site."""
+    for page in DOCS.rglob("*.md"):
+        assert (site / page.relative_to(DOCS).with_suffix(".html")).exists()
+
+
+def test_nothing_comes_from_elsewhere(site: Path) -> None:
+    """Scripts, styles, fonts and pictures are files of the site, so that it works without a network."""
+    pages = list(site.rglob("*.html"))
+    assert pages
+    for page in pages:
+        for address in Fetches(page).found:
+            parts = urlsplit(address)
+            assert not parts.netloc, f"{page.name} fetches {address}"
+            assert page.name == "404.html" or (page.parent / parts.path).exists(), (
+                f"{page.name} lacks {address}"
+            )
+        assert 'class="mermaid"' not in page.read_text(), "it would be drawn by a script from elsewhere"
+
+
+def test_no_font_or_style_comes_from_elsewhere(site: Path) -> None:
+    """Nor do style sheets fetch anything."""
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text()
+        assert "url(http" not in text
+        assert "@import" not in text
+
+
+def test_it_can_be_searched(site: Path) -> None:
+    """The index of the search holds every page."""
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    }
+    assert {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")} <= found

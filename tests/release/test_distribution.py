@@ -1,0 +1,106 @@
+"""What `make dist` builds: whole, without what is for developers, the same each time, and fit to run."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import pykubeproxy
+
+ROOT = Path(__file__).parents[2]
+OBJECTS = ROOT / "tests" / "data" / "manifests"
+
+
+def build(folder: Path, tree: Path = ROOT) -> tuple[Path, Path]:
+    """Wheel and sdist of a tree, as of a day in 2024."""
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1717200000"}
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheel and sdist of this tree."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_wheel_is_the_package(built: tuple[Path, Path]) -> None:
+    """Every file of the package is in it, the mark of being typed too, and nothing beside it."""
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    kept = (path for path in (ROOT / "pykubeproxy").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    assert names == {str(path.relative_to(ROOT)) for path in kept}
+    assert "pykubeproxy/py.typed" in names
+
+
+def test_the_wheel_says_what_it_is(built: tuple[Path, Path]) -> None:
+    """Name, version, license, and the README as its description."""
+    with zipfile.ZipFile(built[0]) as wheel:
+        info = f"pykubeproxy-{pykubeproxy.__version__}.dist-info"
+        told = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+        licenses = [name for name in wheel.namelist() if name.startswith(f"{info}/licenses/")]
+    assert (told["Name"], told["Version"]) == ("pykubeproxy", pykubeproxy.__version__)
+    assert told["License-Expression"] == "Apache-2.0"
+    assert licenses == [f"{info}/licenses/LICENSE"]
+    assert str(told.get_payload()).startswith("# pykubeproxy")
+
+
+def test_the_sdist_builds_and_tests_itself(built: tuple[Path, Path]) -> None:
+    """It holds what `make test` needs, and nothing that is made here."""
+    with tarfile.open(built[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "mkdocs.yml"} <= names
+    assert {"tests/conftest.py", "tests/setup/packages.sh", "docs/index.md", "requirements.txt"} <= names
+    assert not [name for name in names if name.startswith((".venv/", "build/", "dist/", ".git/"))]
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_an_sdist_builds_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """Who builds a release again, be it from its sdist, can compare."""
+    with tarfile.open(built[1]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    once, again = build(tmp_path / "once", tree), build(tmp_path / "again", tree)
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+    assert once[0].read_bytes() == built[0].read_bytes()
+
+
+def test_the_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """Installed in an environment of its own, with the dependencies of this one, away from the checkout."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        str(built[0]),
+    ]
+    subprocess.run([sys.executable, *install], check=True)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # Behind what is installed there, so that the package is that of the wheel.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    where = run(str(python), "-c", "import pykubeproxy; print(pykubeproxy.__file__)")
+    assert where == str(site / "pykubeproxy" / "__init__.py")
+    program = str(python.parent / "pykubeproxy")
+    assert run(program, "--version") == f"pykubeproxy {pykubeproxy.__version__}"
+    assert "KUBE-SERVICES" in run(program, "render", "-f", str(OBJECTS), "--hostname-override", "node1")
