@@ -131,3 +131,78 @@ def spoilt(draw: st.DrawFn, kind: Kind) -> bytes:
         except (TypeError, KeyError, IndexError):
             continue
     return json.dumps(document).encode("utf-8", "surrogatepass")
+
+
+_ADDRESSES = (
+    "0.0.0.0",
+    "0.0.0.1",
+    "10.96.0.10",
+    "010.096.0.10",
+    "127.0.0.1",
+    "127.1.2.3",
+    "169.254.169.254",
+    "192.168.99.10",
+    "224.0.0.1",
+    "239.255.255.250",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::10.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1",
+    "fe80::1",
+    "fe8::1",
+    "ff02::1",
+    "FD00:96::0:10",
+    "2001:db8:0:0:1::",
+)
+_NETWORKS = tuple(
+    f"{address}/{length}"
+    for address in _ADDRESSES
+    for length in (0, 1, 8, 32, 128)
+    if ":" in address or length < 33
+)
+_NAMES = ("a", "0", "x" * 63, "a-b", "1" * 63)
+# Values that are legal, or nearly, for places of objects.
+_ODD: dict[Kind, dict[tuple[str | int, ...], tuple[Json, ...]]] = {
+    Kind.SERVICE: {
+        ("metadata", "name"): _NAMES,
+        ("metadata", "namespace"): _NAMES,
+        ("spec", "type"): ("ClusterIP", "NodePort", "LoadBalancer", "Sneaky", "-j"),
+        ("spec", "clusterIPs", 0): _ADDRESSES,
+        ("spec", "clusterIPs", 1): _ADDRESSES,
+        ("spec", "externalIPs", 0): _ADDRESSES,
+        ("spec", "externalIPs", 1): _ADDRESSES,
+        ("spec", "loadBalancerSourceRanges", 0): _NETWORKS,
+        ("spec", "loadBalancerSourceRanges", 1): _NETWORKS,
+        ("status", "loadBalancer", "ingress", 0, "ip"): _ADDRESSES,
+        ("spec", "ports", 0, "name"): (*_NAMES, "http", ""),
+        ("spec", "ports", 0, "port"): (1, 65535),
+        ("spec", "ports", 0, "nodePort"): (0, 1, 22, 10256, 65535),
+        ("spec", "ports", 0, "protocol"): ("UDP", "SCTP", None),
+        ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds"): (1, 86400),
+        ("spec", "externalTrafficPolicy"): ("Cluster", "local", None),
+        ("spec", "internalTrafficPolicy"): ("Local", "-j DROP"),
+        ("spec", "healthCheckNodePort"): (0, 1, 22, 65535),
+    },
+    Kind.ENDPOINT_SLICE: {
+        ("addressType",): ("IPv6", "FQDN"),
+        ("endpoints", 0, "addresses", 0): _ADDRESSES,
+        ("endpoints", 0, "nodeName"): ("", "node1 ", "-j"),
+        ("endpoints", 0, "conditions", "ready"): (None, False),
+        ("ports", 0, "port"): (1, 65535, 0, None),
+        ("ports", 0, "name"): (None, "", "http"),
+    },
+}
+
+
+@st.composite
+def odd(draw: st.DrawFn, kind: Kind) -> bytes:
+    """JSON of an object with up to four values that are legal but odd, or nothing but syntax."""
+    document = copy.deepcopy(WHOLE[kind])
+    places = _ODD[kind]
+    for path in draw(st.lists(st.sampled_from(list(places)), max_size=4, unique=True)):
+        _put(document, path, draw(st.one_of(st.sampled_from(places[path]), st.sampled_from(SYNTAX))))
+    return json.dumps(document).encode()

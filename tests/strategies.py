@@ -38,7 +38,8 @@ ports = st.lists(
     ),
     min_size=1,
     max_size=2,
-    unique_by=lambda port: (port.name, port.protocol),
+    # As the API server has it: neither a name nor a number twice for one protocol.
+    unique_by=(lambda port: (port.name, port.protocol), lambda port: (port.port, port.protocol)),
 ).map(tuple)
 
 

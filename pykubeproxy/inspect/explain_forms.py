@@ -6,8 +6,9 @@ from itertools import groupby
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.explain import Difference, Explanation, PolicyWhy, PortWhy, differences
-from pykubeproxy.inspect.forms import API_VERSION, TIE, WIDTH, frontend_entry
+from pykubeproxy.inspect.forms import TIE, WIDTH, frontend_entry
 from pykubeproxy.inspect.sentences import (
     notes,
     outcome,
@@ -73,12 +74,14 @@ def document(
       "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
       "notes": [sentence]}],
      "leftOut": [{"namespace", "name", "family", "reason", "why"}],
+     "refused": [{"namespace", "name", "field", "address", "why"}],
      "differences": null or {"place", "endpoints": [{"namespace", "name", "portName", "protocol", "family",
       "policy", "address", "port", "used", "reason", "why"}]}}
 
-    There is an entry in "services" for each service port and family. `unlike` are the explanations for another place,
-    which "differences" names: its endpoints are those that are used there and not here or here and not there, with
-    what holds there. Keys may be added.
+    There is an entry in "services" for each service port and family. "refused" are addresses of the Services that are
+    never served. "differences" is there if it was explained for another place than the node itself, which it then names:
+    its endpoints are those that are used at one of the two and not at the other, with what holds on the node. Keys may be
+    added.
     """
     explanations = tuple(explanations)
     return {
@@ -95,6 +98,17 @@ def document(
             }
             for it in explanations
             for family, reason in it.left_out.items()
+        ],
+        "refused": [
+            {
+                "namespace": it.service.namespace,
+                "name": it.service.name,
+                "field": refused.field,
+                "address": refused.address,
+                "why": refused.reason,
+            }
+            for it in explanations
+            for refused in it.service.refused
         ],
         "differences": unlike
         and {

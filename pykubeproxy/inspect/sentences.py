@@ -100,6 +100,7 @@ def service_notes(explanation: Explanation) -> Iterator[str]:
     service = explanation.service
     served = {port.family for port in explanation.ports}
     reasons = explanation.left_out
+    yield from (f"The field {refused}." for refused in service.refused)
     if not served and len(set(reasons.values())) == 1:
         yield f"It has no rules: {next(iter(reasons.values())).value}."
         return

@@ -17,8 +17,10 @@ from pykubeproxy.objects.values import (
     Object,
     Port,
     Protocol,
+    Refused,
     Service,
     family_of,
+    remark,
 )
 
 __all__ = [
@@ -35,9 +37,11 @@ __all__ = [
     "Object",
     "Port",
     "Protocol",
+    "Refused",
     "Service",
     "Undecodable",
     "Updated",
     "decode",
     "family_of",
+    "remark",
 ]

@@ -10,6 +10,14 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+# The beginnings, or the whole, of addresses in canonical form.
+_SPECIAL = re.compile(
+    r"(?P<unspecified>0\.0\.0\.0$|::$)"
+    r"|(?P<loopback>127\.|::1$)"
+    r"|(?P<linklocal>169\.254\.|fe[89ab][0-9a-f]:)"
+    r"|(?P<multicast>2(?:2[4-9]|3[0-9])\.|ff[0-9a-f]{2}:)"
+    r"|(?P<broadcast>255\.255\.255\.255$)"
+)
 
 
 def label(text: str, what: str) -> str:
@@ -59,6 +67,26 @@ def address(text: str, what: str) -> str:
         if ip.ipv4_mapped:
             return str(ip.ipv4_mapped)
     return str(ip)
+
+
+def special(canonical: str, link_local_too: bool) -> str:
+    """Why an address is nobody's to serve, such as "a loopback address"; "" for any that may be.
+
+    With `link_local_too` it is what the API server refuses in externalIPs and EndpointSlices, and multicast and
+    broadcast addresses besides.
+    """
+    match = _SPECIAL.match(canonical)
+    match match.lastgroup if match else None:
+        case None:
+            return ""
+        case "linklocal":
+            return "a link-local address" if link_local_too else ""
+        case "unspecified":
+            return "the unspecified address"
+        case "broadcast":
+            return "the broadcast address"
+        case kind:
+            return f"a {kind} address"
 
 
 def address_of(family: Family, text: str, what: str) -> str:

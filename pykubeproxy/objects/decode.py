@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,6 +16,7 @@ from pykubeproxy.objects.values import (
     Node,
     Object,
     Port,
+    Refused,
     Service,
 )
 
@@ -104,16 +106,19 @@ def _service(it: wire.Service) -> Service:
     affinity = None
     if spec.sessionAffinity == "ClientIP":
         affinity = _affinity_seconds(spec.sessionAffinityConfig)
+    refused: list[Refused] = []
     return Service(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.label(meta.name, "metadata.name"),
         type=spec.type or "ClusterIP",
-        cluster_ips=() if headless else _cluster_ips(spec),
+        cluster_ips=() if headless else _cluster_ips(spec, refused),
         ports=tuple(_service_port(port, i) for i, port in enumerate(spec.ports or ())),
-        external_ips=tuple(
-            check.address(ip, f"spec.externalIPs[{i}]") for i, ip in enumerate(spec.externalIPs or ())
+        external_ips=_served(
+            ((f"spec.externalIPs[{i}]", ip) for i, ip in enumerate(spec.externalIPs or ())),
+            refused,
+            link_local_too=True,
         ),
-        load_balancer_ips=_load_balancer_ips(it.status),
+        load_balancer_ips=_load_balancer_ips(it.status, refused),
         source_ranges=tuple(
             check.cidr(text, f"spec.loadBalancerSourceRanges[{i}]")
             for i, text in enumerate(spec.loadBalancerSourceRanges or ())
@@ -124,15 +129,32 @@ def _service(it: wire.Service) -> Service:
         health_check_node_port=check.port(spec.healthCheckNodePort, "spec.healthCheckNodePort"),
         proxy_name=labels.get(PROXY_NAME_LABEL),
         headless=headless,
+        refused=tuple(refused),
     )
 
 
-def _cluster_ips(spec: wire.ServiceSpec) -> tuple[str, ...]:
+def _served(
+    addresses: Iterable[tuple[str, str]], refused: list[Refused], link_local_too: bool = False
+) -> tuple[str, ...]:
+    """The addresses of these fields that may be served; the others are added to `refused`.
+
+    A rule for 127.0.0.1 or 0.0.0.0 would take the node's own connections away from it.
+    """
+    found = []
+    for field, text in addresses:
+        address = check.address(text, field)
+        if reason := check.special(address, link_local_too):
+            refused.append(Refused(field, address, reason))
+        else:
+            found.append(address)
+    return tuple(found)
+
+
+def _cluster_ips(spec: wire.ServiceSpec, refused: list[Refused]) -> tuple[str, ...]:
     if not spec.clusterIP:
         return ()
-    return tuple(
-        check.address(ip, f"spec.clusterIPs[{i}]") for i, ip in enumerate(spec.clusterIPs or [spec.clusterIP])
-    )
+    addresses = spec.clusterIPs or [spec.clusterIP]
+    return _served(((f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(addresses)), refused)
 
 
 def _affinity_seconds(config: wire.SessionAffinityConfig | None) -> int:
@@ -159,14 +181,15 @@ def _service_port(it: wire.Port, index: int) -> Port:
     )
 
 
-def _load_balancer_ips(status: wire.ServiceStatus | None) -> tuple[str, ...]:
+def _load_balancer_ips(status: wire.ServiceStatus | None, refused: list[Refused]) -> tuple[str, ...]:
     """Addresses of the ingresses that want rules: with ipMode Proxy the balancer keeps its packets (KEP-1860)."""
     balancer = status.loadBalancer if status else None
-    return tuple(
-        check.address(ingress.ip, f"status.loadBalancer.ingress[{i}].ip")
+    addresses = (
+        (f"status.loadBalancer.ingress[{i}].ip", ingress.ip)
         for i, ingress in enumerate(balancer.ingress or () if balancer else ())
         if ingress.ip and ingress.ipMode in (None, "VIP")
     )
+    return _served(addresses, refused)
 
 
 def _slice(it: wire.EndpointSlice) -> EndpointSlice:
@@ -176,17 +199,25 @@ def _slice(it: wire.EndpointSlice) -> EndpointSlice:
     if it.addressType not in ("IPv4", "IPv6", "FQDN"):
         raise ValueError(f"addressType is {it.addressType!r}, not IPv4, IPv6 or FQDN")
     family = None if it.addressType == "FQDN" else Family(it.addressType)
+    endpoints = (
+        tuple(_endpoint(family, endpoint, i) for i, endpoint in enumerate(it.endpoints or ()))
+        if family
+        else ()
+    )
     return EndpointSlice(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.subdomain(meta.name, "metadata.name"),
         service=check.label(service, f"label {SERVICE_NAME_LABEL}") if service else "",
         family=family,
-        endpoints=tuple(_endpoint(family, endpoint, i) for i, endpoint in enumerate(it.endpoints or ()))
-        if family
-        else (),
+        endpoints=endpoints,
         ports=tuple(_endpoint_port(port, i) for i, port in enumerate(it.ports or ())),
         headless=HEADLESS_LABEL in labels,
         trigger_time=_timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
+        refused=tuple(
+            Refused(f"endpoints[{i}].addresses[0]", endpoint.address, reason)
+            for i, endpoint in enumerate(endpoints)
+            if (reason := check.special(endpoint.address, link_local_too=True))
+        ),
     )
 
 

@@ -44,6 +44,20 @@ def family_of(address: str) -> Family:
     return Family.IPV6 if ":" in address else Family.IPV4
 
 
+class Refused(NamedTuple):
+    """A legal address of an object that is not served all the same: its field, the address, and what it is.
+
+    str() goes on from "Service ns/name: ".
+    """
+
+    field: str
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.address}, {self.reason}: it is passed over"
+
+
 class Port(msgspec.Struct, frozen=True, gc=False):
     """One entry of a Service's spec.ports; `name` may be empty, `node_port` is 0 when there is none."""
 
@@ -59,7 +73,8 @@ class Service(msgspec.Struct, frozen=True):
     `load_balancer_ips` holds only addresses that a proxy serves: those of an ingress with ipMode Proxy are left out
     (KEP-1860). `affinity_seconds` is None without ClientIP affinity. `proxy_name` is the label
     service.kubernetes.io/service-proxy-name, with which a Service asks for another proxy; None if it is not there.
-    `headless` means that clusterIP is None: clients go to the pods themselves.
+    `headless` means that clusterIP is None: clients go to the pods themselves. `refused` are addresses that were left
+    out.
     """
 
     namespace: str
@@ -76,6 +91,7 @@ class Service(msgspec.Struct, frozen=True):
     health_check_node_port: int = 0
     proxy_name: str | None = None
     headless: bool = False
+    refused: tuple[Refused, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -113,6 +129,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     `service` is the label kubernetes.io/service-name, empty if missing. `family` is None for slices of type FQDN.
     `headless` is the label service.kubernetes.io/headless. `trigger_time` is the annotation
     endpoints.kubernetes.io/last-change-trigger-time in seconds since 1970.
+    `refused` are addresses of `endpoints` that are not to be used.
     """
 
     namespace: str
@@ -123,6 +140,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     ports: tuple[EndpointPort, ...] = ()
     headless: bool = False
     trigger_time: float | None = None
+    refused: tuple[Refused, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -149,3 +167,12 @@ class Node(msgspec.Struct, frozen=True):
 
 
 Object = Service | EndpointSlice | Node
+
+
+def remark(object_: Object) -> str:
+    """What of an object is never served although the API may have it, in one line; "" as a rule."""
+    if isinstance(object_, Node) or not object_.refused:
+        return ""
+    more = len(object_.refused) - 1
+    others = f", and so are {more} others" if more > 1 else ", and so is another" if more else ""
+    return f"{type(object_).__name__} {object_.key}: {object_.refused[0]}{others}"

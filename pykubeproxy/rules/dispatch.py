@@ -31,6 +31,9 @@ def shared_chain(
     firewalled addresses, so it stays flat.
     """
     rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
+    if key == skeleton.NAT_SERVICES:
+        # First come cluster IPs, so that nobody takes one over by naming it as an external IP (CVE-2020-8554).
+        rules.sort(key=_is_for_others)
     tree = Tree(tuple(rules), ())
     if key.table == "nat" and dispatch is not Dispatch.FLAT:
         numbered = _by_number(key, rules)
@@ -39,6 +42,10 @@ def shared_chain(
     if key == skeleton.NAT_SERVICES:
         return Tree((*tree.root, *node_port_jumps), tree.chains)
     return tree
+
+
+def _is_for_others(text: str) -> bool:
+    return ' cluster IP" ' not in text
 
 
 def _by_number(key: ChainKey, rules: Iterable[str]) -> dict[str, dict[int, Rules]]:

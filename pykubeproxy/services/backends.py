@@ -25,6 +25,7 @@ class Ignored(enum.Enum):
     FQDN = "its slice holds names, not addresses"
     OTHER_FAMILY = "its slice is of the other address family"
     NO_ADDRESS = "it has no address"
+    SPECIAL = "a loopback, link-local, multicast, broadcast or unspecified address is no endpoint's"
     NO_PORT = "its slice gives the port no number"
     NO_PORT_NAME = "its slice leaves the port's name out, which proxies have to ignore"
     OTHER_PORT = "its slice has no port of this name and protocol"
@@ -63,10 +64,14 @@ def backends(
     """
     found: dict[str, Backend] = {}
     for slice_ in slices:
+        refused = {it.address for it in slice_.refused}
         for port in _ports(slice_, name, passed):
             for endpoint in slice_.endpoints:
                 if not endpoint.address:
                     passed.append(Passed(slice_.name, "", Ignored.NO_ADDRESS))
+                    continue
+                if endpoint.address in refused:
+                    passed.append(Passed(slice_.name, endpoint.address, Ignored.SPECIAL))
                     continue
                 backend = Backend(
                     _target(endpoint.address, port),

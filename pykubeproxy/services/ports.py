@@ -71,6 +71,7 @@ class LeftOut(enum.Enum):
     EXTERNAL_NAME = "it is of type ExternalName, which DNS serves"
     HEADLESS = "it is headless, so clients go to its pods directly"
     NO_CLUSTER_IP = "it has no cluster IP yet"
+    REFUSED_CLUSTER_IP = "its cluster IP is none that may be served"
     OTHER_FAMILY = "it has no cluster IP of this family"
 
 
@@ -110,7 +111,8 @@ def _cluster_ip(service: Service, family: Family) -> str | LeftOut:
     if service.headless:
         return LeftOut.HEADLESS
     if not service.cluster_ips:
-        return LeftOut.NO_CLUSTER_IP
+        refused = any(it.field.startswith("spec.clusterIPs") for it in service.refused)
+        return LeftOut.REFUSED_CLUSTER_IP if refused else LeftOut.NO_CLUSTER_IP
     return next(iter(_of_family(service.cluster_ips, family)), LeftOut.OTHER_FAMILY)
 
 

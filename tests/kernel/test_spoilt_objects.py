@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import load
@@ -12,7 +13,8 @@ from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
-from tests.junk import spoilt
+from tests.grammar import violations
+from tests.junk import odd, spoilt
 from tests.objects import service, slice_of
 from tests.strategies import NODE
 
@@ -36,15 +38,20 @@ def test_whatever_is_decoded_is_accepted(iptables: Iptables, inside: str) -> Non
     on = terms(CONFIG, NODE, None, Kernel(), iptables.family)
     neighbour = service("other", cluster_ip="10.96.0.99"), slice_of("10.244.1.99", service="other")
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(spoilt(Kind.SERVICE), spoilt(Kind.ENDPOINT_SLICE))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.one_of(odd(Kind.SERVICE), odd(Kind.SERVICE), spoilt(Kind.SERVICE)),
+        st.one_of(odd(Kind.ENDPOINT_SLICE), spoilt(Kind.ENDPOINT_SLICE)),
+    )
     def follow(service_json: bytes, slice_json: bytes) -> None:
         cluster = Cluster()
         junk = [*decoded(Kind.SERVICE, service_json), *decoded(Kind.ENDPOINT_SLICE, slice_json)]
         for object_ in (*neighbour, *junk):
             cluster.apply(Updated(object_))
         rendered = render(cluster, on)
-        iptables.test(full_input(rendered, on.options))
+        text = full_input(rendered, on.options)
+        assert violations(text) == []
+        iptables.test(text)
         FamilyTables(iptables, 200).sync(cluster, (), on)
         live = iptables.save().chains
         assert {key: live[key] for key in rendered.chains} == rendered.chains

@@ -1,0 +1,57 @@
+"""explain says of addresses that are never served that they are not, and why."""
+
+import click
+import msgspec
+
+from pykubeproxy.config import load
+from pykubeproxy.inspect import explain_forms
+from pykubeproxy.inspect.explain import explain_all
+from pykubeproxy.inspect.wanted import Wanted
+from pykubeproxy.objects import Family, Kind, Updated, decode
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.selection import Place
+
+CONFIG = load(None, {}).config
+
+
+def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[str, object]]:
+    """The text and the document for a Service default/web with these endpoints."""
+    slice_ = {
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [it]} for it in endpoints],
+        "ports": [{"name": "", "port": 8080}],
+    }
+    cluster = Cluster()
+    for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
+        cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
+    on = {family: terms(CONFIG, "n", None, Kernel(), family) for family in Family}
+    found = explain_all(cluster, Wanted(name="web"), on)
+    text = click.unstyle(explain_forms.text(found, Place("n")))
+    return " ".join(text.split()), explain_forms.document(found, Place("n"))
+
+
+def test_addresses_of_a_service() -> None:
+    """The field, the address and what it is; the others are served."""
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "externalIPs": ["192.0.2.1", "127.0.0.1"]}
+    text, document = explained({"spec": spec}, "10.244.1.1")
+    assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is passed over." in text
+    assert "External IP 192.0.2.1:80 leads to" in text
+    refused = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "why": "a loopback address"}
+    assert document["refused"] == [{"namespace": "default", "name": "web", **refused}]
+
+
+def test_a_cluster_ip() -> None:
+    """Without one that may be served there are no rules at all."""
+    text, document = explained({"spec": {"clusterIP": "127.0.0.1", "ports": [{"port": 80}]}})
+    assert "It has no rules: its cluster IP is none that may be served." in text
+    assert document["services"] == []
+
+
+def test_an_endpoint() -> None:
+    """It stands among what was passed over, and the others take all."""
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
+    text, _ = explained({"spec": spec}, "127.0.0.1", "10.244.1.1")
+    assert "100% 10.244.1.1:8080 ready" in text
+    assert "127.0.0.1 in slice web-1: a loopback," in text

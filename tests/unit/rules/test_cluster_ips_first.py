@@ -1,0 +1,38 @@
+"""A cluster IP belongs to its own Service, whoever else names it (CVE-2020-8554)."""
+
+import pytest
+
+from pykubeproxy.config import load
+from pykubeproxy.objects import Family, Updated
+from pykubeproxy.rules.render import render
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.objects import service, slice_of
+from tests.strategies import NODE
+from tests.walk import Packet, Walker
+
+DNS = "10.96.0.10"
+
+
+def rendered(dispatch: str) -> Ruleset:
+    """A victim with many neighbours, and thieves before and after it by name that claim its cluster IP."""
+    cluster = Cluster()
+    many = [service(f"n{n}", cluster_ip=f"10.96.1.{n}") for n in range(1, 250)]
+    thieves = [
+        service("aaa", cluster_ip="10.96.0.66", external_ips=(DNS,)),
+        service("zzz", cluster_ip="10.96.0.67", load_balancer_ips=(DNS,), type="LoadBalancer"),
+    ]
+    for number, it in enumerate([service("dns", cluster_ip=DNS), *thieves, *many]):
+        cluster.apply(Updated(it))
+        cluster.apply(Updated(slice_of(f"10.244.{1 + number // 250}.{number % 250 + 1}", service=it.name)))
+    config = load(None, {"dispatch": dispatch}).config
+    return render(cluster, terms(config, NODE, None, Kernel(), Family.IPV4))
+
+
+@pytest.mark.parametrize("dispatch", ["flat", "tree", "auto"])
+def test_nobody_takes_over_a_cluster_ip(dispatch: str) -> None:
+    """Its clients reach its own endpoint, and nobody's who names it as an external or a load balancer's IP."""
+    packet = Packet("10.244.1.77", DNS, "tcp", 80)
+    outcomes = Walker(rendered(dispatch)).walk(packet, "nat", "KUBE-SERVICES")
+    assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]

@@ -1,0 +1,132 @@
+"""Whatever an API server says, what iptables is told is made of a short list of words and of checked values."""
+
+import ipaddress
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.objects import (
+    Deleted,
+    EndpointSlice,
+    Family,
+    Kind,
+    Object,
+    Service,
+    Undecodable,
+    Updated,
+    decode,
+)
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.services.cluster import Cluster
+from tests.fakes.iptables import FakeIptables
+from tests.grammar import rule_violation, violations
+from tests.junk import WHOLE, odd, spoilt
+from tests.strategies import NODE
+
+# Addresses that are in rules whatever the objects say.
+FIXED = {"127.0.0.0/8", "10.244.0.0/16", "fd00:10:244::/56", "::1/128"}
+_SOURCE_OR_DESTINATION = re.compile(r"-[sd] (\S+)")
+_TARGET = re.compile(r"--to-destination \[?([^]\s]+?)\]?:\d+$")
+
+
+def on_terms(family: Family, dispatch: str) -> Terms:
+    document = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
+    }
+    return terms(load(document, {"dispatch": dispatch}).config, NODE, None, Kernel(), family)
+
+
+def decoded(kind: Kind, raw: bytes) -> list[Object]:
+    try:
+        return [decode(kind, raw)]
+    except Undecodable:
+        return []
+
+
+wild_objects = st.sampled_from([Kind.SERVICE, Kind.ENDPOINT_SLICE]).flatmap(
+    lambda kind: st.one_of(odd(kind), odd(kind), spoilt(kind)).map(lambda raw: (kind, raw))
+)
+FAMILIAR = [decode(kind, json.dumps(WHOLE[kind]).encode()) for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE)]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(wild_objects, min_size=1, max_size=5),
+    st.sampled_from(Family),
+    st.sampled_from(["flat", "tree"]),
+)
+def test_every_line_is_of_a_known_form(wild: list[tuple[Kind, bytes]], family: Family, dispatch: str) -> None:
+    """Over full and partial syncs, while objects with junk in them come and go."""
+    live = FakeIptables(family=family)
+    live.counters.update(skeleton.NFACCT_NAMES)
+    tables, cluster, on = FamilyTables(live, 200), Cluster(), on_terms(family, dispatch)
+    objects = FAMILIAR + [it for kind, raw in wild for it in decoded(kind, raw)]
+    tables.sync(cluster, (), on)
+    for it in objects:
+        tables.sync(cluster, cluster.apply(Updated(it)), on)
+    allowed = FIXED | {address for it in objects for address in addresses(it)}
+    for text in live.texts:
+        assert violations(text) == []
+        assert named(text) <= allowed
+    for it in objects:
+        kind = Kind(type(it).__name__)
+        tables.sync(cluster, cluster.apply(Deleted(kind, it.key)), on)
+    assert [violations(text) for text in live.texts] == [[]] * len(live.texts)
+
+
+def addresses(object_: Object) -> set[str]:
+    """The addresses of an object as networks."""
+    match object_:
+        case Service():
+            hosts = (*object_.cluster_ips, *object_.external_ips, *object_.load_balancer_ips)
+            return {*map(as_network, hosts), *object_.source_ranges}
+        case EndpointSlice():
+            return {as_network(it.address) for it in object_.endpoints if it.address}
+    return set()
+
+
+def named(text: str) -> set[str]:
+    """The addresses that rules speak of, those of branches of the tree apart."""
+    lines = [line for line in text.splitlines() if "-j KUBE-SVC-" not in line or "cluster IP" in line]
+    return {
+        as_network(address)
+        for line in lines
+        for pattern in (_SOURCE_OR_DESTINATION, _TARGET)
+        for address in pattern.findall(line)
+    }
+
+
+def as_network(text: str) -> str:
+    return str(ipaddress.ip_network(text))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        '-m comment --comment "ns/web" -j ACCEPT -j DROP; reboot',
+        "-s 10.0.0.1/32 -j LOG",
+        "-s 10.0.0.1 -j ACCEPT",
+        "-s 10.0.0.1/8 -j ACCEPT",
+        "--dport 0x50 -j ACCEPT",
+        "--dport 65536 -j ACCEPT",
+        "! -j ACCEPT",
+        '-m comment --comment "a" b" -j ACCEPT',
+        '-m comment --comment "ns/web \\" -j ACCEPT',
+        "-m comment --comment ns/web -j ACCEPT",
+        "-j DNAT --to-destination fd00::1:80",
+        "-j KUBE-SVC-SHORT",
+        "-j  ACCEPT",
+        "-j",
+    ],
+)
+def test_the_list_refuses_what_is_not_on_it(rule: str) -> None:
+    """A test of the test."""
+    assert rule_violation(rule)
