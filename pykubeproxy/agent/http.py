@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +33,9 @@ CONNECTIONS = 32
 # unread data on it makes the kernel send a reset, which may overtake the answer.
 _LINGER_SECONDS, _LINGER_BYTES = 0.5, 1 << 18
 _BACKLOG = 128
+# What no header's value may hold, and headers of which a second one could mean something else to a proxy in between.
+_CONTROL = frozenset("\r\n\0")
+_ONCE = ("host", "content-length", "transfer-encoding")
 
 log = structlog.get_logger()
 
@@ -265,7 +268,7 @@ def _request(head: bytes) -> tuple[str, Request]:
     method, target, version = words
     if version not in ("HTTP/1.0", "HTTP/1.1"):
         raise _Refused(505, "505 HTTP version not supported")
-    headers = dict(_headers(lines))
+    headers = _headers(lines)
     if version == "HTTP/1.1" and "host" not in headers:
         raise _Refused(400, "400 bad request: missing required Host header")
     if method not in ("GET", "HEAD"):
@@ -275,15 +278,20 @@ def _request(head: bytes) -> tuple[str, Request]:
     return method, Request(_path(target), target.partition("?")[2], headers.get("accept", ""))
 
 
-def _headers(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Names in lower case and values. What is doubtful about where a header ends is refused (RFC 9112, 5)."""
+def _headers(lines: list[str]) -> dict[str, str]:
+    """Values by name in lower case. What is doubtful about where a header ends, or which counts, is refused (RFC 9112)."""
     if len(lines) > MOST_HEADERS:
         raise _Refused(431, "431 request header fields too large")
+    found: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or not name or any(c <= " " for c in name) or "\n" in value or "\0" in value:
+        name = name.lower()
+        if not colon or not name or any(c <= " " for c in name) or not _CONTROL.isdisjoint(value):
             raise _Refused(400, "400 bad request: malformed header")
-        yield name.lower(), value.strip()
+        if name in _ONCE and name in found:
+            raise _Refused(400, f"400 bad request: more than one header {name.title()}")
+        found[name] = value.strip()
+    return found
 
 
 def _path(target: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
+from pykubeproxy.config import expansion
 from pykubeproxy.config.model import ConfigError
 from pykubeproxy.config.table import SETTINGS
 
@@ -53,7 +54,9 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     Raises ConfigError if it is not YAML or not a mapping.
     """
     try:
-        loader = _Loader(text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff"))
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
+        expansion.check(yaml.parse(text, Loader=_Loader))
+        loader = _Loader(text)
         node = loader.get_single_node()
         twice = [_twice(path) for path in _duplicates(node)]
         content = None if node is None else loader.construct_document(node)

@@ -35,7 +35,17 @@ def has_chain(family: Family, table: str, chain: str) -> bool:
     return True
 
 
-def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> set[str]:
+class Ways(NamedTuple):
+    """The chains that hold a word, with those on the way to them.
+
+    `all_told`: every rule on these ways that ends them has a comment, so that there is nothing without words.
+    """
+
+    chains: set[str]
+    all_told: bool
+
+
+def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> Ways:
     """The chains with rules of iptables that hold a word, as their comments may, and those on the way to them from the root.
 
     Only jumps without a comment are followed: rules that have one say what they are for. What changes meanwhile may be
@@ -43,11 +53,14 @@ def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> s
     """
     found: set[str] = set()
     done: set[str] = set()
+    untold = False
 
     def visit(chain: str) -> bool:
+        nonlocal untold
         done.add(chain)
         rules = [*_rules(family, table, chain)]
         holds = any(word.search(rule.raw) for rule in rules)
+        untold = untold or any(not rule.jump and _COMMENT not in rule.raw for rule in rules)
         for rule in rules:
             if rule.jump and rule.jump not in done and _COMMENT not in rule.raw:
                 holds = visit(rule.jump) or holds
@@ -56,6 +69,22 @@ def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> s
         return holds
 
     visit(root)
+    return Ways(found, not untold)
+
+
+def words_below(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> set[str]:
+    """What a pattern finds in the rules of a chain and of those that its jumps without a comment lead to.
+
+    Raises OSError as `has_chain` does.
+    """
+    found: set[str] = set()
+    waiting, done = [root], {root}
+    while waiting:
+        for rule in _rules(family, table, waiting.pop()):
+            found |= {match.decode() for match in word.findall(rule.raw)}
+            if rule.jump and rule.jump not in done and _COMMENT not in rule.raw:
+                done.add(rule.jump)
+                waiting.append(rule.jump)
     return found
 
 

@@ -57,7 +57,12 @@ def udp_flows(family: Family) -> Iterator[Flow]:
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
     for raw in netfilter.dump(_GET, _DOMAIN[family], _only(socket.IPPROTO_UDP)):
-        if raw[:4] != original or raw[size : size + 4] != reply or _has_zone(raw, 2 * size):
+        if (
+            len(raw) < 2 * size
+            or raw[:4] != original
+            or raw[size : size + 4] != reply
+            or _has_zone(raw, 2 * size)
+        ):
             continue
         source, destination, protocol, source_port, port = layout.unpack_from(raw)
         if protocol != socket.IPPROTO_UDP:  # before Linux 5.8 the filter is not heeded

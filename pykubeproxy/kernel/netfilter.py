@@ -1,5 +1,6 @@
 """Questions to the kernel's netfilter over netlink, for what no command-line tool does well enough."""
 
+import errno
 import os
 import socket
 import struct
@@ -27,7 +28,7 @@ def ask(message: int, flags: int, family: int, attributes: bytes, seconds: float
     """
     with _sent(_message(message, flags, family, attributes), seconds) as connection:
         answer = connection.recv(_READ)
-    if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
+    if _head(answer)[1] != _NLMSG_ERROR:
         return answer[_HEADER.size + 4 :]
     _raise_if_error(answer)
     return b""
@@ -60,7 +61,7 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
             answer = connection.recv(_READ)
             start = 0
             while start < len(answer):
-                length, kind, *_ = _HEADER.unpack_from(answer, start)
+                length, kind = _head(answer, start)
                 if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                     _raise_if_error(answer[start:])
                     return
@@ -86,10 +87,21 @@ def _sent(messages: bytes, seconds: float) -> socket.socket:
     return connection
 
 
+def _head(answer: bytes, start: int = 0) -> tuple[int, int]:
+    """Length and type of a message. Raises OSError for what is none, with which a reader would not get on."""
+    if len(answer) < start + _HEADER.size or (found := _HEADER.unpack_from(answer, start))[0] < _HEADER.size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+    return found[0], found[1]
+
+
 def _raise_if_error(answer: bytes) -> None:
+    _head(answer)
+    if len(answer) < _HEADER.size + _ERRNO.size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
     (number,) = _ERRNO.unpack_from(answer, _HEADER.size)
     if number:
-        raise OSError(-number, os.strerror(-number))
+        code = -number if -4096 < number < 0 else errno.EBADMSG
+        raise OSError(code, os.strerror(code))
 
 
 def attribute(kind: int, value: bytes) -> bytes:

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import msgspec
 import urllib3
 
-from pykubeproxy.objects import Deleted, Event, Key, Kind, Listed, Object, Undecodable, Updated, decode
+from pykubeproxy.objects import (
+    Deleted,
+    Event,
+    Key,
+    Kind,
+    Listed,
+    Object,
+    Undecodable,
+    Updated,
+    decode,
+    remark,
+)
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Backoff, Troubles, log
 from pykubeproxy.sources.client import Client
@@ -16,6 +27,8 @@ from pykubeproxy.sources.failures import Expired, Failure
 from pykubeproxy.sources.watch import Emit, SourceError, Watch
 
 _PAGE = 500  # objects in a page of a list, as kube-proxy asks for
+# More objects of one kind than any cluster has: a list that goes on after that has no end.
+_MOST = 1_000_000
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -26,6 +39,7 @@ class Timing(msgspec.Struct, frozen=True):
 
     idle: float = 180.0
     answer: float = 60.0  # how long a list may keep silent
+    list: float = 600.0  # how long all its pages may take together
     watch: tuple[int, int] = (300, 600)  # how long a watch is asked to last, drawn between the two
     steady: float = 1.0  # a watch open for this long works
     first_pause: float = 0.2
@@ -85,7 +99,9 @@ class ApiWatch:
         self._version: str | None = None
         self._listed_before = False
         self._known: set[Key] = set()
+        self._versions: dict[Key, int] = {}  # of the objects that the present watch has told of
         self._refused: dict[Key, str] = {}
+        self._remarks: dict[Key, str] = {}
         self._doubts = 0  # failures in a row that suggest that going on from this version is pointless
         self._expiries = 0  # 410s in a row
         self._opened: float | None = None  # when the present watch was answered
@@ -122,6 +138,7 @@ class ApiWatch:
         if self._version is None:
             emit(self._list())
         seconds = random.randint(*self._timing.watch)  # noqa: S311
+        self._versions.clear()
         log.debug("watching", objects=self._selection.plural, version=self._version, seconds=seconds)
         query: dict[str, str | int] = {
             "watch": "true",
@@ -129,7 +146,7 @@ class ApiWatch:
             "resourceVersion": self._version or "0",
             "timeoutSeconds": seconds,
         }
-        for event in self._events(query):
+        for event in self._events(query, seconds + self._timing.idle):
             emit(event)
 
     def _list(self) -> Listed:
@@ -149,14 +166,16 @@ class ApiWatch:
         self._listed_before = True
         self._version, self._refused = version, refused
         self._known = {it.key for it in objects}
+        self._remarks = {key: it for key, it in self._remarks.items() if key in self._known}
         log.debug("listed", objects=self._selection.plural, count=len(objects), version=version)
         return Listed(self._kind, tuple(objects))
 
     def _pages(self, query: dict[str, str | int]) -> tuple[list[Object], str, dict[Key, str]]:
         objects: list[Object] = []
         refused: dict[Key, str] = {}
+        end = time.monotonic() + self._timing.list
         while True:
-            page = self._page(query)
+            page = self._page(query, end)
             for raw in page.items or ():
                 it = self._decode(raw, refused)
                 if it is not None:
@@ -165,19 +184,21 @@ class ApiWatch:
                 return objects, page.metadata.resourceVersion or "", refused
             if page.metadata.next == query.get("continue"):
                 raise Failure("the API server sends the same page of a list again and again")
+            if len(objects) + len(refused) > _MOST:
+                raise Failure(f"the API server's list has no end: {_MOST} objects, and more to come")
             query = {"limit": _PAGE, "continue": page.metadata.next}
 
-    def _page(self, query: dict[str, str | int]) -> wire.Page:
+    def _page(self, query: dict[str, str | int], end: float) -> wire.Page:
         with self._exchange.answer(lambda: self._get(query, self._timing.answer)) as pieces:
-            return wire.page(pieces, self._kind)
+            return wire.page(wire.until(end, pieces), self._kind)
 
-    def _events(self, query: dict[str, str | int]) -> Iterator[Event]:
-        """The events of a single watch request, until the server ends it."""
+    def _events(self, query: dict[str, str | int], longest: float) -> Iterator[Event]:
+        """The events of a single watch request, until the server ends it or should have."""
         with self._exchange.answer(lambda: self._get(query, self._timing.idle)) as pieces:
             self._opened = time.monotonic()
             if not self._doubts:
                 self._troubles.over()
-            for line in wire.lines(pieces):
+            for line in wire.lines(wire.until(self._opened + longest, pieces)):
                 if not line:
                     continue
                 event = self._event(line)
@@ -190,6 +211,9 @@ class ApiWatch:
         meta = wire.meta(it.object)
         key, version = meta.key(self._kind), meta.resourceVersion or ""
         event: Event | None = None
+        if self._is_overtaken(key, version):
+            log.debug("an event came too late", objects=self._selection.plural, key=key, version=version)
+            return None
         match it.type:
             case "ADDED" | "MODIFIED":
                 event = self._changed(it.object, key)
@@ -206,6 +230,19 @@ class ApiWatch:
         self._troubles.over()
         return event
 
+    def _is_overtaken(self, key: Key, version: str) -> bool:
+        """Whether this watch has told of a later version of the object, so that this one is the past.
+
+        Versions of built-in kinds are whole numbers that grow (KEP-5504); of others nothing is known.
+        """
+        if not (version.isascii() and version.isdigit() and len(version) < 20):
+            return False
+        number = int(version)
+        if number < self._versions.get(key, number):
+            return True
+        self._versions[key] = number
+        return False
+
     def _changed(self, raw: msgspec.Raw, key: Key) -> Event | None:
         it = self._decode(raw, self._refused)
         if it is None:
@@ -219,13 +256,14 @@ class ApiWatch:
             self._refused.pop(key, None)
         if key not in self._known:
             return None
+        self._remarks.pop(key, None)
         self._known.remove(key)
         return Deleted(self._kind, key)
 
     def _decode(self, raw: msgspec.Raw, refused: dict[Key, str]) -> Object | None:
         """Decode an object; one that is no good is noted in `refused` and complained about once for each version."""
         try:
-            return decode(self._kind, raw)
+            it = decode(self._kind, raw)
         except Undecodable as error:
             meta = wire.meta(raw)
             key, version = meta.key(self._kind), meta.resourceVersion or ""
@@ -233,6 +271,17 @@ class ApiWatch:
                 log.warning(str(error), version=version)
             refused[key] = self._refused[key] = version
             return None
+        self._remark(it)
+        return it
+
+    def _remark(self, it: Object) -> None:
+        """Complain about addresses that are passed over, once for as long as they are the same."""
+        line = remark(it)
+        if line and line != self._remarks.get(it.key):
+            log.warning(line)
+            self._remarks[it.key] = line
+        elif not line:
+            self._remarks.pop(it.key, None)
 
     def _get(self, query: dict[str, str | int], idle: float) -> urllib3.BaseHTTPResponse:
         selection = self._selection

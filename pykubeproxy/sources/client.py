@@ -34,8 +34,8 @@ class Client:
 
     @property
     def server(self) -> str:
-        """The URL of the server."""
-        return str(self._api.configuration.host)
+        """The URL of the server, without user and password."""
+        return failures.without_password(str(self._api.configuration.host))
 
     def get(
         self, path: str, query: Mapping[str, str | int], *, asked: str, idle: float

@@ -10,6 +10,7 @@ import yaml
 from kubernetes import config
 from kubernetes.client.configuration import Configuration
 
+from pykubeproxy.sources.failures import without_password
 from pykubeproxy.sources.watch import SourceError
 
 
@@ -30,9 +31,8 @@ def load(kubeconfig: str, master: str) -> Configuration:
     if master:
         configuration.host = master.rstrip("/")
     if not configuration.host.startswith(("http://", "https://")):
-        raise SourceError(
-            f"the API server's address is {configuration.host!r}, not an http:// or https:// URL"
-        )
+        shown = without_password(f"//{configuration.host}").removeprefix("//")
+        raise SourceError(f"the API server's address is {shown!r}, not an http:// or https:// URL")
     return configuration
 
 

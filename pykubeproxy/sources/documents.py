@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from pykubeproxy.objects import Kind, Object, Undecodable, decode
+from pykubeproxy.objects import Kind, Object, Undecodable, decode, remark
 from pykubeproxy.sources import yaml12
 from pykubeproxy.sources.failures import one_line
 
@@ -168,9 +168,13 @@ class _Reader:
             )
         else:
             try:
-                self.found.append(Found(place, decode(known, raw)))
+                found = Found(place, decode(known, raw))
             except Undecodable as error:
                 self.complaints.append(f"{place}: {error}")
+                return
+            self.found.append(found)
+            if line := remark(found.object):
+                self.complaints.append(f"{place}: {line}")
 
 
 def _group(api_version: str) -> str:

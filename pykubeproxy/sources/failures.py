@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import ssl
 
 import urllib3
@@ -17,6 +18,7 @@ from urllib3.exceptions import (
 # A server that asks for more patience than this, in seconds, is asked again nevertheless.
 _LONGEST_RETRY_AFTER = 120.0
 _LONGEST_MESSAGE = 300
+_USER = re.compile(r"//[^/\s]*@")
 
 
 class Failure(Exception):
@@ -27,7 +29,7 @@ class Failure(Exception):
     """
 
     def __init__(self, reason: str, *, retry_after: float = 0.0, doubtful: bool = False) -> None:
-        super().__init__(one_line(reason))
+        super().__init__(without_password(one_line(reason)))
         self.retry_after = min(retry_after, _LONGEST_RETRY_AFTER)
         self.doubtful = doubtful
 
@@ -38,6 +40,11 @@ class Expired(Failure):
 
 class Unauthorized(Failure):
     """The credentials are not accepted."""
+
+
+def without_password(text: str) -> str:
+    """Text without the user and the password that a URL in it may have."""
+    return _USER.sub("//", text)
 
 
 def one_line(text: str) -> str:

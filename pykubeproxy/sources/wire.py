@@ -1,5 +1,6 @@
 """The frame around objects in the API's answers: pages of a list and the lines of a watch."""
 
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -62,6 +63,17 @@ _pages = msgspec.json.Decoder(Page)
 _events = msgspec.json.Decoder(Event)
 _objects = msgspec.json.Decoder(_Object)
 _statuses = msgspec.json.Decoder(_Status)
+
+
+def until(end: float, body: Iterator[bytes]) -> Iterator[bytes]:
+    """The body, piece by piece. Raises Failure if it goes on after `end`, a time of the monotonic clock.
+
+    Whoever sends a byte now and then is never silent, and may never come to an end.
+    """
+    for piece in body:
+        if time.monotonic() >= end:
+            raise Failure("the API server's answer takes too long: it was given up", doubtful=True)
+        yield piece
 
 
 def lines(body: Iterator[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]:

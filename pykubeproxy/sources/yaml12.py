@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import yaml
 
+from pykubeproxy.config import expansion
+
 # The one in C is ten times as fast; PyYAML can be built without it.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -35,30 +37,12 @@ def _int(loader: Any, node: Any) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
-# Deeper than any object is; the loader in C overruns its stack at some ten thousand.
-_DEEPEST = 200
-
-
-def _check_depth(text: bytes) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _DEEPEST:
-                raise yaml.MarkedYAMLError(
-                    problem="it is nested too deeply",
-                    problem_mark=event.start_mark,  # type: ignore[arg-type]
-                )
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-
-
 def documents(text: bytes) -> Iterator[tuple[int, object]]:
     """Each document with the number of its first line, as dicts, lists, strings and numbers.
 
-    Raises yaml.YAMLError for text that is no YAML.
+    Raises yaml.YAMLError for text that is no YAML, and for one that would come to too much.
     """
-    _check_depth(text)
+    expansion.check(yaml.parse(text, Loader=_Loader))
     loader = _Loader(text)
     try:
         while loader.check_node():

@@ -5,6 +5,7 @@ import resource
 import socket
 import threading
 import time
+from http.client import HTTPException
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,12 @@ def status(answer: bytes) -> int:
         (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\nContent-Length: 3\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: \0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: b\rContent-Length: 3\r\n\r\nabc", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 0\r\n\r\nabc", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nTransfer-Encoding: x\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length : 3\r\n\r\nabc", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc", 413),
         (b"GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET /\x07 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -122,6 +129,53 @@ def test_stalling_clients_do_not_keep_others_out(serve: Serve) -> None:
             assert ask(port).body == "fine"
             assert time.monotonic() - begun < 1
             assert sum(it.name == "test-request" for it in threading.enumerate()) <= 5
+
+
+def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
+    """Clients that open connections as fast as they can and say nothing: an honest one may be cut off, not for long."""
+    port, over = serve(page, connections=8), threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as it:
+                it.send(b"GET /")
+                over.wait(0.002)
+
+    def served() -> bool:
+        with contextlib.suppress(OSError, HTTPException):
+            return ask(port).body == "fine"
+        return False
+
+    floods = [threading.Thread(target=flood) for _ in range(4)]
+    for it in floods:
+        it.start()
+    try:
+        for _ in range(5):
+            eventually(served)
+    finally:
+        over.set()
+        for it in floods:
+            it.join()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//healthz",
+        "/../healthz",
+        "/healthz/",
+        "/./healthz",
+        "/%68ealthz",
+        "/healthz%00",
+        "/healthz;a",
+        "/HEALTHZ",
+    ],
+)
+def test_a_path_is_what_it_is(serve: Serve, path: str) -> None:
+    """Nothing is decoded, folded or walked: there are pages, not files."""
+    port = serve(http.pages({"/healthz": lambda: http.text("fine")}))
+    assert ask(port, path).status == 404
+    assert ask(port, "/healthz?verbose").status == 200
 
 
 def test_many_at_once_are_served(serve: Serve) -> None:

@@ -168,7 +168,7 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
             ),
         ),
         (b"\xff\xfe\xfd", "the configuration file is not usable: it is not UTF-8 text"),
-        ("[" * 100_000, "the configuration file is not usable: it is nested too deeply"),
+        ("[" * 100_000, "the configuration file is not valid YAML: it is nested too deeply, line 1"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(text: str | bytes, message: str) -> None:
