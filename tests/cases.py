@@ -59,6 +59,24 @@ def expected(case: dict[str, Any], family: Family) -> Ruleset:
     return parse(family, "\n".join(case["expected"][family.value.lower()]))
 
 
+def as_restore_input(case: str, family: Family, *, jumps: bool = True) -> str:
+    """kube-proxy's rules of a case as input for iptables-restore --noflush; they do without the nfacct counters.
+
+    Without `jumps` the built-in chains are left alone.
+    """
+    lines = []
+    ruleset = expected(load_case(case), family)
+    for table in ruleset.tables():
+        chains = [
+            (name, rules) for name, rules in ruleset.of_table(table) if jumps or name.startswith("KUBE-")
+        ]
+        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
+        lines += [f"-A {name} {rule}" for name, rules in chains for rule in rules]
+        lines.append("COMMIT")
+    text = "".join(f"{line}\n" for line in lines)
+    return re.sub(r" -m nfacct --nfacct-name +\S+", "", text)
+
+
 def comparable(ruleset: Ruleset) -> dict[ChainKey, list[str]]:
     """Chains of filter and nat in a form in which two proxies' rules can be compared.
 

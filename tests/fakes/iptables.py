@@ -5,7 +5,7 @@ tests/kernel runs the same tests on this and on the real thing.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
 
 from pykubeproxy.kernel import Backend, Failed, KernelError, Refused
@@ -66,13 +66,22 @@ class FakeIptables:
             },
         )
 
+    def chains(self, keys: Collection[ChainKey]) -> Ruleset:
+        """As Iptables.chains."""
+        self._fail()
+        there = {key: self.tables.get(key.table, {}).get(key.chain) for key in keys}
+        return Ruleset(self.family, {key: rules for key, rules in there.items() if rules is not None})
+
     def has_chain(self, key: ChainKey) -> bool:
         """As Iptables.has_chain."""
         self._fail()
         return key.chain in self.tables.get(key.table, {})
 
-    def restore(self, text: str) -> None:
+    def restore(self, text: str | Iterable[str]) -> None:
         """As Iptables.restore."""
+        text = "".join(text)
+        if not text:
+            return
         self.texts.append(text)
         self._fail()
         for table, chains in self._execute(text):

@@ -1,6 +1,6 @@
 """`pykubeproxy cleanup` on real tables, in network namespaces."""
 
-import re
+import json
 
 import click
 import pytest
@@ -9,7 +9,7 @@ from pykubeproxy.cli.cleanup import clean_up
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
-from tests.cases import expected, load_case
+from tests.cases import as_restore_input
 
 pytestmark = pytest.mark.root
 
@@ -27,19 +27,6 @@ COMMIT
 """
 
 
-def as_input(case: str, family: Family) -> str:
-    """kube-proxy's rules of a case as restore input; they do without the nfacct counters."""
-    lines = []
-    ruleset = expected(load_case(case), family)
-    for table in ruleset.tables():
-        chains = list(ruleset.of_table(table))
-        lines += [f"*{table}", *(f":{name} - [0:0]" for name, _ in chains if name.startswith("KUBE-"))]
-        lines += [f"-A {name} {rule}" for name, rules in chains for rule in rules]
-        lines.append("COMMIT")
-    text = "".join(f"{line}\n" for line in lines)
-    return re.sub(r" -m nfacct --nfacct-name +\S+", "", text)
-
-
 def opened(backend: Backend, runner: Runner) -> list[Iptables]:
     return [open_iptables(backend, family, runner) for family in Family]
 
@@ -55,7 +42,7 @@ def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> No
     for iptables in everywhere:
         iptables.restore(FOREIGN)
         before.append(iptables.save())
-        iptables.restore(as_input("dual-stack", iptables.family))
+        iptables.restore(as_restore_input("dual-stack", iptables.family))
         iptables.restore("*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
     assert clean_up(runner=runner)
     said = capsys.readouterr()
@@ -80,7 +67,7 @@ def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_dry_run(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run says in numbers what would be done, and on request with which input, and does nothing."""
-    iptables.restore(as_input("clusterip-one", iptables.family))
+    iptables.restore(as_restore_input("clusterip-one", iptables.family))
     before = iptables.save()
     assert clean_up(dry_run=True, verbose=True, runner=runner)
     said = capsys.readouterr().out
@@ -99,14 +86,14 @@ def test_nothing_is_created(runner: Runner, capsys: pytest.CaptureFixture[str]) 
 def test_nft_alone_leaves_legacy_alone(runner: Runner) -> None:
     """Cleaning nft does not bring legacy tables into being either."""
     for iptables in opened(Backend.NFT, runner):
-        iptables.restore(as_input("clusterip-one", iptables.family))
+        iptables.restore(as_restore_input("clusterip-one", iptables.family))
     assert clean_up(runner=runner)
     assert legacy_tables(runner) == []
 
 
 def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """A chain that others jump to is emptied with a warning, and no second attempt is made on it."""
-    iptables.restore(as_input("clusterip-one", iptables.family))
+    iptables.restore(as_restore_input("clusterip-one", iptables.family))
     iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
     assert clean_up(runner=runner)
     place = f"{iptables.backend.value}, {iptables.family.value}"
@@ -121,7 +108,7 @@ def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.Captu
 def test_many_chains(runner: Runner) -> None:
     """Thousands of chains that refer to one another go on nft too."""
     iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
-    iptables.restore(as_input("large-cluster", Family.IPV4))
+    iptables.restore(as_restore_input("large-cluster", Family.IPV4))
     assert len(iptables.save().chains) > 1000
     assert clean_up(runner=runner)
     assert not [key for key in iptables.save().chains if key.chain.startswith("KUBE-S")]
@@ -139,3 +126,25 @@ def test_has_chain_creates_nothing(runner: Runner) -> None:
     for iptables in opened(Backend.LEGACY, runner):
         assert not iptables.has_chain(ChainKey("nat", "KUBE-PROXY-CANARY"))
     assert legacy_tables(runner) == []
+
+
+def test_as_a_document(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """With -o json what was done stands in one document, and nothing else is printed; then there is nothing to do."""
+    iptables.restore(as_restore_input("clusterip-one", iptables.family))
+    iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
+    assert clean_up(runner=runner, as_json=True)
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert (document["apiVersion"], document["dryRun"], said.err) == ("pykubeproxy/v1", False, "")
+    tables = {(it["backend"], it["family"]): it for it in document["tables"]}
+    assert len(tables) == 4
+    done = tables.pop((iptables.backend.value, iptables.family.value))
+    assert {"table": "nat", "chain": "KUBE-SERVICES"} in done["chains"]
+    assert {it["chain"] for it in done["jumps"]} >= {"PREROUTING", "OUTPUT", "POSTROUTING"}
+    assert done["kept"] == [{"table": "nat", "chain": "KUBE-MARK-MASQ"}]
+    assert "-X KUBE-SERVICES" in done["input"]
+    assert all(not (it["jumps"] or it["chains"] or it["input"] or it["error"]) for it in tables.values())
+    assert clean_up(dry_run=True, runner=runner, as_json=True)
+    again = json.loads(capsys.readouterr().out)
+    assert again["dryRun"]
+    assert not any(it["chains"] for it in again["tables"])

@@ -1,4 +1,4 @@
-"""Faults on demand: dropped and hung connections, errors, latency, broken answers, ended and frozen watches."""
+"""Faults on demand: dropped and hung connections, errors, latency, broken or endless answers, watches gone wrong."""
 
 import threading
 import time
@@ -10,15 +10,18 @@ import msgspec
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watching import Switch
 
+_BETWEEN_DRIPS = 0.05  # seconds
+
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to do wrong; also the JSON that POST /_lab/faults takes.
 
     drop: close all connections. hang: say nothing to requests, for some seconds or until release. error: answer
     with a status. delay: answer some seconds late. truncate: end the JSON in the middle (of the last event, on a
-    watch), in an answer that is whole as far as HTTP goes. end-watches, freeze-watches and thaw-watches mean those
-    running; watches that begin while frozen are frozen, too. compact: forget the history, so that old versions are
-    answered 410. clear: everything back to normal.
+    watch), in an answer that is whole as far as HTTP goes. drip: an answer that never ends, with a blank now and
+    then. echo: a watch on which each event comes again after the one that follows it. end-watches, freeze-watches
+    and thaw-watches mean those running; watches that begin while frozen are frozen, too. compact: forget the
+    history, so that old versions are answered 410. clear: everything back to normal.
     """
 
     do: Literal[
@@ -28,6 +31,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "error",
         "delay",
         "truncate",
+        "drip",
+        "echo",
         "end-watches",
         "freeze-watches",
         "thaw-watches",
@@ -82,6 +87,14 @@ class Faults:
         """End the JSON of the next matching answers in the middle."""
         self.carry_out(Order("truncate", verb, path, times))
 
+    def drip(self, times: int | None = None, *, verb: str = "", path: str = "") -> None:
+        """Begin an answer to matching requests and never end it, until `clear`; yet never be silent for long."""
+        self.carry_out(Order("drip", verb, path, times))
+
+    def echo(self, times: int | None = None, *, path: str = "") -> None:
+        """On matching watches that begin from now on, send each event again after the one that follows it."""
+        self.carry_out(Order("echo", "watch", path, times))
+
     def end_watches(self) -> None:
         """End all running watches as if their time were up."""
         self._watches.end_all()
@@ -131,6 +144,14 @@ class Faults:
         for pending in met:
             pending.wait(released)
         return [pending.order for pending in met]
+
+    def endless(self, send: Callable[[bytes], None]) -> None:
+        """Send an answer that has no end, as `drip` orders; returns after `clear`."""
+        with self._lock:
+            released = self._released
+        send(b"{")
+        while not released.wait(_BETWEEN_DRIPS):
+            send(b" ")
 
 
 class _Pending:

@@ -195,3 +195,19 @@ class _Cutting:
         last = len(data) - (data.rfind(b"\n", 0, -1) + 1)
         self._send(data[: len(data) - last // 2])
         raise _Cut
+
+
+class Echoing:
+    """Sends every line a second time, after the line that follows it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._last = b""
+
+    def __call__(self, data: bytes) -> None:
+        """Send whole lines."""
+        sent = []
+        for line in data.splitlines(keepends=True):
+            sent += [line, self._last]
+            self._last = line
+        self._send(b"".join(sent))

@@ -1,0 +1,109 @@
+"""kube-proxy → pykubeproxy → kube-proxy on a running node: what it programmed was recorded, and is written as it does."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pykubeproxy.kernel import Backend, Iptables, open_iptables
+from pykubeproxy.lab.prober import Target
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
+from tests.cases import as_restore_input, comparable, load_case
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, answers, inside_a_namespace, running
+from tests.fakes.traffic import Traffic, Way, echo_command
+
+pytestmark = pytest.mark.root
+
+NODE = "192.168.99.10"
+WEB = Way("cluster IP", Target("10.96.1.1", 80))
+# By case: how to connect, and how our agent ends.
+CASES = {
+    "nodeport": ([WEB, Way("node port", Target(NODE, 30080))], "terminate"),
+    "affinity": ([WEB._replace(affine=True)], "kill"),
+}
+
+
+class KubeProxy:
+    """Writes what kube-proxy programmed for a case, in the way it does: filter and nat in one go."""
+
+    def __init__(self, case: str, tables: Iptables) -> None:
+        self._case, self._tables = case, tables
+
+    def start(self) -> None:
+        """Jumps that are there already stay; chains of Services that it does not know are deleted."""
+        nat = self._tables.save(["nat"]).chains
+        jumps = not nat.get(ChainKey("nat", "PREROUTING"))
+        text = as_restore_input(self._case, Family.IPV4, jumps=jumps)
+        doomed = [
+            key.chain
+            for key in nat
+            if re.match("KUBE-(SVC|SVL|FW|EXT|SEP)-", key.chain) and f":{key.chain} " not in text
+        ]
+        declared = "".join(f":{chain} - [0:0]\n" for chain in doomed)
+        deleted = "".join(f"-X {chain}\n" for chain in doomed)
+        head, _, rest = text.partition("*nat\n")
+        body, _, end = rest.rpartition("COMMIT\n")
+        self._tables.restore(f"{head}*nat\n{declared}{body}{deleted}COMMIT\n{end}")
+
+    def is_in_force(self) -> bool:
+        """Whether filter and nat are as it had them, to the letter."""
+        wanted = as_restore_input(self._case, Family.IPV4)
+        live = comparable(self._tables.save(["filter", "nat"]))
+        rules = {f"-A {key.chain} {rule}" for key, rules in live.items() for rule in rules}
+        return rules == {line for line in wanted.splitlines() if line.startswith("-A")}
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iptables]:
+    """The tables of a node with the pods of the cases, all in one namespace, in which the test itself is."""
+    with ExitStack() as stack:
+        stack.enter_context(inside_a_namespace())
+        os.environ["XTABLES_LOCKFILE"] = str(tmp_path / "lock")
+        stack.callback(os.environ.pop, "XTABLES_LOCKFILE")
+        subprocess.run(["ip", "addr", "add", f"{NODE}/32", "dev", "lo"], check=True)
+        subprocess.run(["ip", "route", "add", "10.96.0.0/16", "dev", "lo"], check=True)
+        for number, address in enumerate(("10.244.1.11", "10.244.2.12", "10.244.3.13")):
+            subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+            pod = subprocess.Popen(echo_command(f"pod{number}", address), stdout=subprocess.PIPE)
+            stack.callback(pod.wait)
+            stack.callback(pod.kill)
+            assert pod.stdout
+            assert pod.stdout.readline() == b"ready\n"
+        yield open_iptables(Backend(request.param), Family.IPV4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back(tables: Iptables, case: str, tmp_path: Path) -> None:
+    """Whether our agent is stopped or killed in between: nothing fails, and nothing of ours is left."""
+    ways, end = CASES[case]
+    document = load_case(case)
+    settings = {"iptablesBackend": tables.backend.value, "dispatch": "tree"}
+    (tmp_path / "config").write_text(yaml.safe_dump(document["config"] | {"pykubeproxy": settings}))
+    items = [*document["objects"], document["node"]]
+    (tmp_path / "objects.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    flags = (f"--config={tmp_path}/config", f"--manifests={tmp_path}/objects.json")
+    kube_proxy = KubeProxy(case, tables)
+    kube_proxy.start()
+    assert kube_proxy.is_in_force()
+    with Traffic(ways) as traffic:
+        with running(tmp_path / "log", *flags) as agent:
+            eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
+            assert not kube_proxy.is_in_force()  # by a tree, which it has not
+            before = traffic.total()
+            eventually(lambda: traffic.total() > before + 40)
+            getattr(agent, end)()
+            agent.wait(10)
+        kube_proxy.start()
+        assert kube_proxy.is_in_force()
+        after = traffic.total()
+        eventually(lambda: traffic.total() > after + 40)
+    print(traffic)
+    assert not traffic.failures()

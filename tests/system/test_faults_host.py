@@ -1,0 +1,125 @@
+"""Faults of the machine around the agent: a full disk, a log nobody reads, a wall clock that jumps."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pykubeproxy
+from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, saved
+
+# Every time the wall clock is read, somebody has set it by ten years.
+JUMPING = """
+import itertools, time
+real, real_ns, jumps = time.time, time.time_ns, itertools.cycle((0, 315_000_000, -315_000_000))
+time.time = lambda: real() + next(jumps)
+time.time_ns = lambda: real_ns() + next(jumps) * 10**9
+from pykubeproxy.cli import main
+main()
+"""
+# Who reads the wall clock, and what for: to tell a time to people and other machines, never to wait for one.
+READERS = {
+    "agent/desk.py": "the times on the status page",
+    "agent/events.py": "the times of an Event",
+    "agent/health.py": "lastUpdated on /healthz",
+    "agent/observers.py": "metrics that are times, and the latency since the API server's own time stamp",
+    "agent/pages.py": "the times on /statusz",
+    "agent/set_aside.py": "since when a Service is set aside",
+    "sources/manifests.py": "files that have just changed are read once more",
+}
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    """An API server with one service, in a namespace for the test and the agent."""
+    with inside_a_namespace(), server() as made:
+        made.store.create(node("node1", "192.168.99.10"))
+        made.store.create(service("web", clusterIP="10.96.0.10"))
+        made.store.create(slice_of("web", "10.244.0.5"))
+        yield made
+
+
+def follows(api: ApiServer, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the agent serves, and takes up changes one by one."""
+    eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
+    for number in range(20, 23):
+        address = f"10.96.0.{number}"
+        api.store.create(service(f"s{number}", clusterIP=address))
+        api.store.create(slice_of(f"s{number}", "10.244.0.5"))
+        eventually(lambda address=address: any(address in rule for rule in saved()), 20)
+    assert process.poll() is None
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("log", ["disk-full", "reader-gone"])
+def test_a_log_that_cannot_be_written(api: ApiServer, log: str) -> None:
+    """The lines are lost, and nothing else: rules follow, pages are served, and it ends as it should."""
+    if log == "disk-full":
+        errors = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, errors = os.pipe()
+        os.close(reading)
+    flags = ["--master", api.url, "--hostname-override=node1", "-v=4"]
+    process = subprocess.Popen([*PROGRAM, *flags], stderr=errors)
+    os.close(errors)
+    try:
+        follows(api, process)
+        assert answers(METRICS, "/statusz", 200)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.root
+def test_a_wall_clock_that_jumps(api: ApiServer, tmp_path: Path) -> None:
+    """By ten years, in both directions, all the time: nothing waits for it."""
+    command = [sys.executable, "-c", JUMPING, "run", "--master", api.url, "--hostname-override=node1"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--iptables-min-sync-period=300ms"], stderr=log)
+    try:
+        begun = time.monotonic()
+        follows(api, process)
+        assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
+        assert answers(METRICS, "/metrics", 200)
+        assert answers(METRICS, "/statusz", 200)
+        api.faults.drop_connections()
+        api.store.create(service("after", clusterIP="10.96.0.30"))
+        eventually(lambda: any("10.96.0.30" in rule for rule in saved()), 20)
+        assert time.monotonic() - begun < 60
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def reads_wall_clock(path: Path) -> bool:
+    """Whether a module names one of the functions that tell the wall clock."""
+    for it in ast.walk(ast.parse(path.read_text())):
+        if isinstance(it, ast.Attribute) and it.attr in ("time", "time_ns", "now", "utcnow", "today"):
+            of = it.value.id if isinstance(it.value, ast.Name) else ""
+            if of in ("time", "datetime", "date"):
+                return True
+    return False
+
+
+def test_who_reads_the_wall_clock() -> None:
+    """Only those who tell times: whoever waits, or measures how long, takes the clock that nobody can set."""
+    root = Path(pykubeproxy.__file__).parent
+    rooms = ("agent", "kernel", "sources", "rules", "services", "objects", "config")
+    found = {
+        str(path.relative_to(root))
+        for room in rooms
+        for path in (root / room).rglob("*.py")
+        if reads_wall_clock(path)
+    }
+    assert found <= READERS.keys()
