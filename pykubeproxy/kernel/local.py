@@ -3,9 +3,6 @@
 import ipaddress
 from types import TracebackType
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 _RTN_LOCAL = 2  # linux/rtnetlink.h
 
 
@@ -17,6 +14,9 @@ class LocalDestinations:
     """
 
     def __enter__(self) -> "LocalDestinations":
+        # It takes a tenth of a second to import, and the first rules need not wait for that.
+        from pyroute2 import IPRoute
+
         self._route = IPRoute()
         return self
 
@@ -27,6 +27,8 @@ class LocalDestinations:
 
     def has(self, address: bytes) -> bool:
         """Whether an address, in network order, is local. Takes some 0.2 ms."""
+        from pyroute2.netlink.exceptions import NetlinkError
+
         try:
             answers = self._route.route("get", dst=str(ipaddress.ip_address(address)))
             return any(answer["type"] == _RTN_LOCAL for answer in answers)

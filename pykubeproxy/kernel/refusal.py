@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 from pykubeproxy.kernel.errors import Failed, KernelError, LockHeld, NotPermitted, Refused
+from pykubeproxy.kernel.privileges import capabilities
+from pykubeproxy.kernel.processes import process
 
 # The forms in which iptables 1.6 to 1.8 name a line:
 #   line 12: CHAIN_ADD failed (File exists): chain X         nft, refused by the kernel
@@ -17,14 +19,23 @@ _PROGRAM = re.compile(r"^ip6?tables(?:-nft|-legacy)?(?:-restore)?(?: v[\d.]+(?: 
 _NOISE = re.compile(r"^(?:Try `|Error occurred at line|# Warning|Ignoring deprecated|Using intrapositioned)")
 _NO_CHAIN = re.compile(r"Chain '([^']+)' does not exist")
 
+_NO_TABLE = "unable to initialize table"
+# Characters of a command line that are told.
+_LONGEST_COMMAND = 100
+
 
 def explain(command: str, exit_code: int, stderr: str, text: str, lock_file: str) -> KernelError:
     """The error for a restore of `text` that ended with a non-zero exit code."""
     message = _message(stderr)
     if "holding the xtables lock" in stderr:
-        return LockHeld(lock_file, holder(lock_file))
+        return _lock_held(lock_file)
+    if "can't open lock file" in stderr:
+        return Failed(command, exit_code, f"{message}; it has to be a file that can be written")
     if "Permission denied" in stderr or "Operation not permitted" in stderr:
         return NotPermitted(command, message, "CAP_NET_ADMIN and, for legacy, CAP_NET_RAW")
+    # For want of its raw socket, iptables-legacy-restore says the same as for want of a module.
+    if _NO_TABLE in stderr and "CAP_NET_RAW" not in capabilities():
+        return NotPermitted(command, message, "CAP_NET_RAW")
     match = _LINE.search(stderr)
     if match is None:
         return Failed(command, exit_code, message)
@@ -38,6 +49,12 @@ def explain(command: str, exit_code: int, stderr: str, text: str, lock_file: str
         whole = "the kernel refused the block and does not say which of its rules it was for"
         message = whole if line == "COMMIT" else "it cannot be carried out, iptables does not say why"
     return Refused(number, line, message, exit_code)
+
+
+def _lock_held(lock_file: str) -> LockHeld:
+    pid = holder(lock_file)
+    found = process(pid) if pid else None
+    return LockHeld(lock_file, pid, " ".join(found.arguments)[:_LONGEST_COMMAND] if found else "")
 
 
 def _culprit(lines: list[str], number: int, stderr: str) -> int:

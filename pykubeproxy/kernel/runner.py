@@ -2,21 +2,24 @@
 
 import contextlib
 import os
+import selectors
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Missing, TimedOut
+from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
 
 # Services often start with a PATH without the folders where iptables lives.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
+_PIECE = 1 << 16  # bytes, what a pipe holds
 
 
 class Outcome(NamedTuple):
@@ -31,21 +34,23 @@ class Runner(msgspec.Struct, frozen=True):
     """Runs commands, here or behind a prefix such as ("ip", "netns", "exec", NAME).
 
     `environment` adds to, and wins over, this process's own; XTABLES_LOCKFILE among it names another lock
-    file for the legacy tables.
+    file for the legacy tables. `started` is told the process number of each command before it gets any input.
     """
 
     prefix: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
+    started: Callable[[int], None] | None = None
 
     def has(self, command: str) -> bool:
         """Whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
-    def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
+    def run(self, argv: Sequence[str], text: str | Iterable[str] = "", seconds: float = 60) -> Outcome:
         """Run a command with `text` on its standard input and wait for its end.
 
+        Text may come in pieces: then the command reads one while the next is made, and the time limit is for both.
         Bytes that are not UTF-8 pass through as surrogates, so that foreign rules cannot break a reader.
-        Raises Missing if there is no such command, TimedOut after `seconds`.
+        Raises Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds`.
         """
         try:
             # A process group of its own, so that a hung command goes with all that it started.
@@ -59,8 +64,13 @@ class Runner(msgspec.Struct, frozen=True):
             )
         except FileNotFoundError:
             raise Missing([*self.prefix, *argv][0], "that has it") from None
+        except OSError as error:
+            raise NotStarted([*self.prefix, *argv][0], error.strerror or str(error)) from None
+        if self.started:
+            self.started(process.pid)
         try:
-            out, err = process.communicate(text.encode("utf-8", "surrogateescape"), timeout=seconds)
+            pieces = map(_encode, filter(None, [text] if isinstance(text, str) else text))
+            out, err = _converse(process, pieces, time.monotonic() + seconds)
         except subprocess.TimeoutExpired:
             raise TimedOut(argv[0], seconds) from None
         finally:
@@ -89,6 +99,46 @@ class Runner(msgspec.Struct, frozen=True):
         return {**merged, "PATH": os.pathsep.join(folders)}
 
 
+def _converse(
+    process: subprocess.Popen[bytes], pieces: Iterator[bytes], deadline: float
+) -> tuple[bytes, bytes]:
+    """Write to a command and read what it says meanwhile, until it ends. Raises TimeoutExpired."""
+    assert process.stdin and process.stdout and process.stderr
+    said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    rest: memoryview | None = memoryview(b"")
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        for output in said:
+            selector.register(output, selectors.EVENT_READ)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            for key, _ in selector.select(left):
+                if key.fd in said:
+                    said[key.fd] += (piece := os.read(key.fd, _PIECE))
+                    if not piece:
+                        selector.unregister(key.fd)
+                elif (rest := _write(key.fd, rest, pieces)) is None:
+                    selector.unregister(process.stdin)
+                    process.stdin.close()
+    process.wait(max(0.0, deadline - time.monotonic()))
+    out, err = map(bytes, said.values())
+    return out, err
+
+
+def _write(pipe: int, rest: memoryview | None, pieces: Iterator[bytes]) -> memoryview | None:
+    """Write `rest`, or else the next piece; what is left of it, None if there are no more or nobody reads them."""
+    text = rest or memoryview(next(pieces, b""))
+    try:
+        return text[os.write(pipe, text) :] if text else None
+    except BlockingIOError:
+        return text
+    except BrokenPipeError:
+        return None
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a command that still runs, and its children, and close the pipes to it."""
     if process.returncode is None:
@@ -100,6 +150,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _decode(raw: bytes) -> str:

@@ -11,11 +11,13 @@ A service that runs out of endpoints is thus refused before its way is taken awa
 through after its way is there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from pykubeproxy.rules.again import Again
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 Rules = tuple[str, ...]
@@ -37,24 +39,21 @@ class Change(msgspec.Struct, frozen=True):
     """What is to change in the tables of one family.
 
     - `fixed`: chains that have nothing to do with single services, of any table
-    - `services`: chains of table nat that belong to single services, grouped by service
+    - `services`: chains of table nat that belong to single services, grouped by service; may be made as they are read
     - `shared`: chains that services share, of tables filter and nat
     - `before`: the rules that those of `shared` in table filter have now
-    - `stale`: chains of table nat that are to be deleted
+    - `stale`: chains of table nat that are to be deleted; not read before `services` has been to its end
     - `ensured`: further lines for a table, such as `-I INPUT …`
     """
 
     fixed: tuple[Chain, ...] = ()
-    services: tuple[tuple[Chain, ...], ...] = ()
+    services: Iterable[tuple[Chain, ...]] = ()
     shared: tuple[Chain, ...] = ()
     before: Mapping[ChainKey, Rules] = {}
-    stale: tuple[str, ...] = ()
+    stale: Iterable[str] = ()
     ensured: Mapping[str, tuple[str, ...]] = {}
 
-    def is_empty(self) -> bool:
-        return not (self.fixed or any(self.services) or self.shared or self.stale or self.ensured)
-
-    def chains(self) -> Iterable[Chain]:
+    def chains(self) -> Iterator[Chain]:
         """Every chain that is written."""
         yield from self.fixed
         for service in self.services:
@@ -77,21 +76,23 @@ def missing_lines(live: Ruleset, wanted: Mapping[ChainKey, Rules]) -> dict[Chain
     return lines
 
 
-def restore_input(change: Change, chains_per_block: int | None) -> str:
-    """The input for one call of iptables-restore --noflush; empty if nothing is to change.
+def restore_input(change: Change, chains_per_block: int | None) -> Again[str]:
+    """The input for one call of iptables-restore --noflush, in pieces; none if nothing is to change.
 
     No block names more than about `chains_per_block` chains, for in iptables-nft the time a block takes grows with the
     square of their number (iptables 1.8.9 to 1.8.13); None means one block, since with iptables-legacy each block
     replaces the whole table. A service's chains always share a block.
     """
+    return Again(lambda: _blocks(change, chains_per_block))
+
+
+def _blocks(change: Change, chains_per_block: int | None) -> Iterator[str]:
     early, late = _filter_rules(change)
-    blocks = [
-        *_block("mangle", _of_table("mangle", change.fixed)),
-        *_block("filter", [*_of_table("filter", change.fixed), *early], change.ensured.get("filter", ())),
-        *_nat_blocks(change, chains_per_block),
-        *_block("filter", late),
-    ]
-    return "".join(blocks)
+    yield from _block("mangle", [_chains(_of_table("mangle", change.fixed))])
+    filters = [*_of_table("filter", change.fixed), *early]
+    yield from _block("filter", [_chains(filters), _lines(change.ensured.get("filter", ()))])
+    yield from _nat_blocks(change, chains_per_block)
+    yield from _block("filter", [_chains(late)])
 
 
 def _of_table(table: str, chains: Iterable[Chain]) -> list[Chain]:
@@ -114,45 +115,74 @@ def _filter_rules(change: Change) -> tuple[list[Chain], list[Chain]]:
     return early, late
 
 
-def _nat_blocks(change: Change, chains_per_block: int | None) -> list[str]:
-    fixed, shared = _of_table("nat", change.fixed), _of_table("nat", change.shared)
-    ensured = change.ensured.get("nat", ())
-    batches = _batches([service for service in change.services if service], chains_per_block)
-    stale = _batches([(name,) for name in change.stale], chains_per_block)
-    if len(batches) <= 1 and len(stale) <= 1:
-        chains = [*fixed, *(batches[0] if batches else ()), *shared]
-        return _block("nat", chains, ensured, doomed=stale[0] if stale else ())
+def _nat_blocks(change: Change, chains_per_block: int | None) -> Iterator[str]:
+    if chains_per_block is None:
+        yield from _block("nat", _one_block(change, change.services))
+        return
+    batches = _batches(change.services, chains_per_block)
+    first = list(itertools.islice(batches, 2))
+    if len(first) <= 1 and sum(1 for _ in change.stale) <= chains_per_block:
+        yield from _block("nat", _one_block(change, first))
+        return
+    yield from _block("nat", [_chains(_of_table("nat", change.fixed))])
+    for batch in itertools.chain(first, batches):
+        yield from _block("nat", [_chains(batch)])
+    yield from _block(
+        "nat", [_chains(_of_table("nat", change.shared)), _lines(change.ensured.get("nat", ()))]
+    )
     # Stale chains may refer to one another: none can be deleted before all are empty.
-    emptied = [[Chain(ChainKey("nat", name), ()) for name in batch] for batch in stale]
-    return [
-        *_block("nat", fixed),
-        *(block for batch in batches for block in _block("nat", batch)),
-        *_block("nat", shared, ensured),
-        *(block for batch in emptied for block in _block("nat", batch)),
-        *(f"*nat\n{_lines(f'-X {name}' for name in batch)}COMMIT\n" for batch in stale),
-    ]
+    stale = list(_batches(((name,) for name in change.stale), chains_per_block))
+    for names in stale:
+        yield from _block("nat", [_emptied(names)])
+    for names in stale:
+        yield from _block("nat", [_deleted(names)])
 
 
-def _batches(groups: Sequence[tuple[_T, ...]], limit: int | None) -> list[list[_T]]:
+def _one_block(change: Change, services: Iterable[Sequence[Chain]]) -> Iterator[str]:
+    """All that changes in table nat."""
+    yield _chains(_of_table("nat", change.fixed))
+    yield from map(_chains, services)
+    yield _chains(_of_table("nat", change.shared))
+    yield _lines(change.ensured.get("nat", ()))
+    stale = tuple(change.stale)
+    yield _emptied(stale)
+    yield _deleted(stale)
+
+
+def _batches(groups: Iterable[tuple[_T, ...]], limit: int) -> Iterator[list[_T]]:
     """Groups joined to batches of no more than `limit`, or of one group where that alone has more."""
-    batches: list[list[_T]] = []
+    batch: list[_T] = []
     for group in groups:
-        if batches and (limit is None or len(batches[-1]) + len(group) <= limit):
-            batches[-1].extend(group)
-        else:
-            batches.append(list(group))
-    return batches
+        if batch and len(batch) + len(group) > limit:
+            yield batch
+            batch = []
+        batch += group
+    if batch:
+        yield batch
 
 
-def _block(
-    table: str, chains: Sequence[Chain], ensured: Sequence[str] = (), doomed: Sequence[str] = ()
-) -> list[str]:
+def _block(table: str, pieces: Iterable[str]) -> Iterator[str]:
     """One block that iptables-restore applies as a whole, or none if it would be empty."""
-    if not (chains or ensured or doomed):
-        return []
-    names = _lines(f":{name} - [0:0]" for name in (*(chain.key.chain for chain in chains), *doomed))
+    begun = False
+    for piece in filter(None, pieces):
+        yield piece if begun else f"*{table}\n{piece}"
+        begun = True
+    if begun:
+        yield "COMMIT\n"
+
+
+def _chains(chains: Sequence[Chain]) -> str:
+    """These chains with their rules; all are there before any rule may jump to them."""
     rules = _lines(f"-A {chain.key.chain} {rule}" for chain in chains for rule in chain.rules)
-    return [f"*{table}\n{names}{rules}{_lines(ensured)}{_lines(f'-X {name}' for name in doomed)}COMMIT\n"]
+    return _emptied(chain.key.chain for chain in chains) + rules
+
+
+def _emptied(names: Iterable[str]) -> str:
+    return _lines(f":{name} - [0:0]" for name in names)
+
+
+def _deleted(names: Iterable[str]) -> str:
+    return _lines(f"-X {name}" for name in names)
 
 
 def _lines(lines: Iterable[str]) -> str:

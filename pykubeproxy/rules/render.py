@@ -55,4 +55,4 @@ def full_input(ruleset: Ruleset, options: RuleOptions) -> str:
         fixed=(*chains, Chain(skeleton.KUBELET_FIREWALL, skeleton.kubelet_firewall(options))),
         ensured={table: tuple(lines) for table, lines in ensured.items()},
     )
-    return restore_input(change, None)
+    return "".join(restore_input(change, None))

@@ -1,11 +1,12 @@
 """All rules of one service port: the chains of its own and its entries in the chains that services share."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.again import Again
 from pykubeproxy.rules.balancing import balance, endpoint_rules
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
@@ -18,11 +19,17 @@ Rules = tuple[str, ...]
 # What a service port has in chains that services share.
 Entries = tuple[tuple[ChainKey, Rules], ...]
 
+# How the comments end of what stands in the tables for a service port that is set aside.
+SET_ASIDE = "is set aside"
+
 
 class PortRules(msgspec.Struct, frozen=True):
-    """The rules of one service port: `chains` of table nat that are its own, and `entries` in shared chains."""
+    """The rules of one service port: `chains` of table nat that are its own, and `entries` in shared chains.
 
-    chains: tuple[tuple[str, Rules], ...]
+    The chains may be rendered as they are read, and anew each time.
+    """
+
+    chains: Iterable[tuple[str, Rules]]
     entries: Entries
 
 
@@ -41,9 +48,34 @@ def port_rules(port: ServicePort, selection: Selection, options: RuleOptions) ->
     internal = local if port.internal_local else cluster
     external = local if port.external_local else cluster
     return PortRules(
-        chains=tuple(_chains(port, selection, internal, external, options)),
+        chains=Again(lambda: _chains(port, selection, internal, external, options)),
         entries=tuple(_entries(port, selection.any_usable, internal, external, options)),
     )
+
+
+def refusing_rules(port: ServicePort, options: RuleOptions) -> PortRules:
+    """The rules of a service port that is set aside: whoever comes to it anew is refused at once, as without endpoints.
+
+    Its last rules are not kept: they may lead to addresses that are other pods' by now, or let through sources that are
+    no longer allowed.
+    """
+    path = _Path("", _reject(options), f"{port.name} {SET_ASIDE}")
+    chains = (
+        (skeleton.FILTER_SERVICES, _refused_internal(port, path)),
+        (skeleton.FILTER_EXTERNAL, _refused_external(port, path)),
+        (skeleton.FILTER_NODEPORTS, _health_check(port)),
+    )
+    return PortRules((), tuple((key, tuple(rules)) for key, rules in chains if rules))
+
+
+def note_rules(port: ServicePort) -> PortRules:
+    """A rule of no effect that tells of a service port that is set aside, where not even its refusal can be written."""
+    note = rule(
+        destination=host(port.cluster_ip),
+        protocol=port.protocol.value.lower(),
+        comment=f"{port.name} port {port.port} {SET_ASIDE}",
+    )
+    return PortRules((), ((skeleton.FILTER_SERVICES, (note,)),))
 
 
 def _path(
@@ -54,8 +86,11 @@ def _path(
         return _Path(chain, "", "")
     if any_usable:
         return _Path("", "DROP", f"{port.name} has no local endpoints")
-    icmp = "icmp6-port-unreachable" if options.ipv6 else "icmp-port-unreachable"
-    return _Path("", f"REJECT --reject-with {icmp}", f"{port.name} has no endpoints")
+    return _Path("", _reject(options), f"{port.name} has no endpoints")
+
+
+def _reject(options: RuleOptions) -> str:
+    return f"REJECT --reject-with {'icmp6-port-unreachable' if options.ipv6 else 'icmp-port-unreachable'}"
 
 
 def _chains(

@@ -132,6 +132,17 @@ def test_blocks_after_a_refused_one_are_not_tried(started: Tables) -> None:
     assert chain(started, "LATER", "filter") is None
 
 
+def test_text_in_pieces(started: Tables) -> None:
+    """It is carried out as the whole would be; a refused line has the number it has in the whole."""
+    pieces = ["*nat\n-A CCC -j RETURN\n", "", "COMMIT\n", "*nat\n", "-A BBB -j ACCEPT\n-X NOWHERE\nCOMMIT\n"]
+    with pytest.raises(Refused) as refused:
+        started.restore(pieces)
+    assert (refused.value.line_number, refused.value.line) == (6, "-X NOWHERE")
+    assert chain(started, "CCC") == ("-j ACCEPT", "-j RETURN")
+    assert chain(started, "BBB") == ()
+    started.restore([])
+
+
 def test_missing_commit(started: Tables) -> None:
     """A block without COMMIT has no effect."""
     with pytest.raises(Refused) as refused:

@@ -2,11 +2,12 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Missing, Runner, TimedOut
+from pykubeproxy.kernel import Missing, NotStarted, Runner, TimedOut
 
 
 def gone(pid: int, seconds: float = 5) -> bool:
@@ -45,6 +46,32 @@ def test_large_input_that_nobody_reads() -> None:
     assert Runner().run(("true",), "x" * 1_000_000).exit_code == 0
 
 
+def test_a_command_reads_pieces_while_they_are_made(tmp_path: Path) -> None:
+    """The first has been dealt with before the second exists."""
+    answer = tmp_path / "answer"
+    os.mkfifo(answer)
+
+    def pieces() -> Iterator[str]:
+        yield "first\n"
+        yield answer.read_text().upper()
+
+    outcome = Runner().run(("sh", "-c", f"read -r line; echo $line > {answer}; cat"), pieces(), seconds=10)
+    assert outcome.stdout == "FIRST\n"
+
+
+def test_a_command_that_talks_while_it_reads() -> None:
+    """Neither side waits for the other for ever, however much both have to say."""
+    outcome = Runner().run(("sh", "-c", "tee /dev/stderr"), ("x" * 1000 for _ in range(1000)), seconds=20)
+    assert len(outcome.stdout) == len(outcome.stderr) == 1_000_000
+
+
+def test_a_hung_command_that_reads_nothing() -> None:
+    """The time limit holds while there is more to write than anyone reads."""
+    endless = iter(lambda: "x" * 1000, "")
+    with pytest.raises(TimedOut):
+        Runner().run(("sleep", "60"), endless, seconds=0.3)
+
+
 def test_bytes_pass_unchanged() -> None:
     """What is not UTF-8 comes through as it is."""
     outcome = Runner().run(("printf", r"\377\n"))
@@ -60,6 +87,14 @@ def test_missing_command() -> None:
     """A command that does not exist is named."""
     with pytest.raises(Missing, match="no-such-command"):
         Runner().run(("no-such-command",))
+
+
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    """The reason is the system's."""
+    command = tmp_path / "command"
+    command.write_text("")
+    with pytest.raises(NotStarted, match="command could not be started: Permission denied"):
+        Runner().run((str(command),))
 
 
 def test_environment() -> None:

@@ -1,6 +1,6 @@
 """iptables-restore applies its input block by block: what a packet meets between two blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -40,9 +40,9 @@ class BlockByBlock(FakeIptables):
         self.counters.update(skeleton.NFACCT_NAMES)
         self.states: list[Ruleset] = []
 
-    def restore(self, text: str) -> None:
+    def restore(self, text: str | Iterable[str]) -> None:
         self.states = []
-        for block in blocks(text):
+        for block in blocks("".join(text)):
             super().restore(block)
             self.states.append(self.save())
 
