@@ -1,24 +1,30 @@
 """Where the status of an agent is put together, from all who know a part of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import pykubeproxy
-from pykubeproxy.agent.enquiries import Enquiry, Seen
+from pykubeproxy.agent.enquiries import Enquiry, look, see
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.startup import Families
 from pykubeproxy.agent.status import Filter, Status
+from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.told import Objects
+from pykubeproxy.services.cluster import Cluster
 
 # How long the loop is waited for, in seconds; a sync may take longer.
 _PATIENCE = 2.0
+
+_T = TypeVar("_T")
 
 
 class Desk:
     """Tells any thread how the agent is. `put` hands the loop a question, as its mailbox does."""
 
     def __init__(
-        self, node_name: str, families: Families, observers: Observers, put: Callable[[Enquiry], None]
+        self, node_name: str, families: Families, observers: Observers, put: Callable[[Enquiry[Any]], None]
     ) -> None:
         self._node_name = node_name
         self._families = families
@@ -28,7 +34,7 @@ class Desk:
 
     def status(self, wanted: Filter) -> Status:
         """The state at this moment; without services if the loop is too busy to tell."""
-        seen = self._ask(wanted)
+        seen = self._ask(lambda cluster, tables: see(cluster, tables, wanted))
         health = self._observers.health.state()
         history = self._observers.history
         services, endpoints = self._observers.pending()
@@ -47,14 +53,19 @@ class Desk:
             pending_services=services,
             pending_endpoints=endpoints,
             syncs=history.syncs,
+            repairs=history.repairs,
             filter=wanted,
             matching=seen.matching if seen else 0,
             services=seen.services if seen else (),
             busy=seen is None,
         )
 
-    def _ask(self, wanted: Filter) -> Seen | None:
-        enquiry = Enquiry(wanted, Future())
+    def objects(self, wanted: Filter) -> Objects | None:
+        """The objects that are worked from; None if the loop is too busy to tell."""
+        return self._ask(lambda cluster, _: look(cluster, self._node_name, wanted))
+
+    def _ask(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
+        enquiry = Enquiry[_T](question, Future())
         self._put(enquiry)
         try:
             return enquiry.answer.result(_PATIENCE)

@@ -1,17 +1,21 @@
 """Asking the loop, which owns all state, what it serves: a question in its mailbox, answered between two syncs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import Generic, TypeVar
 
 import msgspec
 
 from pykubeproxy.agent.status import Filter, PortStatus, port_statuses
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.objects import Key
+from pykubeproxy.agent.told import Objects
+from pykubeproxy.objects import Key, Node
 from pykubeproxy.services.cluster import Cluster
 
 # No more services are told of once there are so many endpoints, for the loop has other things to do.
 _MOST_ENDPOINTS = 10_000
+
+_T = TypeVar("_T")
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -21,18 +25,18 @@ class Seen(msgspec.Struct, frozen=True):
     services: tuple[PortStatus, ...]
 
 
-class Enquiry(msgspec.Struct, frozen=True):
+class Enquiry(msgspec.Struct, Generic[_T], frozen=True):
     """A question about the services. Whoever asks waits for `answer`, and cancels it when it comes too late."""
 
-    filter: Filter
-    answer: Future[Seen]
+    question: Callable[[Cluster, Iterable[FamilyTables]], _T]
+    answer: Future[_T]
 
     def meet(self, cluster: Cluster, tables: Iterable[FamilyTables]) -> None:
         """Answer, for the one thread that these belong to. Never raises: whoever asks gets to know."""
         if not self.answer.set_running_or_notify_cancel():
             return
         try:
-            self.answer.set_result(see(cluster, tables, self.filter))
+            self.answer.set_result(self.question(cluster, tables))
         except Exception as error:
             self.answer.set_exception(error)
 
@@ -51,6 +55,18 @@ def see(cluster: Cluster, tables: Iterable[FamilyTables], wanted: Filter) -> See
                 found += port_statuses(served, family.family.value)
                 endpoints += len(served.selection.verdicts)
     return Seen(len(keys), tuple(found))
+
+
+def look(cluster: Cluster, node_name: str, wanted: Filter) -> Objects:
+    """The Services that are wanted, with their EndpointSlices if they are asked for by name; and the Node."""
+    services = tuple(it for it in cluster.services() if _matches(it.key, wanted))
+    return Objects(
+        node=cluster.node(node_name) or Node(node_name),
+        services=services,
+        slices=tuple(slice_ for it in services for slice_ in cluster.all_slices_of(it.key))
+        if wanted.service
+        else (),
+    )
 
 
 def _matches(key: Key, wanted: Filter) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
 import pykubeproxy
-from pykubeproxy.agent import http
+from pykubeproxy.agent import http, told
 from pykubeproxy.agent.status import Filter, Status, encode
 from pykubeproxy.agent.status_page import status_page
-from pykubeproxy.config import Config, configz, flagz
+from pykubeproxy.agent.told import Objects
+from pykubeproxy.config import Config, configz, dump, flagz
 
 # The kube-proxy whose flags, metrics and pages these are.
 _EMULATED = "1.36"
@@ -40,12 +41,14 @@ def metrics_pages(
     config: Callable[[], Config],
     flags: Mapping[str, object],
     status: Callable[[Filter], Status] | None = None,
+    objects: Callable[[Filter], Objects | None] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> http.Page:
     """/metrics and the pages that tell of configuration and version; none of them holds a secret.
 
     `config` gives the one in force, `flags` are those of the command line as `config.load` takes them. With `status`
-    /statusz is a page of HTML or JSON for those who ask for that, and kube-proxy's text for all others.
+    /statusz is a page of HTML or JSON for those who ask for that, and kube-proxy's text for all others;
+    with `objects` /servicez tells what the services are made from.
     """
     started = clock()
     table: dict[str, Callable[[], http.Answer]] = {
@@ -62,6 +65,8 @@ def metrics_pages(
     def page(request: http.Request) -> http.Answer:
         if request.path == "/statusz" and status:
             return _status(request, status) or plain(request)
+        if request.path == "/servicez" and objects:
+            return _objects(request, objects, config)
         return plain(request)
 
     return page
@@ -76,9 +81,23 @@ def _status(request: http.Request, status: Callable[[Filter], Status]) -> http.A
         wanted = read_filter(request.query)
     except ValueError as error:
         return http.Answer(f"400 bad request: {error}\n".encode(), status=400)
-    told = status(wanted)
-    body = encode(told) if content_type == http.JSON else status_page(told).encode()
+    now = status(wanted)
+    body = encode(now) if content_type == http.JSON else status_page(now).encode()
     return http.Answer(body, content_type, headers=_FOR_BROWSERS)
+
+
+def _objects(
+    request: http.Request, objects: Callable[[Filter], Objects | None], config: Callable[[], Config]
+) -> http.Answer:
+    """The objects that are asked for, and the configuration."""
+    try:
+        found = objects(read_filter(request.query))
+    except ValueError as error:
+        return http.Answer(f"400 bad request: {error}\n".encode(), status=400)
+    if found is None:
+        return http.Answer(b"503 a sync is running; ask again\n", status=503)
+    body = told.encode(told.Told(found, dump(config())))
+    return http.Answer(body, http.JSON, headers=_FOR_BROWSERS)
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
 """The command line: one module for each command, imported when it is asked for."""
 
 import importlib
+from importlib.util import find_spec
 
 import click
 
 import pykubeproxy
+from pykubeproxy.cli import terminal
 
 # Command, and where it is to be found; in the order of --help.
 _COMMANDS = {
@@ -26,15 +28,22 @@ class _LazyGroup(click.Group):
     """Imports a command's module when it is needed, so that no command pays for the others' libraries."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_COMMANDS)
+        return [name for name in _COMMANDS if name != "lab" or _has_lab()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name == "lab" and not _has_lab():
+            raise click.ClickException("this installation leaves the lab out; run it from a checkout")
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+
+def _has_lab() -> bool:
+    """The container image does without it."""
+    return find_spec("pykubeproxy.lab") is not None
 
 
 @click.group(
@@ -48,3 +57,4 @@ def main() -> None:
     Try it without a cluster:   sudo pykubeproxy lab demo
     See what it would program:  pykubeproxy render -f objects.yaml
     """
+    terminal.guard()

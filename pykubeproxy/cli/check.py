@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterable, Iterator
 
 import click
-import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
+from pykubeproxy.cli.output import echo_json, echo_styled
 from pykubeproxy.cli.present import host_name
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.fitness import cluster, forms, neighbours, settings, tables, tools
@@ -84,9 +84,9 @@ def check(node_port_range: tuple[int, int], output: str, flags: dict[str, object
     ]
     if output == "json":
         document = forms.document(findings, node_name, backend.value if backend else "")
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        echo_json(document)
     else:
-        click.echo(forms.text(findings), nl=False, color=False if "NO_COLOR" in os.environ else None)
+        echo_styled(forms.text(findings))
     if not fit(findings):
         raise SystemExit(1)
 

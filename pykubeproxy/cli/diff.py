@@ -1,6 +1,5 @@
 """`pykubeproxy diff`: what differs between the rules there are and the rules there ought to be."""
 
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from pykubeproxy.agent.startup import Opened
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.manifests import read_objects
+from pykubeproxy.cli.output import echo_json, echo_styled
 from pykubeproxy.cli.present import all_objects, filename_option, host_name
 from pykubeproxy.config import Config
 from pykubeproxy.inspect import changes_forms
@@ -169,14 +169,13 @@ def _facts(config: Config, iptables: Iptables) -> Kernel:
 
 
 def _show(found: list[Changes], before: str, after: str, output: str) -> None:
-    color = False if "NO_COLOR" in os.environ else None
     match output:
         case "json":
             document = changes_forms.document(found, before, after)
-            click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+            echo_json(document)
         case "rules":
-            click.echo(changes_forms.unified(found, before, after), nl=False, color=color)
+            echo_styled(changes_forms.unified(found, before, after))
         case _:
-            click.echo(changes_forms.in_words(found, before, after), nl=False, color=color)
+            echo_styled(changes_forms.in_words(found, before, after))
             if not any(it.chains for it in found):
                 click.echo(f"There is no difference: {before}, {after}.", err=True)

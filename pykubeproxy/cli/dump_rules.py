@@ -1,6 +1,5 @@
 """`pykubeproxy dump-rules`: the live tables of this node as people think of them."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,9 @@ import msgspec
 import yaml
 
 from pykubeproxy import kernel
+from pykubeproxy.cli import terminal
+from pykubeproxy.cli.completing import namespaces, services
+from pykubeproxy.cli.output import echo_styled
 from pykubeproxy.inspect import forms
 from pykubeproxy.inspect.dump import ServiceView, views
 from pykubeproxy.inspect.listing import AROUND, listing
@@ -34,8 +36,10 @@ _INTERVAL = 2.0
 
 
 @click.command("dump-rules")
-@click.argument("service", default="")
-@click.option("-n", "--namespace", default="", help="Only services of this namespace.")
+@click.argument("service", default="", shell_complete=services)
+@click.option(
+    "-n", "--namespace", default="", shell_complete=namespaces, help="Only services of this namespace."
+)
 @click.option(
     "-o",
     "--output",
@@ -92,14 +96,9 @@ def dump_rules(
         if watch:
             _watch(found, lambda: look()[1])
         else:
-            _echo(_text(output, found, live, wanted))
+            echo_styled(_text(output, found, live, wanted))
     except KernelError as error:
         raise click.ClickException(str(error)) from None
-
-
-def _echo(text: str) -> None:
-    # Without NO_COLOR click decides: styles are for terminals.
-    click.echo(text, nl=False, color=False if "NO_COLOR" in os.environ else None)
 
 
 def _watch(found: Sequence[ServiceView], look: Callable[[], Sequence[ServiceView]]) -> None:
@@ -110,9 +109,8 @@ def _watch(found: Sequence[ServiceView], look: Callable[[], Sequence[ServiceView
             time.sleep(_INTERVAL)
             before, seen, found, begun = found, begun, look(), time.monotonic()
             text = forms.table(found, forms.rates(before, begun - seen))
-            if sys.stdout.isatty():
-                click.clear()
-            _echo(f"New connections a second, at {time.strftime('%H:%M:%S')}\n\n{text}\n")
+            terminal.clear()
+            echo_styled(f"New connections a second, at {time.strftime('%H:%M:%S')}\n\n{text}\n")
             sys.stdout.flush()
     except KeyboardInterrupt:
         return

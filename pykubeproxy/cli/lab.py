@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from pykubeproxy.lab import report, standing
+from pykubeproxy.cli.output import echo_json, output_option
+from pykubeproxy.lab import documents, report, standing
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
 from pykubeproxy.lab.namespaces import prefix
@@ -48,13 +49,20 @@ def lab() -> None:
 @backend_option
 @click.option("--keep", is_flag=True, help="After the last scenario leave the lab standing until Ctrl-C.")
 @click.option("--name", default="demo", show_default=True, help="The lab's name.")
-def demo(wanted: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str) -> None:
+@output_option
+def demo(wanted: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
     """Run the scenarios, or those named, and show what real connections saw.
+
+    The exit code is 1 if something was not as it should be, else 0.
 
     \b
     sudo pykubeproxy lab demo
     sudo pykubeproxy lab demo scale rolling-update --iptables-backend legacy
     """
+    told = output == "json"
+    if list_only and told:
+        echo_json(documents.listed(SCENARIOS))
+        return
     if list_only:
         for scenario in SCENARIOS:
             click.echo(f"{scenario.name:16}{scenario.title}")
@@ -64,22 +72,26 @@ def demo(wanted: tuple[str, ...], list_only: bool, backend: str, keep: bool, nam
     chosen = [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
     leave_if_told = standing.exit_on_signals()
     started = time.monotonic()
-    results = {}
+    results: list[report.Result] = []
+    write: report.Write = (lambda _: None) if told else click.echo
     try:
         with Lab(name, backend=backend) as running:
-            click.echo(report.opening(running))
+            write(report.opening(running))
             for number, scenario in enumerate(chosen, 1):
                 leave_if_told()
                 place = f"{number}/{len(chosen)}"
-                results[scenario.name] = report.run_scenario(running, scenario, place, click.echo)
-            click.echo(f"\n{report.summary(results, time.monotonic() - started)}")
+                results.append(report.run_scenario(running, scenario, place, write))
+            seconds = time.monotonic() - started
+            write(f"\n{report.summary(results, seconds)}")
+            if told:
+                echo_json(documents.demonstrated(name, running.backend, results, seconds))
             if keep:
                 _keep(name)
             else:
-                click.echo(LOOK_YOURSELF)
+                write(LOOK_YOURSELF)
     except (Unmet, AlreadyRunning, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    if not all(results.values()):
+    if not all(it.well for it in results):
         raise SystemExit(1)
 
 
@@ -88,7 +100,8 @@ def _keep(name: str) -> None:
         "\nThe lab stands as the last scenario left it. From another terminal:\n"
         f"  pykubeproxy lab status --name {name}\n"
         f"  pykubeproxy lab exec --name {name} node1 -- pykubeproxy dump-rules\n"
-        "Ctrl-C takes it down."
+        "Ctrl-C takes it down.",
+        err=True,
     )
     try:
         signal.pause()
@@ -100,7 +113,8 @@ def _keep(name: str) -> None:
 @click.option("--name", default="lab", show_default=True, help="Its name; several may stand side by side.")
 @backend_option
 @click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
-def up(name: str, backend: str, pods: int) -> None:
+@output_option
+def up(name: str, backend: str, pods: int, output: str) -> None:
     """Build a lab and leave it standing: a Service "web" with pods behind it, to play with.
 
     \b
@@ -110,14 +124,15 @@ def up(name: str, backend: str, pods: int) -> None:
     """
     try:
         standing.up(name, backend, pods)
-        _show(RunDirectory(name))
+        _show(RunDirectory(name), output)
     except (Unmet, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from None
 
 
 @lab.command()
 @click.option("--name", default="lab", show_default=True, help="Which lab.")
-def down(name: str) -> None:
+@output_option
+def down(name: str, output: str) -> None:
     """Take a lab down, also one whose driver died.
 
     \b
@@ -127,7 +142,10 @@ def down(name: str) -> None:
         there = standing.down(name)
     except (Unmet, AlreadyRunning, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"lab {name} is gone" if there else f"there is no lab {name}")
+    if output == "json":
+        echo_json(documents.removed(name, there))
+    else:
+        click.echo(f"lab {name} is gone" if there else f"there is no lab {name}")
 
 
 @lab.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -153,19 +171,24 @@ def execute(name: str | None, place: str, command: tuple[str, ...]) -> None:
 
 @lab.command()
 @click.option("--name", help="Which lab, if there are several.")
-def status(name: str | None) -> None:
+@output_option
+def status(name: str | None, output: str) -> None:
     """Show the nodes, pods and Services of a lab that stands.
 
     \b
     sudo pykubeproxy lab status
     """
     try:
-        _show(standing.only_lab(name))
+        _show(standing.only_lab(name), output)
     except Unmet as error:
         raise click.ClickException(str(error)) from None
 
 
-def _show(directory: RunDirectory) -> None:
+def _show(directory: RunDirectory, output: str) -> None:
     state: dict[str, Any] = directory.read_state()
     api = Api(f"{prefix(directory.lab)}fabric", FABRIC[0], API_PORT)
-    click.echo(report.overview(state, api.items(SERVICES), str(directory.path / "logs")))
+    services, logs = api.items(SERVICES), str(directory.path / "logs")
+    if output == "json":
+        echo_json(documents.standing(state, services, logs))
+    else:
+        click.echo(report.overview(state, services, logs))

@@ -2,16 +2,19 @@
 
 import socket
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import click
 
-from pykubeproxy.cli import logs
 from pykubeproxy.cli.manifests import read_objects
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.objects import Listed, Node
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import Client, SourceError, api_watches, service_objects
+
+# The Kubernetes client comes along with them: half a second that those who ask an agent need not wait.
+if TYPE_CHECKING:
+    from pykubeproxy.sources import Client
 
 filename_option = click.option(
     "-f",
@@ -28,8 +31,9 @@ def host_name() -> str:
 
 def all_objects(config: Config) -> tuple[Cluster, Node]:
     """All that an API server has for this node's proxy, and this node. Raises ClickException."""
+    from pykubeproxy.sources import api_watches
 
-    def ask(client: Client, name: str) -> Iterable[Listed]:
+    def ask(client: "Client", name: str) -> Iterable[Listed]:
         return (listed for watch in api_watches(client, name) for listed in watch.once())
 
     return _asked(config, ask)
@@ -44,12 +48,17 @@ def objects_of(
     """
     if filename is not None:
         return read_objects(filename, config)
+    from pykubeproxy.sources import service_objects
+
     return _asked(
         config, lambda client, name: service_objects(client, wanted.name, wanted.namespace, (name, *nodes))
     )
 
 
-def _asked(config: Config, ask: Callable[[Client, str], Iterable[Listed]]) -> tuple[Cluster, Node]:
+def _asked(config: Config, ask: Callable[["Client", str], Iterable[Listed]]) -> tuple[Cluster, Node]:
+    from pykubeproxy.cli import logs
+    from pykubeproxy.sources import Client, SourceError
+
     # Sources log what they pass over; that is not to get among the output.
     logs.set_up(config.logging.format)
     to, name = config.client, config.hostname_override or host_name()

@@ -4,12 +4,13 @@ import click
 
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.manifests import plain_addresses, read_objects
+from pykubeproxy.cli.output import echo_json
 from pykubeproxy.config import Config
+from pykubeproxy.inspect import ruleset_forms
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.render import full_input
 from pykubeproxy.rules.render import render as render_rules
-from pykubeproxy.rules.terms import Kernel, terms
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.rules.terms import Kernel, Terms, terms
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -25,28 +26,43 @@ from pykubeproxy.services.cluster import Cluster
     metavar="CIDR",
     help="An address of the node, for nodePortAddresses; may be given several times.  [default: the Node's own]",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["iptables", "json"]),
+    default="iptables",
+    show_default=True,
+    help="iptables: input for iptables-restore.",
+)
 @config_options
-def render(filename: str, family: str | None, addresses: tuple[str, ...], flags: dict[str, object]) -> None:
+def render(
+    filename: str, family: str | None, addresses: tuple[str, ...], output: str, flags: dict[str, object]
+) -> None:
     """Print the iptables-restore input for the Services, EndpointSlices and Nodes in PATH.
 
     Nothing is read from or written to this machine's tables; neither root nor a network is needed. The node is the
     one that --hostname-override names, or the only one there is.
 
     \b
-    pykubeproxy render -f objects.yaml --hostname-override node1 --cluster-cidr 10.244.0.0/16
-    kubectl get services,endpointslices,nodes -A -o yaml | pykubeproxy render -f - --family ipv4
+    pykubeproxy render -f objects.yaml --hostname-override node1 -o json
+    kubectl get services,endpointslices -A -o yaml | pykubeproxy render -f -
     """
     config, warnings = load_config(flags)
     for line in warnings:
         click.echo(line, err=True)
     cluster, node = read_objects(filename, config)
-    for wanted in Family:
-        if family in (None, wanted.value.lower()):
-            click.echo(_text(config, cluster, node, wanted, addresses), nl=False)
+    families = [it for it in Family if family in (None, it.value.lower())]
+    on = [_terms(config, node, it, addresses) for it in families]
+    rulesets = [render_rules(cluster, it) for it in on]
+    if output == "json":
+        echo_json(ruleset_forms.document(rulesets, node.name))
+        return
+    for ruleset, its in zip(rulesets, on, strict=True):
+        command = "iptables-restore" if ruleset.family is Family.IPV4 else "ip6tables-restore"
+        click.echo(f"# {ruleset.family.value}, for {command} --noflush")
+        click.echo(full_input(ruleset, its.options), nl=False)
 
 
-def _text(config: Config, cluster: Cluster, node: Node, family: Family, addresses: tuple[str, ...]) -> str:
+def _terms(config: Config, node: Node, family: Family, addresses: tuple[str, ...]) -> Terms:
     own = tuple(it for it in (addresses or node.addresses) if family_of(it) is family)
-    on = terms(config, node.name, node, Kernel(addresses=own), family)
-    command = "iptables-restore" if family is Family.IPV4 else "ip6tables-restore"
-    return f"# {family.value}, for {command} --noflush\n{full_input(render_rules(cluster, on), on.options)}"
+    return terms(config, node.name, node, Kernel(addresses=own), family)

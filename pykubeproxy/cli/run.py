@@ -11,13 +11,16 @@ from pykubeproxy.agent.observers import BindFailed
 from pykubeproxy.agent.privileged import set_up
 from pykubeproxy.agent.process import Order, serve
 from pykubeproxy.cli import logs
-from pykubeproxy.cli.cleanup import clean_up
+from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
 from pykubeproxy.config import Config, dump
-from pykubeproxy.kernel import KernelError
+from pykubeproxy.kernel import KernelError, Occupied, Sole
 from pykubeproxy.sources import SourceError
 
 log = structlog.get_logger()
+
+# The exit status where another one already runs: nothing is wrong with this one.
+OCCUPIED = 3
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -43,7 +46,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         click.echo(f"pykubeproxy {pykubeproxy.__version__}")
         return
     if is_on(flags, "cleanup"):
-        clean_up()
+        clean_up_alone()
         return
     loaded = load_config(flags)
     config = loaded.config
@@ -65,10 +68,11 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         once=once,
     )
     try:
-        sys.exit(serve(order))
+        with Sole():
+            sys.exit(serve(order))
     except (KernelError, SourceError, BindFailed) as error:
         log.error(str(error))
-        sys.exit(1)
+        sys.exit(OCCUPIED if isinstance(error, Occupied) else 1)
 
 
 def _write_config(config: Config, path: str) -> None:

@@ -1,35 +1,38 @@
 """`pykubeproxy status`: how the agent of this node is, in the terminal."""
 
-import os
 import textwrap
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import click
 import msgspec
-import urllib3
 
 from pykubeproxy.agent.status import Status, decode
-from pykubeproxy.agent.status_page import duration, family_state, health, kind_of, pending, typical
+from pykubeproxy.agent.status_page import (
+    SET_ASIDE,
+    aside_in_words,
+    duration,
+    family_state,
+    health,
+    kind_of,
+    pending,
+    typical,
+)
+from pykubeproxy.cli.asking import DEFAULT_URL, NoAnswer, ask
+from pykubeproxy.cli.output import echo_styled, output_option
 from pykubeproxy.inspect.forms import WIDTH
 
-_TIMEOUT = urllib3.Timeout(connect=3, read=10)  # seconds
-# What is read at most, in bytes, of what answers there.
-_LONGEST = 16 << 20
-_SYNCS = 5
+_SYNCS, _ASIDE, _REPAIRS = 5, 10, 3
 
 
 @click.command()
 @click.option(
     "--url",
-    default="http://127.0.0.1:10249",
+    default=DEFAULT_URL,
     show_default=True,
     metavar="URL",
     help="The agent's metrics address.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="The form."
-)
+@output_option
 def status(url: str, output: str) -> None:
     """Show how the agent that runs on this node is: health, what it serves, its last syncs and what waits.
 
@@ -40,7 +43,10 @@ def status(url: str, output: str) -> None:
     pykubeproxy status
     pykubeproxy status --url http://192.168.99.10:10249 -o json
     """
-    body = _fetch(url, services=output == "json")
+    try:
+        body = ask(url, "/statusz") if output == "json" else ask(url, "/statusz", limit="0")
+    except NoAnswer as error:
+        raise click.ClickException(f"{error} (--url names its metrics address)") from None
     try:
         told = decode(body)
     except ValueError as error:
@@ -51,49 +57,8 @@ def status(url: str, output: str) -> None:
         click.echo(msgspec.json.format(body).decode())
     else:
         lines = "".join(f"{line}\n" for line in _lines(told))
-        click.echo(lines, nl=False, color=False if "NO_COLOR" in os.environ else None)
+        echo_styled(lines)
     raise SystemExit(0 if told.healthy else 1)
-
-
-def _fetch(url: str, services: bool) -> bytes:
-    """The agent's answer. Raises ClickException."""
-    page = _page(url) + ("" if services else "?limit=0")
-    try:
-        with urllib3.PoolManager() as pool:
-            answer = pool.request(
-                "GET",
-                page,
-                headers={"Accept": "application/json"},
-                timeout=_TIMEOUT,
-                retries=False,
-                preload_content=False,
-            )
-            body: bytes = answer.read(_LONGEST)
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise click.ClickException(
-            f"no agent answers at {url}: {_reason(error)} (--url names its metrics address)"
-        ) from None
-    if answer.status != 200:
-        raise click.ClickException(f"{page} answers with status {answer.status}")
-    return body
-
-
-def _page(url: str) -> str:
-    """The address of the agent's page. Raises UsageError."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return f"{parts.scheme}://{parts.netloc}/statusz"
-    except ValueError:
-        pass
-    raise click.UsageError(f'"{url}" is not of the form http://address:port')
-
-
-def _reason(error: Exception) -> str:
-    """The innermost reason, in the system's words where it has some."""
-    while (inner := error.__cause__ or error.__context__) and isinstance(inner, Exception):
-        error = inner
-    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
 
 
 def _lines(told: Status) -> Iterator[str]:
@@ -111,11 +76,39 @@ def _lines(told: Status) -> Iterator[str]:
             f"{family.family:<8}{click.style(f'{state:<18}', fg=shade)}{family.services:>9}"
             f"{family.endpoints:>11}{sum(family.rules.values()):>9}  {updated}"
         )
+    yield from _set_aside(told)
+    yield from _repairs(told)
     for name, reason in told.lacking.items():
         yield from _wrapped(f"{name} is left out: {reason}", None)
     yield ""
     yield from _syncs(told)
     yield from _wrapped(pending(told) or "Nothing waits for the next sync.", None)
+
+
+def _set_aside(told: Status) -> Iterator[str]:
+    aside = [(family.family, it) for family in told.families for it in family.set_aside]
+    if not aside:
+        return
+    yield ""
+    yield from _wrapped(f"Set aside: {len(aside)}. {SET_ASIDE}", "red")
+    for family, it in aside[:_ASIDE]:
+        since = f"{duration(max(0.0, told.now - it.since))} ago"
+        yield f"  {click.style(it.title, bold=True)}  {it.protocol} {family}, {since}"
+        yield from _wrapped(aside_in_words(it), None, " " * 4)
+    if len(aside) > _ASIDE:
+        yield f"  and {len(aside) - _ASIDE} more (-o json has them all)"
+
+
+def _repairs(told: Status) -> Iterator[str]:
+    if not told.repairs:
+        return
+    yield ""
+    yield from _wrapped("Others changed our rules, which were then put right:", None)
+    for repair in reversed(told.repairs[-_REPAIRS:]):
+        ago = f"{duration(max(0.0, told.now - repair.time))} ago"
+        yield f"  {ago:<16}{repair.family:<6}in {duration(repair.seconds)}"
+        by = f" (by {', '.join(repair.writers)})" if repair.writers else ""
+        yield from _wrapped(f"{repair.what}{by}", None, " " * 4)
 
 
 def _syncs(told: Status) -> Iterator[str]:

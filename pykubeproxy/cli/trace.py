@@ -1,7 +1,6 @@
 """`pykubeproxy trace`: where a packet would go, and why."""
 
 import ipaddress
-import os
 from typing import Literal
 
 import click
@@ -10,6 +9,7 @@ import msgspec
 from pykubeproxy import kernel
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.manifests import plain_addresses, read_objects
+from pykubeproxy.cli.output import echo_json, echo_styled, output_option
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect import trace_forms
 from pykubeproxy.inspect.desired import as_installed
@@ -62,9 +62,7 @@ _Origin = Literal["pod", "node", "outside"]
     metavar="CIDR",
     help="With -f, an address of the node; may be given several times.  [default: the Node's own]",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="The form."
-)
+@output_option
 @config_options
 def trace(
     source: str,
@@ -109,10 +107,9 @@ def trace(
     except KernelError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(trace_forms.document(walked))).decode())
+        echo_json(trace_forms.document(walked))
     else:
-        # Without NO_COLOR click decides: styles are for terminals.
-        click.echo(trace_forms.text(walked), nl=False, color=False if "NO_COLOR" in os.environ else None)
+        echo_styled(trace_forms.text(walked))
 
 
 def _packet(source: str, destination: str, protocol: str) -> Packet:

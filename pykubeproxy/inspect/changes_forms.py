@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.changes import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.changes_words import about, words
 from pykubeproxy.inspect.dump import EndpointView
-from pykubeproxy.inspect.forms import API_VERSION, TIE, WIDTH
+from pykubeproxy.inspect.forms import TIE, WIDTH
 from pykubeproxy.rules.difference import ChainDifference
 
 # How many rules that stay are shown around those that change.

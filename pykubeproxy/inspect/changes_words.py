@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pykubeproxy.inspect.changes import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.dump import EndpointView, ServiceView, Verdict
-from pykubeproxy.inspect.forms import REFUSALS, address_and_port, frontend_in_words, in_units
+from pykubeproxy.inspect.forms import address_and_port, frontend_in_words, in_units, refusal
 from pykubeproxy.inspect.frontends import Frontend
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.rule import read
@@ -69,7 +69,7 @@ def _in_full(view: ServiceView) -> Iterator[str]:
     """A policy that is there only before or only after."""
     yield ", ".join(map(frontend_in_words, view.frontends or view.from_this_node))
     if view.verdict is not Verdict.DNAT:
-        yield REFUSALS[view.verdict]
+        yield refusal(view)
     if view.endpoints:
         yield f"{_counted(len(view.endpoints), 'endpoint')}: {_named(view.endpoints)}"
 
@@ -89,7 +89,7 @@ def _of_endpoints(change: PolicyChange, before: ServiceView, after: ServiceView)
         if before.verdict is not Verdict.DNAT:
             yield _NO_LONGER[before.verdict]
         if after.verdict is not Verdict.DNAT:
-            yield REFUSALS[after.verdict]
+            yield refusal(after)
 
 
 def _of_frontends(before: Sequence[Frontend], after: Sequence[Frontend], where: str) -> Iterator[str]:

@@ -46,6 +46,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     - `frontends`: the addresses that are served by this policy
     - `from_this_node`: those that are served so only for this node and its pods, under external policy Local
     - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
+    - `set_aside`: it is not served, whatever endpoints there are, for iptables refuses its rules
     - `source_ranges`: who may come to a load balancer's IP; empty for everybody
     - `chain`: the one that balances over the endpoints, "" without any
     """
@@ -61,6 +62,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     source_ranges: tuple[str, ...]
     health_check_node_port: int
     chain: str = ""
+    set_aside: bool = False
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -115,6 +117,7 @@ class _Path(msgspec.Struct):
     from_this_node: dict[Frontend, None] = {}
     source_ranges: tuple[str, ...] = ()
     refusal: Verdict | None = None
+    set_aside: bool = False
 
 
 class _Port(msgspec.Struct, frozen=True):
@@ -154,6 +157,7 @@ class _Port(msgspec.Struct, frozen=True):
             source_ranges=path.source_ranges,
             health_check_node_port=self.health_check_node_port if policy is Policy.LOCAL else 0,
             chain=path.chain if endpoints else "",
+            set_aside=path.set_aside,
         )
 
     def _endpoints(self, chain: str) -> Iterable[EndpointView]:
@@ -186,7 +190,7 @@ def _lead(paths: Mapping[Policy, _Path], frontend: Frontend, way: Route, balance
 
 def _refuse(paths: Mapping[Policy, _Path], found: Found) -> None:
     """Note that a frontend is refused: one that nat knows under its policy, any other as the verdict suggests."""
-    verdict = Verdict(found.target.lower())
+    verdict = Verdict(found.target.lower() or Verdict.PASS)
     for path in paths.values():
         if not path.chain and any(_same(known, found.frontend) for known in path.frontends):
             path.refusal = verdict
@@ -194,6 +198,7 @@ def _refuse(paths: Mapping[Policy, _Path], found: Found) -> None:
     path = paths[Policy.LOCAL if verdict is Verdict.DROP else Policy.CLUSTER]
     path.frontends[found.frontend] = None
     path.refusal = verdict
+    path.set_aside = found.set_aside
 
 
 def _same(known: Frontend, refused: Frontend) -> bool:

@@ -6,11 +6,11 @@ from itertools import groupby
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.dump import EndpointView, ServiceView, Verdict
 from pykubeproxy.inspect.frontends import ANY_LOCAL, Frontend, FrontendKind
 from pykubeproxy.services.ports import PortName
 
-API_VERSION = "pykubeproxy/v1"
 # Columns of a terminal that texts keep to.
 WIDTH = 80
 
@@ -27,6 +27,10 @@ REFUSALS = {
     Verdict.REJECT: "refused: no endpoints",
     Verdict.DROP: "dropped: no endpoints on this node",
     Verdict.PASS: "leads nowhere: no endpoints, and no rule that says so",
+}
+_SET_ASIDE = {
+    Verdict.REJECT: "refused: set aside, for iptables refuses its rules",
+    Verdict.PASS: "not touched: set aside, for iptables refuses its rules",
 }
 # What is said about an endpoint of a service, beside its share and address.
 Remark = Callable[[ServiceView, EndpointView], str]
@@ -45,7 +49,8 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
                      "address": an IP, or "*" for a node port at all addresses of the node, "port": number}],
       "fromThisNode": frontends which lead here for packets of this node and its pods only,
       "endpoints": [{"address", "port", "share": 0 to 1, "packets", "bytes"}],
-      "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null}]}
+      "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null,
+      "setAside": whether it is not served for iptables refusing its rules}]}
 
     There is an entry for each service port, family and policy; more keys may be added. Packets and bytes are those of
     an endpoint under both policies, since its chain was written.
@@ -132,6 +137,7 @@ def _entry(view: ServiceView) -> dict[str, object]:
         "affinitySeconds": view.affinity_seconds,
         "sourceRanges": list(view.source_ranges),
         "healthCheckNodePort": view.health_check_node_port or None,
+        "setAside": view.set_aside,
     }
 
 
@@ -158,11 +164,16 @@ def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[st
             yield start + line.replace(TIE, " ")
             start = _INDENT
     if view.verdict is not Verdict.DNAT:
-        yield _INDENT + click.style(REFUSALS[view.verdict], fg="yellow")
+        yield _INDENT + click.style(refusal(view), fg="yellow")
     longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
     if with_chains and view.chain:
         yield f"{_INDENT}chain {view.chain}"
     yield from (_endpoint(endpoint, longest, remark(view, endpoint)) for endpoint in view.endpoints)
+
+
+def refusal(view: ServiceView) -> str:
+    """Why a service port without endpoints is not served, and what becomes of its packets."""
+    return (_SET_ASIDE if view.set_aside else REFUSALS)[view.verdict]
 
 
 def _ways_in(view: ServiceView) -> Iterable[str]:

@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy.inspect.rule import Rule, read
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.service import SET_ASIDE
 
 # Stands for all of a node's own addresses.
 ANY_LOCAL = "*"
@@ -54,6 +55,7 @@ class Found(msgspec.Struct, frozen=True):
 
     - `title`: the service port as the comment names it, "namespace/name:port"; "" without a comment
     - `target`: the chain, or REJECT or DROP
+    - `set_aside`: the service port is not served, for iptables refuses its rules
     - `path`: the rules a packet meets on the way, the one for the frontend last
     """
 
@@ -62,6 +64,7 @@ class Found(msgspec.Struct, frozen=True):
     frontend: Frontend
     target: str
     path: tuple[RuleAt, ...]
+    set_aside: bool = False
 
 
 def served(ruleset: Ruleset) -> Iterator[Found]:
@@ -74,9 +77,16 @@ def served(ruleset: Ruleset) -> Iterator[Found]:
 
 
 def refused(ruleset: Ruleset) -> Iterator[Found]:
-    """The frontends that table filter refuses (REJECT) or drops (DROP), for want of endpoints."""
+    """The frontends that table filter refuses (REJECT) or drops (DROP), for want of endpoints or as set aside.
+
+    Of what is set aside there may be no more than a note: a rule for a cluster IP without a target.
+    """
     for key in (skeleton.FILTER_SERVICES, skeleton.FILTER_EXTERNAL):
         for index, rule in _rules(ruleset, key):
+            set_aside, path = rule.comment.endswith(SET_ASIDE), (RuleAt(key, index),)
+            if set_aside and not rule.target and rule.destination:
+                frontend = Frontend(FrontendKind.CLUSTER_IP, rule.destination, _noted_port(rule))
+                yield Found(_title(rule), rule.protocol, frontend, "", path, set_aside)
             if rule.target not in ("REJECT", "DROP") or not rule.port:
                 continue
             # For load balancers' IPs the rules are the same as for external IPs.
@@ -84,7 +94,7 @@ def refused(ruleset: Ruleset) -> Iterator[Found]:
             frontend = Frontend(
                 kind if rule.destination else FrontendKind.NODE_PORT, rule.destination or ANY_LOCAL, rule.port
             )
-            yield Found(_title(rule), rule.protocol, frontend, rule.target, (RuleAt(key, index),))
+            yield Found(_title(rule), rule.protocol, frontend, rule.target, path, set_aside)
 
 
 def health_checks(ruleset: Ruleset) -> dict[str, int]:
@@ -122,6 +132,12 @@ def _kind(rule: Rule) -> FrontendKind:
         return FrontendKind.LOAD_BALANCER_IP
     external = rule.target.startswith(names.EXTERNAL_PREFIX)
     return FrontendKind.EXTERNAL_IP if external else FrontendKind.CLUSTER_IP
+
+
+def _noted_port(rule: Rule) -> int:
+    """The port in the comment "ns/name:port port 80 is set aside"."""
+    number = rule.comment.removesuffix(SET_ASIDE).split()[-1]
+    return int(number) if number.isdecimal() else 0
 
 
 def _title(rule: Rule) -> str:

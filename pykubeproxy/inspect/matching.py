@@ -54,7 +54,13 @@ class Rule(msgspec.Struct, frozen=True):
     options: Mapping[str, str]
 
     def meet(self, packet: Packet, host: Host) -> Match:
-        """Hold the packet against every condition, until one is not met."""
+        """Hold the packet against every condition, until one is not met; one with a value nobody can read is not."""
+        try:
+            return self._met(packet, host)
+        except (ValueError, ArithmeticError) as error:
+            return Match(0.0, f"a value of the rule cannot be read: {error}", True)
+
+    def _met(self, packet: Packet, host: Host) -> Match:
         share = 1.0
         for position, asked in enumerate(self.asked):
             passing = asked.share(packet, host)

@@ -6,13 +6,12 @@ from itertools import groupby
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.dump import Verdict
 from pykubeproxy.inspect.matching import comment_of, without_comment
 from pykubeproxy.inspect.packet import Packet, address_and_port
 from pykubeproxy.inspect.trace import Chosen, Refusal, Trace
 from pykubeproxy.inspect.walking import Step
-
-API_VERSION = "pykubeproxy/v1"
 
 _WIDTH = 80
 # A space at which no line is broken.

@@ -54,7 +54,7 @@ class Rules:
 
     def policy(self, key: ChainKey) -> End:
         """What becomes of packets at the end of one of the kernel's chains."""
-        return End(self._ruleset.policies.get(key, "ACCEPT"))
+        return End.DROP if self._ruleset.policies.get(key) == End.DROP.value else End.ACCEPT
 
 
 class Walk:

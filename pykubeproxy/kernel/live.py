@@ -46,15 +46,18 @@ def part_about(
     """The part of large tables that is about a name: what rules that hold it, in chains below the roots, lead to.
 
     The chains on the way from the roots are there whole, and `others` too; chains that only their other rules lead to
-    are not. None where no rule holds the word, and on legacy, which cannot read a part.
+    are not. Empty where no rule holds the word, though all rules there say whom they are for; None where not all do, and
+    on legacy, which cannot read a part.
     """
     if iptables.backend is Backend.LEGACY:
         return None
     # It ends where nothing follows that names are made of.
     word = re.escape(name) + "(?![A-Za-z0-9.-])"
-    ways = {root: _ways(iptables, root, re.compile(word.encode())) for root in roots}
+    looked = {root: _ways(iptables, root, re.compile(word.encode())) for root in roots}
+    ways = {root: {ChainKey(root.table, it) for it in looked[root].chains} for root in looked}
     if not any(ways.values()):
-        return None
+        all_told = all(it.all_told for it in looked.values())
+        return (Ruleset(iptables.family, {}), {}) if all_told else None
     ruleset, counters = live(iptables)
     shared = {*ways, *others}.union(*ways.values())
     chains = {key: ruleset.chains[key] for key in shared if key in ruleset.chains}
@@ -73,13 +76,12 @@ def part_about(
     return Ruleset(ruleset.family, chains), {key: counters[key] for key in chains}
 
 
-def _ways(iptables: Iptables, root: ChainKey, word: re.Pattern[bytes]) -> set[ChainKey]:
+def _ways(iptables: Iptables, root: ChainKey, word: re.Pattern[bytes]) -> kernel_chains.Ways:
     """The chains with rules that hold the word, and those on the way there from the root."""
     try:
-        found = kernel_chains.ways_to(iptables.family, root.table, root.chain, word)
+        return kernel_chains.ways_to(iptables.family, root.table, root.chain, word)
     except OSError as error:
         raise _not_asked(error) from error
-    return {ChainKey(root.table, chain) for chain in found}
 
 
 def _target(rule: str) -> str:

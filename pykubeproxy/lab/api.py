@@ -77,13 +77,15 @@ class Api:
                 raise
 
     def watch(self, path: str, seconds: int = 3600) -> Iterator[Object]:
-        """The events of a list, the present objects as ADDED first; ends when the server ends it."""
+        """The events of a list, the present objects as ADDED first; ends when the server ends it. Raises ApiError."""
         response = self._pool.urlopen(
             "GET",
             f"{path}?watch=true&timeoutSeconds={seconds}",
             preload_content=False,
             timeout=urllib3.Timeout(connect=5.0, read=None),
         )
+        if response.status >= 300:
+            raise ApiError(response.status, f"GET {path}: {response.status}")
         pending = b""
         for chunk in response.stream(amt=None, decode_content=False):
             *lines, pending = (pending + chunk).split(b"\n")

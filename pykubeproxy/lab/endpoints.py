@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import urllib3
 
-from pykubeproxy.lab.api import SERVICES, SLICES, Api, Object, in_namespace
+from pykubeproxy.lab.api import SERVICES, SLICES, Api, ApiError, Object, in_namespace
 from pykubeproxy.lab.pods import Pod
 
 SLICE_KIND = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
@@ -36,8 +36,8 @@ class SliceController:
                     # Without a selector a Service's slices are the business of whoever made it.
                     if event["object"].get("spec", {}).get("selector"):
                         self.reconcile()
-            except (urllib3.exceptions.HTTPError, OSError):
-                pass  # the server is away; ask again
+            except (ApiError, urllib3.exceptions.HTTPError, OSError, ValueError):
+                pass  # the server is away, or does wrong because somebody wanted it to; ask again
 
     def stop(self) -> None:
         """Write nothing any more."""

@@ -3,6 +3,7 @@
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,24 @@ LABEL = 15
 Write = Callable[[str], None]
 
 
-def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> bool:
-    """Run one scenario in the emptied lab and tell it as it goes; returns whether all was as it should be.
+@dataclass(frozen=True)
+class Result:
+    """What a scenario saw, each with a few words before it; `failure` is what was not as it should be, or ""."""
+
+    name: str
+    title: str
+    seconds: float
+    seen: tuple[tuple[str, str], ...]
+    failure: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether all was as it should be."""
+        return not self.failure
+
+
+def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Result:
+    """Run one scenario in the emptied lab and tell it as it goes.
 
     What goes wrong outside of the scenario's own checks counts as a failure of the scenario.
     """
@@ -30,18 +47,29 @@ def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> boo
     write(click.style(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
     _entry(write, "", scenario.does)
     started = time.monotonic()
+    told: list[tuple[str, str]] = []
+
+    def say(label: str, seen: object) -> None:
+        told.append((label, str(seen)))
+        _entry(write, label or " ", str(seen))
+
+    def result(failure: str = "") -> Result:
+        return Result(scenario.name, scenario.title, time.monotonic() - started, tuple(told), failure)
+
     try:
         lab.reset()
-        scenario.run(lab, lambda label, seen: _entry(write, label or " ", str(seen)))
+        scenario.run(lab, say)
     except Exception as failure:  # whatever it is, the other scenarios go on
         known = isinstance(failure, ScenarioFailed | AgentEnded | TimeoutError)
-        _entry(write, "FAILED", str(failure) if known else repr(failure), colour="red")
+        reason = str(failure) if known else repr(failure)
+        _entry(write, "FAILED", reason, colour="red")
         _entry(write, "logs", f"with --keep they stay readable in {lab.logs}")
-        return False
+        return result(reason)
     _entry(write, "why", scenario.why)
     _entry(write, "look", scenario.look)
-    _entry(write, "ok", f"{time.monotonic() - started:.1f} s", colour="green")
-    return True
+    ended = result()
+    _entry(write, "ok", f"{ended.seconds:.1f} s", colour="green")
+    return ended
 
 
 def _entry(write: Write, label: str, text: str, colour: str | None = None) -> None:
@@ -59,12 +87,22 @@ def _entry(write: Write, label: str, text: str, colour: str | None = None) -> No
         write(f"{beside}{line}")
 
 
-def summary(results: dict[str, bool], seconds: float) -> str:
-    """The last line."""
-    failed = [name for name, right in results.items() if not right]
+def summary(results: Sequence[Result], seconds: float) -> str:
+    """The last line, or lines."""
+    failed = [it.name for it in results if not it.well]
     if not failed:
-        return f"All {len(results)} scenarios as they should be, {seconds:.0f} s in all."
-    return f"{len(failed)} of {len(results)} scenarios failed: {', '.join(failed)} ({seconds:.0f} s in all)."
+        well = "As it should be" if len(results) == 1 else f"All {len(results)} scenarios as they should be"
+        return f"{well}, {seconds:.0f} s in all."
+    return textwrap.fill(
+        f"{len(failed)} of {len(results)} scenarios failed: {', '.join(failed)} ({seconds:.0f} s in all).",
+        WIDTH,
+        break_on_hyphens=False,
+    )
+
+
+def agent_runs(pid: int | None) -> bool:
+    """Whether an agent's process is there; one that only waits to be reaped is not."""
+    return Path(f"/proc/{pid}/exe").exists()
 
 
 def opening(lab: Lab) -> str:
@@ -80,10 +118,8 @@ def overview(state: Mapping[str, Any], services: Sequence[Object], logs: str) ->
     """A standing lab at a glance, from what its driver wrote and what its API server has."""
     places = [("fabric", "", *FABRIC, f"API server {state['api']}")]
     for name, node in state["nodes"].items():
-        running = Path(
-            f"/proc/{node['agent']}/exe"
-        ).exists()  # a process that only waits to be reaped has none
-        agent = f"agent running, pid {node['agent']}" if running else "agent stopped"
+        pid = node["agent"]
+        agent = f"agent running, pid {pid}" if agent_runs(pid) else "agent stopped"
         places.append((name, "", *node["addresses"], agent))
     places.append(("client", "", *state["client"]["addresses"], ""))
     for name, pod in state["pods"].items():

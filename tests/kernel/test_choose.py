@@ -3,6 +3,8 @@
 import pytest
 
 from pykubeproxy.kernel import Backend, Iptables, Runner, choose, open_iptables
+from pykubeproxy.kernel import backend as backend_module
+from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.tools import system_default
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
@@ -61,3 +63,24 @@ def test_what_is_looked_for_comes_first(iptables: Iptables, runner: Runner) -> N
     assert choose("auto", runner, holding=ChainKey("nat", "KUBE-SERVICES")) is iptables.backend
     assert choose("auto", runner, holding=ChainKey("nat", "KUBE-NONE")) is other.backend
     assert choose("auto", runner) is other.backend
+
+
+def test_the_size_of_a_legacy_table(inside: str, runner: Runner, family: Family) -> None:
+    """Told without fetching or creating it: two entries for each chain of one's own, one for each rule and policy."""
+    assert entries(family, "nat") == 0
+    assert untouched(runner)
+    legacy = open_iptables(Backend.LEGACY, family, runner)
+    legacy.restore("*nat\nCOMMIT\n")
+    empty = entries(family, "nat")
+    legacy.restore(SOME_RULES)
+    assert entries(family, "nat") == empty + 4
+
+
+def test_a_large_legacy_table_is_not_searched(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken to have what is looked for; a smaller one is asked for it."""
+    holding = ChainKey("nat", "KUBE-SERVICES")
+    open_iptables(Backend.LEGACY, Family.IPV4).restore(SOME_RULES)
+    open_iptables(Backend.NFT, Family.IPV4).restore(SOME_RULES.replace("COMMIT", "-A SOME -j RETURN\nCOMMIT"))
+    assert choose("auto", holding=holding) is Backend.NFT
+    monkeypatch.setattr(backend_module, "_LARGE", 5)
+    assert choose("auto", holding=holding) is Backend.LEGACY

@@ -11,7 +11,7 @@ from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.kernel import Backend, Failed, Iptables, Runner, live, open_iptables, part_about
 from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
 from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
-from pykubeproxy.rules.ruleset import ChainKey, Count
+from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
 from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
@@ -118,7 +118,11 @@ def test_a_part_takes_few_commands(many: Iptables) -> None:
 
 
 def test_a_name_that_no_rule_has(many: Iptables) -> None:
-    """Then there is no part."""
+    """Then the part is empty, unless there are rules that do not say whom they are for."""
+    nothing = None if many.backend is Backend.LEGACY else (Ruleset(many.family, {}), {})
+    assert part_about(many, "ns/nobody", ROOTS, AROUND) == nothing
+    silent = "*nat\n:KUBE-SVC-SILENT - [0:0]\n-A KUBE-SERVICES -p tcp -j KUBE-SVC-SILENT\n"
+    many.restore(f"{silent}-A KUBE-SVC-SILENT -j RETURN\nCOMMIT\n")
     assert part_about(many, "ns/nobody", ROOTS, AROUND) is None
 
 

@@ -94,6 +94,16 @@ def test_up_exec_status_down(name: str) -> None:
     status = lab_command("status", "--name", name)
     assert "agent running" in status
     assert "web-2   node2" in status
+    document = json.loads(lab_command("status", "--name", name, "-o", "json"))
+    places = {it["place"]: it for it in document["places"]}
+    assert (document["apiVersion"], document["lab"]) == ("pykubeproxy/v1", name)
+    assert (places["web-2"]["kind"], places["web-2"]["node"], places["web-2"]["state"]) == (
+        "pod",
+        "node2",
+        "ready",
+    )
+    assert places["node1"]["agent"] and places["client"]["addresses"][0] == "203.0.113.10"
+    assert document["services"][0]["ports"][0]["nodePort"]
     ask = (
         "import urllib.request as u; print(u.urlopen('http://10.0.0.1:6443/api/v1/services').read().decode())"
     )
@@ -102,8 +112,10 @@ def test_up_exec_status_down(name: str) -> None:
     ask = f"import urllib.request as u; print(u.urlopen('http://10.0.0.12:{node_port}/').read().decode())"
     answer = lab_command("exec", "--name", name, "client", sys.executable, "-c", ask)
     assert json.loads(answer)["pod"] in ("web-1", "web-2")
-    assert "is gone" in lab_command("down", "--name", name)
+    down = json.loads(lab_command("down", "--name", name, "-o", "json"))
+    assert down == {"apiVersion": "pykubeproxy/v1", "lab": name, "removed": True}
     assert nothing_left(name, inside)
+    assert "there is no lab" in lab_command("down", "--name", name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
@@ -205,6 +217,16 @@ def test_demo_shows_what_it_saw(name: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "web-1 200" in done.stdout
-    assert "All 1 scenarios as they should be" in done.stdout
+    assert "As it should be" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert nothing_left(name, [])
+
+
+def test_demo_as_a_document(name: str) -> None:
+    """With -o json it prints what was seen as one document, and nothing besides."""
+    document = json.loads(lab_command("demo", "scale", "--name", name, "-o", "json"))
+    assert (document["ok"], document["lab"], document["backend"]) == (True, name, "auto")
+    (scale,) = document["scenarios"]
+    assert scale["name"] == "scale"
+    assert any("web-1 200" in it["text"] for it in scale["seen"])
     assert nothing_left(name, [])

@@ -14,6 +14,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.crowd import Crowd
+from tests.witness import Witness
 
 pytestmark = pytest.mark.root
 
@@ -64,15 +65,19 @@ def start_lab(setup: str) -> Lab:
 @pytest.mark.parametrize(
     ("setup", "scenario"), CASES, ids=[f"{setup}-{scenario.name}" for setup, scenario in CASES]
 )
-def test_scenario(labs: dict[str, Lab], setup: str, scenario: Scenario) -> None:
-    """Connections see what the scenario promises."""
+def test_scenario(
+    labs: dict[str, Lab], monkeypatch: pytest.MonkeyPatch, setup: str, scenario: Scenario
+) -> None:
+    """Connections see what the scenario promises, and what trace says of them."""
     if setup not in labs:
         labs[setup] = start_lab(setup)
     lab = labs[setup]
     lab.reset()
     told: list[object] = []
+    witness = Witness(lab, Backend(SETUPS[setup][0]), monkeypatch)
     scenario.run(lab, lambda *seen: told.append(seen))
     assert told, "a scenario tells what it saw"
+    assert witness.compared, "trace was asked"
     if setup == "tree":
         assert_found_through_branches(lab)
 

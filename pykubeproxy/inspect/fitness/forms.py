@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.fitness.finding import Finding, Level, fit
-from pykubeproxy.inspect.forms import API_VERSION, WIDTH
+from pykubeproxy.inspect.forms import WIDTH
 
 _COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red", Level.SKIP: "cyan"}
 _LEVEL_WIDTH = max(len(level.value) for level in Level)

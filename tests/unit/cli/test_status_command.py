@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.agent import http
-from pykubeproxy.agent.status import FamilyStatus, Status, Sync, encode
+from pykubeproxy.agent.status import FamilyStatus, Repair, Status, Sync, encode
 from pykubeproxy.cli.status import status
+from pykubeproxy.rules.damage import Damage
 from tests.fakes.asking import free_port
 from tests.unit.agent.conftest import Serve, serve
 
@@ -70,6 +71,15 @@ def test_the_text(serve: Serve) -> None:
     assert "  3 s ago         IPv4  partial               4 ms  31 rules" in lines
     assert "    iptables-restore refused line 7, '-A KUBE-SVC-X -j NONE': no no no no no no" in lines
     assert "2 changed Services and 1 Service with changed endpoints wait" in lines[-2] + lines[-1]
+
+
+def test_repairs(serve: Serve) -> None:
+    """The last ones that others made necessary, in 80 columns."""
+    repair = Repair(NOW - 3, "IPv4", 0.123, (Damage("nat", rules=2),), ('"iptables-nft" (process 4711)',))
+    result = asked("--url", at(serve, encode(msgspec.structs.replace(TOLD, repairs=(repair,)))))
+    lines = click.unstyle(result.stdout).splitlines()
+    assert "  3 s ago         IPv4  in 123 ms" in lines
+    assert '    nat: 2 rules gone (by "iptables-nft" (process 4711))' in lines
 
 
 def test_the_exit_code_tells_of_health(serve: Serve) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 import click
 import pytest
 
-from pykubeproxy.lab import report, requirements
+from pykubeproxy.lab import documents, report, requirements
 from pykubeproxy.lab.agents import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.requirements import Unmet
@@ -16,12 +16,12 @@ from pykubeproxy.lab.scenarios import SCENARIOS, Say, Scenario, ScenarioFailed
 LAB = cast("Lab", SimpleNamespace(reset=lambda: None, logs=Path("/run/lab/logs")))
 
 
-def told(run: object) -> tuple[bool, list[str]]:
-    """Whether it went well and the lines written."""
+def told(run: object) -> tuple[report.Result, list[str]]:
+    """What came of it and the lines written."""
     lines: list[str] = []
     scenario = Scenario("x", "A title", "What is done.", "Why it is so. " * 8, "a command", run)  # type: ignore[arg-type]
-    well = report.run_scenario(LAB, scenario, "1/1", lines.append)
-    return well, [click.unstyle(line) for line in lines]
+    result = report.run_scenario(LAB, scenario, "1/1", lines.append)
+    return result, [click.unstyle(line) for line in lines]
 
 
 def test_what_was_seen() -> None:
@@ -30,8 +30,9 @@ def test_what_was_seen() -> None:
     def run(_lab: Lab, say: Say) -> None:
         say("3 pods", "600 connections: " + ", ".join(f"web-{number} 200" for number in range(12)))
 
-    well, lines = told(run)
-    assert well
+    result, lines = told(run)
+    assert result.well
+    assert result.seen[0][0] == "3 pods"
     assert max(map(len, lines)) <= report.WIDTH
     text = "\n".join(lines)
     assert "A title" in text
@@ -49,15 +50,50 @@ def test_a_failure_is_told(failure: Exception) -> None:
     def run(_lab: Lab, _say: Say) -> None:
         raise failure
 
-    well, lines = told(run)
-    assert not well
+    result, lines = told(run)
+    assert not result.well
+    assert str(failure.args[0]) in result.failure
     assert any("FAILED" in line and str(failure.args[0]) in line for line in lines)
 
 
+def result(name: str, failure: str = "") -> report.Result:
+    return report.Result(name, f"Title of {name}", 1.25, (("1 pod", "all of them"),), failure)
+
+
 def test_summary() -> None:
-    """The last line counts the failed ones and names them."""
-    assert "All 2 scenarios" in report.summary({"a": True, "b": True}, 1.0)
-    assert "1 of 2 scenarios failed: b" in report.summary({"a": True, "b": False}, 1.0)
+    """The last line counts the failed ones and names them; many names are broken over lines of 80 columns."""
+    assert "All 2 scenarios" in report.summary([result("a"), result("b")], 1.0)
+    assert "1 of 2 scenarios failed: b" in report.summary([result("a"), result("b", "oh")], 1.0)
+    all_failed = report.summary([result(it.name, "oh") for it in SCENARIOS], 100.0)
+    assert max(map(len, all_failed.splitlines())) <= report.WIDTH
+
+
+def test_documents() -> None:
+    """What scenarios saw, and which there are, for programs."""
+    document = documents.demonstrated("x", "nft", [result("a"), result("b", "expected c")], 2.5)
+    assert document["apiVersion"] == "pykubeproxy/v1"
+    assert (document["ok"], document["seconds"]) == (False, 2.5)
+    assert document["scenarios"] == [
+        {
+            "name": "a",
+            "title": "Title of a",
+            "ok": True,
+            "seconds": 1.25,
+            "seen": [{"label": "1 pod", "text": "all of them"}],
+            "failure": None,
+        },
+        {
+            "name": "b",
+            "title": "Title of b",
+            "ok": False,
+            "seconds": 1.25,
+            "seen": [{"label": "1 pod", "text": "all of them"}],
+            "failure": "expected c",
+        },
+    ]
+    listed = documents.listed(SCENARIOS)["scenarios"]
+    assert isinstance(listed, list)
+    assert {entry["name"] for entry in listed} == {it.name for it in SCENARIOS}
 
 
 def test_the_scenarios() -> None:

@@ -1,0 +1,94 @@
+"""What shells are told of Services: from the agent, from live rules, or nothing."""
+
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+
+from pykubeproxy.cli import completing
+from pykubeproxy.cli.dump_rules import dump_rules
+from pykubeproxy.services.ports import PortName
+
+KNOWN = [
+    PortName("default", "web", "http", "TCP"),
+    PortName("default", "web", "metrics", "TCP"),
+    PortName("kube-system", "dns", "dns", "UDP"),
+    PortName("kube-system", "web", "", "TCP"),
+]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completing, "_of_agent", lambda: iter(KNOWN))
+
+
+def completed(incomplete: str, namespace: str = "") -> list[str]:
+    context = click.Context(dump_rules)
+    context.params = {"namespace": namespace}
+    return [it.value for it in completing.services(context, dump_rules.params[0], incomplete)]
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "namespace", "wanted"),
+    [
+        ("", "", ["default/web", "kube-system/dns", "kube-system/web"]),
+        ("def", "", ["default/web"]),
+        ("w", "", ["web"]),
+        ("", "default", ["web"]),
+        ("kube-system/w", "", ["kube-system/web"]),
+        ("default/web:", "", ["default/web:http", "default/web:metrics"]),
+        ("web:m", "default", ["web:metrics"]),
+        ("nosuch", "", []),
+    ],
+)
+def test_services(known: None, incomplete: str, namespace: str, wanted: list[str]) -> None:
+    """Names with their namespace, names alone as they were begun, and ports after a colon."""
+    assert completed(incomplete, namespace) == wanted
+
+
+def test_namespaces(known: None) -> None:
+    """Those that have Services."""
+    found = completing.namespaces(click.Context(dump_rules), dump_rules.params[1], "k")
+    assert [it.value for it in found] == ["kube-system"]
+
+
+def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there is nothing to complete, and no error."""
+
+    def fail() -> None:
+        raise OSError
+
+    monkeypatch.setattr(completing, "_of_agent", fail)
+    monkeypatch.setattr(completing, "_of_rules", fail)
+    assert completed("web") == []
+
+
+SCRIPT = """
+eval "$1"
+COMP_WORDBREAKS=$' \\t\\n":='
+COMP_LINE=$2 COMP_POINT=${#2}
+pykubeproxy() { echo "plain,$COMP_WORDS|$COMP_CWORD"; echo plain,default/web:http; }
+_pykubeproxy_completion pykubeproxy
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pykubeproxy explain default/web:ht", ["pykubeproxy explain default/web:ht|2", "http"]),
+        ("pykubeproxy explain ", ["pykubeproxy explain |2", "default/web:http"]),
+        ("pykubeproxy ex", ["pykubeproxy ex|1", "default/web:http"]),
+    ],
+)
+def test_colons_in_bash(line: str, words: list[str]) -> None:
+    """To bash a word ends at a colon, so it gets what comes after that; we get the whole word."""
+    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", "completion", "bash"]
+    script = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run(
+        [bash, "-c", SCRIPT, "bash", script, line], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == words

@@ -1,0 +1,77 @@
+"""What every command does alike: JSON on request, and colours for terminals only."""
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from pykubeproxy.cli import main
+from tests.unit.cli.test_explain_command import OBJECTS
+
+# They run other programs, run for ever, or write a script.
+WITHOUT = {("run",), ("lab", "exec"), ("completion",)}
+EXPLAIN = ["explain", "web", "-f", OBJECTS, "--hostname-override", "node1"]
+
+
+def commands(
+    group: click.Group, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(*it, id=" ".join(it[0])) for it in commands(main)]
+)
+def test_json_everywhere(path: tuple[str, ...], command: click.Command) -> None:
+    """Each command that tells something has -o json."""
+    choices = [
+        it.type.choices for it in command.params if "-o" in it.opts and isinstance(it.type, click.Choice)
+    ]
+    assert bool(choices and "json" in choices[0]) is (path not in WITHOUT)
+
+
+def on_a_terminal(environment: dict[str, str]) -> str:
+    """What explain prints on a terminal."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", *EXPLAIN]
+    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(program, stdout=theirs, env={**clean, **environment})
+    os.close(theirs)
+    said = b""
+    try:
+        while piece := os.read(ours, 65536):
+            said += piece
+    except OSError:  # Linux says so when nobody has the other end any more
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait() == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize(
+    ("environment", "styled"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)]
+)
+def test_colours(environment: dict[str, str], styled: bool) -> None:
+    """A terminal gets them unless NO_COLOR is set to something."""
+    said = on_a_terminal({"TERM": "xterm", **environment})
+    assert ("\x1b[" in said) is styled
+    assert "default" in said or "web" in said
+
+
+def test_no_colours_in_a_file() -> None:
+    """What is not a terminal gets text alone."""
+    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", *EXPLAIN]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert "\x1b[" not in said

@@ -1,0 +1,46 @@
+"""`pykubeproxy render`: the same rules as input for iptables-restore and as a document."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pykubeproxy.cli.render import render
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey, parse
+
+OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
+
+
+def rendered(*arguments: str) -> str:
+    result = CliRunner().invoke(render, ["-f", OBJECTS, "--hostname-override", "node1", *arguments])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("family", list(Family), ids=lambda it: it.value)
+def test_json(family: Family) -> None:
+    """A family's document has every chain and rule that its input has."""
+    text = rendered("--family", family.value.lower())
+    document = json.loads(rendered("--family", family.value.lower(), "-o", "json"))
+    assert (document["apiVersion"], document["node"]) == ("pykubeproxy/v1", "node1")
+    (told,) = document["families"]
+    assert told["family"] == family.value
+    chains = {
+        ChainKey(table["table"], it["chain"]): tuple(it["rules"])
+        for table in told["tables"]
+        for it in table["chains"]
+    }
+    written = parse(family, re.sub("^-[ID] .*$", "", text, flags=re.MULTILINE)).chains
+    assert {key: rules for key, rules in chains.items() if key.chain.startswith("KUBE-S")} == {
+        key: rules for key, rules in written.items() if key.chain.startswith("KUBE-S")
+    }
+    assert len(chains) > 10
+
+
+def test_both_families() -> None:
+    """Without --family there is an entry for each."""
+    document = json.loads(rendered("-o", "json"))
+    assert [it["family"] for it in document["families"]] == ["IPv4", "IPv6"]
