@@ -12,6 +12,7 @@ from typing import Any
 
 from pyroute2 import netns
 
+from pykubeproxy.kernel import sysctl
 from tests.fakes.asking import ask
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
@@ -27,6 +28,8 @@ def inside_a_namespace() -> Iterator[str]:
     netns.pushns(name)
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        # A new namespace takes this over from the first one, where a proxy may have turned it on.
+        sysctl.write("net/ipv4/conf/all/route_localnet", 0)
         yield name
     finally:
         netns.popns()
