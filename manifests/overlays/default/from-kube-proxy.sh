@@ -29,3 +29,6 @@ grep -q '^oomScoreAdj:' config.conf || echo 'oomScoreAdj: -997' >>config.conf
 printf '# Where a node reaches the API server before any Service works.\n%s\n%s\n' \
     "KUBERNETES_SERVICE_HOST=${server//[\[\]]/}" "KUBERNETES_SERVICE_PORT=$port" >api-server.env
 echo "config.conf and api-server.env are filled in, for the API server at $server, port $port."
+if grep -E '^ *healthzBindAddress:' config.conf | grep -Evq '(""|(0\.0\.0\.0|\[?::]?):10256)"? *$'; then
+    echo "Mind healthzBindAddress in config.conf: the pods' probes ask the node's address, port 10256." >&2
+fi

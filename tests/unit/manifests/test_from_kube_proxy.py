@@ -82,6 +82,23 @@ def test_settings_and_address_are_taken_over(tmp_path: Path, server: str, host: 
     assert lines[1:] == [f"KUBERNETES_SERVICE_HOST={host}", f"KUBERNETES_SERVICE_PORT={port}"]
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ('""', False),
+        ("0.0.0.0:10256", False),
+        ('"[::]:10256"', False),
+        ("127.0.0.1:10256", True),
+        ("0.0.0.0:9999", True),
+    ],
+)
+def test_an_address_that_probes_do_not_reach_is_told_of(tmp_path: Path, address: str, told: bool) -> None:
+    """With kube-proxy, which kubeadm gives no probes, it did no harm; our pods would be restarted for ever."""
+    done = filled_in(tmp_path, f"{CONFIG}healthzBindAddress: {address}\n", "https://10.0.0.10:6443")
+    assert done.returncode == 0
+    assert ("Mind healthzBindAddress" in done.stderr) is told
+
+
 def test_a_cluster_of_another_make_is_left_to_the_user(tmp_path: Path) -> None:
     """Nothing is written, and it says what to do."""
     before = (FOLDER / "config.conf").read_text()
