@@ -48,7 +48,8 @@ class PortWhy(msgspec.Struct, frozen=True):
     """One service port in one family, as it is served on the terms of one place.
 
     `topology` is None where the policy Cluster, which alone goes by hints, is not used; `unheeded` says of hints why
-    they are not gone by. `slices` is the number of EndpointSlices that were looked at.
+    they are not gone by. `slices` is the number of EndpointSlices that were looked at. `set_aside`: an agent does not serve
+    it, for iptables refuses its rules, with these words; "" if that is not so, or no agent was asked.
     """
 
     family: Family
@@ -59,6 +60,7 @@ class PortWhy(msgspec.Struct, frozen=True):
     unheeded: tuple[Unheeded, ...]
     passed: tuple[Passed, ...]
     slices: int
+    set_aside: str = ""
 
     @property
     def name(self) -> PortName:

@@ -29,6 +29,9 @@ TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 # What kube-apiserver fills in for ClientIP affinity without a timeout, in seconds.
 _DEFAULT_AFFINITY = 10800
 _MAX_AFFINITY = 86400
+# Times that one Service may say its ports for each of its addresses and source ranges: each is a rule or more. A text of
+# a hundred kilobytes could ask for ten million otherwise. It is some hundred times what any Service has.
+_MOST_PLACES = 100_000
 
 
 class Undecodable(ValueError):
@@ -106,6 +109,7 @@ def _service(it: wire.Service) -> Service:
     affinity = None
     if spec.sessionAffinity == "ClientIP":
         affinity = _affinity_seconds(spec.sessionAffinityConfig)
+    _check_extent(it)
     refused: list[Refused] = []
     return Service(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
@@ -131,6 +135,16 @@ def _service(it: wire.Service) -> Service:
         headless=headless,
         refused=tuple(refused),
     )
+
+
+def _check_extent(it: wire.Service) -> None:
+    spec, balancer = it.spec, it.status.loadBalancer if it.status else None
+    ports, ranges = len(spec.ports or ()), len(spec.loadBalancerSourceRanges or ())
+    addresses = len(spec.externalIPs or ()) + len(balancer.ingress or () if balancer else ())
+    if ports * (1 + addresses + ranges) > _MOST_PLACES:
+        raise ValueError(
+            f"{ports} ports for {addresses} addresses and {ranges} source ranges are more than {_MOST_PLACES} rules"
+        )
 
 
 def _served(

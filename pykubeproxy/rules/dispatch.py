@@ -51,12 +51,11 @@ def _is_for_others(text: str) -> bool:
 def _by_number(key: ChainKey, rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
     """Rules by the number that they are for: in KUBE-SERVICES the address, in KUBE-NODEPORTS protocol and port."""
     number = _address if key == skeleton.NAT_SERVICES else _port
-    found: dict[str, dict[int, Rules]] = {}
+    found: dict[str, dict[int, list[str]]] = {}
     for text in rules:
         of, value = number(text)
-        entries = found.setdefault(of, {})
-        entries[value] = (*entries.get(value, ()), text)
-    return found
+        found.setdefault(of, {}).setdefault(value, []).append(text)
+    return {of: {value: tuple(texts) for value, texts in entries.items()} for of, entries in found.items()}
 
 
 def _address(text: str) -> _Entry:

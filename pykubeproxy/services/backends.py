@@ -1,7 +1,7 @@
 """EndpointSlices to the backends of a service port: each address and port once, in a fixed order."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -54,24 +54,47 @@ def unnoticed(slice_: EndpointSlice, family: Family) -> Ignored | None:
     return None if slice_.family is family else Ignored.OTHER_FAMILY
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """What an EndpointSlice has for the service ports of its Service: made once, for there may be many of them.
+
+    `numbers` are those of its ports by name and protocol; None for a port without a number. `nameless` tells of ports
+    without a name. The addresses `refused` are not to be used.
+    """
+
+    slice_: EndpointSlice
+    numbers: Mapping[tuple[str, str], list[int | None]]
+    nameless: bool
+    refused: frozenset[str]
+
+
+def offer(slice_: EndpointSlice) -> Offer:
+    """Look through the ports of a slice that `belongs` accepts."""
+    numbers: dict[tuple[str, str], list[int | None]] = {}
+    for port in slice_.ports:
+        if port.name is not None:
+            numbers.setdefault((port.name, port.protocol.value), []).append(port.port)
+    nameless = any(port.name is None for port in slice_.ports)
+    return Offer(slice_, numbers, nameless, frozenset(it.address for it in slice_.refused))
+
+
 def backends(
-    slices: Iterable[EndpointSlice], name: PortName, node_name: str, passed: list[Passed]
+    offers: Iterable[Offer], name: PortName, node_name: str, passed: list[Passed]
 ) -> tuple[Backend, ...]:
     """The backends of one service port, sorted by target.
 
-    `slices` are those of the Service that `belongs` accepts, in the order of their names. What was passed over
-    is added to the list `passed`.
+    `offers` are those of its Service, in the order of the slices' names. What was passed over is added to the list
+    `passed`.
     """
     found: dict[str, Backend] = {}
-    for slice_ in slices:
-        refused = {it.address for it in slice_.refused}
-        for port in _ports(slice_, name, passed):
-            for endpoint in slice_.endpoints:
+    for it in offers:
+        slice_name = it.slice_.name
+        for port in _numbers(it, name, passed):
+            for endpoint in it.slice_.endpoints:
                 if not endpoint.address:
-                    passed.append(Passed(slice_.name, "", Ignored.NO_ADDRESS))
+                    passed.append(Passed(slice_name, "", Ignored.NO_ADDRESS))
                     continue
-                if endpoint.address in refused:
-                    passed.append(Passed(slice_.name, endpoint.address, Ignored.SPECIAL))
+                if endpoint.address in it.refused:
+                    passed.append(Passed(slice_name, endpoint.address, Ignored.SPECIAL))
                     continue
                 backend = Backend(
                     _target(endpoint.address, port),
@@ -83,24 +106,22 @@ def backends(
                 if known is None or _counts(endpoint):
                     found[backend.target] = backend
                 if known is not None:
-                    passed.append(Passed(slice_.name, endpoint.address, Ignored.DUPLICATE))
+                    passed.append(Passed(slice_name, endpoint.address, Ignored.DUPLICATE))
     return tuple(found[target] for target in sorted(found))
 
 
-def _ports(slice_: EndpointSlice, name: PortName, passed: list[Passed]) -> Iterable[int]:
+def _numbers(it: Offer, name: PortName, passed: list[Passed]) -> Iterable[int]:
     """The numbers that a slice gives this service port; as a rule one."""
-    matched = False
-    for port in slice_.ports:
-        if port.name is None:
-            passed.append(Passed(slice_.name, "", Ignored.NO_PORT_NAME))
-        elif port.name == name.port and port.protocol.value == name.protocol:
-            matched = True
-            if port.port is None:
-                passed.append(Passed(slice_.name, "", Ignored.NO_PORT))
-            else:
-                yield port.port
-    if not matched:
-        passed.append(Passed(slice_.name, "", Ignored.OTHER_PORT))
+    if it.nameless:
+        passed.append(Passed(it.slice_.name, "", Ignored.NO_PORT_NAME))
+    numbers = it.numbers.get((name.port, name.protocol))
+    if numbers is None:
+        passed.append(Passed(it.slice_.name, "", Ignored.OTHER_PORT))
+    for number in numbers or ():
+        if number is None:
+            passed.append(Passed(it.slice_.name, "", Ignored.NO_PORT))
+        else:
+            yield number
 
 
 def _counts(later: Endpoint) -> bool:

@@ -5,7 +5,7 @@ that was chosen for its first packet: to a pod that is gone, or to none, from be
 """
 
 import ipaddress
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 import msgspec
 
@@ -111,12 +111,15 @@ class Frontends:
         self._at = flush.node_port_addresses
         self._is_local = is_local
         self._node_addresses: dict[bytes, bool] = {}
-        self._backends: dict[End, frozenset[End]] = {}
+        self._backends: dict[End, Set[End]] = {}
         for port in flush.ports.values():
             for end in port.frontends:
-                # Two Services may claim one external address; whose rule comes first is not for here to know.
+                # Any number of Services may claim one external address; whose rule comes first is not for here to know.
                 others = self._backends.get(end)
-                self._backends[end] = others | port.backends if others else port.backends
+                if isinstance(others, set):
+                    others |= port.backends
+                else:
+                    self._backends[end] = {*others, *port.backends} if others else port.backends
 
     def is_stale(self, destination: End, reply_source: End) -> bool:
         """Whether a UDP flow has to go: sent to `destination`, and answered, as its NAT has it, by `reply_source`."""

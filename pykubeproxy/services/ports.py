@@ -83,6 +83,8 @@ def service_ports(
     if isinstance(cluster_ip, LeftOut):
         return cluster_ip
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
+    load_balancer_ips = _of_family(service.load_balancer_ips, family)
+    source_ranges = _source_ranges(service, family)
     external_local = service.external_local and _takes_external_traffic(service)
     return tuple(
         ServicePort(
@@ -92,8 +94,8 @@ def service_ports(
             port=port.port,
             node_port=port.node_port,
             external_ips=external_ips,
-            load_balancer_ips=_of_family(service.load_balancer_ips, family),
-            source_ranges=_source_ranges(service, family),
+            load_balancer_ips=load_balancer_ips,
+            source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
             affinity_seconds=service.affinity_seconds,

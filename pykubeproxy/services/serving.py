@@ -1,9 +1,11 @@
 """From the objects that are there to who serves whom, one Service at a time."""
 
+from collections.abc import Iterable
+
 import msgspec
 
-from pykubeproxy.objects import EndpointSlice, Family, Key
-from pykubeproxy.services.backends import Passed, backends
+from pykubeproxy.objects import Family, Key
+from pykubeproxy.services.backends import Offer, Passed, backends, offer
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import LeftOut, ServicePort, service_ports
 from pykubeproxy.services.selection import Place, Selection, select
@@ -27,11 +29,11 @@ def served_ports(
     ports = service_ports(service, family, allow_external_ips)
     if isinstance(ports, LeftOut):
         return ()
-    slices = cluster.slices_of(key, family)
-    return tuple(_serve(port, slices, place) for port in ports)
+    offers = [offer(slice_) for slice_ in cluster.slices_of(key, family)]
+    return tuple(_serve(port, offers, place) for port in ports)
 
 
-def _serve(port: ServicePort, slices: tuple[EndpointSlice, ...], place: Place) -> Served:
+def _serve(port: ServicePort, offers: Iterable[Offer], place: Place) -> Served:
     passed: list[Passed] = []
-    found = backends(slices, port.name, place.node_name, passed)
+    found = backends(offers, port.name, place.node_name, passed)
     return Served(port, select(port, found, place), tuple(passed))

@@ -16,6 +16,7 @@ from pykubeproxy.sources.watch import SourceError
 # before it ends.
 _FRESH = 60.0
 _CONNECT_TIMEOUT = 5.0
+_LONGEST_ANSWER = 1 << 20  # bytes of what is answered to a new object
 
 
 class Client:
@@ -53,16 +54,17 @@ class Client:
     def post(self, path: str, body: Mapping[str, object], *, asked: str, idle: float) -> bytes:
         """Create an object, given as it is to be encoded in JSON, and return the body of the answer.
 
-        It is empty if it breaks off: done is done. Raises Failure unless the server does it or accepts to.
+        It is empty if it breaks off, and cut off if it is too long: done is done. Raises Failure unless the server does it or accepts to.
         """
         response = self._ask("POST", path, body, idle)
         if response.status not in (200, 201, 202):
             raise self._failure(response, asked, "new")
         try:
-            return response.read()
+            return response.read(_LONGEST_ANSWER, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError):
             return b""
         finally:
+            response.close()
             response.release_conn()
 
     def _ask(

@@ -1,6 +1,7 @@
 """The text of manifests to objects, with a complaint for whatever is no good."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from pykubeproxy.sources.failures import one_line
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
+_NOT_BLANK = re.compile(r"\S")
 _JSON_TYPES = {"[": "a list", '"': "a string", "t": "a boolean", "f": "a boolean"}
 
 
@@ -79,13 +81,12 @@ def _json_documents(text: bytes, file: str) -> Iterator[tuple[Place, bytes]]:
     decoder = json.JSONDecoder()
     try:
         characters = text.decode()
-        position = 0
-        while rest := len(characters[position:].lstrip()):
-            position = len(characters) - rest
-            _, end = decoder.raw_decode(characters, position)
-            line = characters.count("\n", 0, position) + 1
-            yield Place(file, line), characters[position:end].encode()
-            position = end
+        line, counted, end = 1, 0, 0
+        while found := _NOT_BLANK.search(characters, end):
+            begin = found.start()
+            line, counted = line + characters.count("\n", counted, begin), begin
+            _, end = decoder.raw_decode(characters, begin)
+            yield Place(file, line), characters[begin:end].encode()
     except json.JSONDecodeError as error:
         raise Unparsable(f"{file}:{error.lineno}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:

@@ -80,7 +80,8 @@ class Exchange:
 
     def _pieces(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         try:
-            while data := response.read1(1 << 16):
+            # Nothing compressed was asked for, and a few bytes of it can come to any number of them.
+            while data := response.read1(1 << 16, decode_content=False):
                 if self._stopping.is_set():
                     break
                 yield data

@@ -86,7 +86,7 @@ def of_status(
 def of_response(response: urllib3.BaseHTTPResponse, asked: str, verbs: str = "list and watch of") -> Failure:
     """The failure that an answer other than a success stands for; reads a little of its body."""
     try:
-        body = response.read(1 << 16)
+        body = response.read(1 << 16, decode_content=False)
     except (urllib3.exceptions.HTTPError, OSError):
         body = b""
     try:

@@ -1,42 +1,22 @@
-"""What is fuzzed: each target takes any bytes and fails only for a defect; its seeds are what it usually reads."""
+"""What is fuzzed: readers, and what each usually reads, from which near-misses are made."""
 
-import contextlib
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from unittest import mock
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from pykubeproxy import config, sources
-from pykubeproxy.agent import http, pages, status
-from pykubeproxy.cli import terminal
-from pykubeproxy.inspect import matching
-from pykubeproxy.inspect.dump import views
-from pykubeproxy.inspect.forms import document
-from pykubeproxy.inspect.packet import Host, Packet
-from pykubeproxy.inspect.rule import read as read_rule
-from pykubeproxy.inspect.trace import walk
-from pykubeproxy.inspect.trace_forms import text as trace_text
-from pykubeproxy.kernel import chains, conntrack, netfilter, nfacct
-from pykubeproxy.kernel.iptables import canonical
-from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
-from pykubeproxy.rules.programmed import Programmed
-from pykubeproxy.rules.removal import removal
-from pykubeproxy.rules.render import full_input, render
-from pykubeproxy.rules.ruleset import parse
-from pykubeproxy.rules.saved import read_counted
-from pykubeproxy.rules.terms import Kernel, terms
-from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import documents, wire
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy import config
+from pykubeproxy.agent import told
+from pykubeproxy.kernel import netfilter
+from pykubeproxy.objects import Family, Kind, Node
 from tests.cases import NAMES, expected, load_case
-from tests.grammar import violations
+from tests.fuzz import readers
+from tests.fuzz.readers import CONFIG
 from tests.junk import WHOLE
+from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
-
-CONFIG = config.load(None, {}).config
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -46,149 +26,6 @@ class Target(msgspec.Struct, frozen=True):
     run: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
     tokens: tuple[bytes, ...] = ()
-
-
-def _object(kind: Kind) -> Callable[[bytes], None]:
-    def run(raw: bytes) -> None:
-        """An object is decoded or refused in one line; what it leads to is of the forms that rules have."""
-        try:
-            made = decode(kind, raw)
-        except Undecodable as error:
-            assert str(error).isprintable()
-            return
-        cluster = Cluster()
-        for other, whole in WHOLE.items():
-            if other is not kind:
-                cluster.apply(Updated(decode(other, json.dumps(whole).encode())))
-        cluster.apply(Updated(made))
-        for family in Family:
-            on = terms(CONFIG, NODE, cluster.node(NODE), Kernel(), family)
-            assert not violations(full_input(render(cluster, on), on.options))
-
-    return run
-
-
-def _watch(raw: bytes) -> None:
-    """The lines of a watch, and a page of a list."""
-    with contextlib.suppress(Failure):
-        for line in wire.lines(iter((raw[: len(raw) // 2], raw[len(raw) // 2 :]))):
-            with contextlib.suppress(Failure, Undecodable):
-                event = wire.event(line)
-                wire.meta(event.object)
-                decode(Kind.SERVICE, event.object)
-    with contextlib.suppress(Failure):
-        for it in wire.page(iter((raw,)), Kind.SERVICE).items or ():
-            wire.meta(it)
-
-
-def _config(raw: bytes) -> None:
-    """A configuration is refused in one line, or writes itself down as it was read."""
-    try:
-        loaded = config.load(raw, {})
-    except config.ConfigError as error:
-        assert str(error).isprintable()
-        return
-    assert all(warning.isprintable() for warning in loaded.warnings)
-    assert config.load(config.dump(loaded.config), {}).config == loaded.config
-    for family in Family:
-        on = terms(loaded.config, NODE, None, Kernel(), family)
-        assert not violations(full_input(render(Cluster(), on), on.options))
-
-
-def _manifests(raw: bytes) -> None:
-    """Documents of YAML or JSON: objects, and one line for each that is none."""
-    for name in ("objects.yaml", "objects.json"):
-        try:
-            contents = documents.read(raw, name)
-        except documents.Unparsable as error:
-            assert str(error).isprintable()
-        else:
-            assert all(line.isprintable() for line in (*contents.complaints, *contents.skipped))
-
-
-def _saved(raw: bytes) -> None:
-    """What iptables-save prints, read in both ways, and what would be done about it."""
-    text = canonical(raw.decode("utf-8", "surrogateescape"))
-    # No kernel holds chains that lead back to themselves.
-    with contextlib.suppress(ValueError, RecursionError):
-        counted, counters = read_counted(Family.IPV4, text)
-        for key in counted.chains:
-            counted.chains[key]
-        views(counted, counters)
-    try:
-        live = parse(Family.IPV4, text)
-    except ValueError:
-        return
-    removal(live).restore_input(200)
-    Programmed(live)
-    with contextlib.suppress(RecursionError):
-        document(views(live, {}))
-        trace_text(walk(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset())))
-
-
-def _rule(raw: bytes) -> None:
-    """One rule, somebody else's: taken apart, and met by a packet."""
-    text = raw.decode("utf-8", "surrogateescape")
-    rule = read_rule(text)
-    _ = rule.target, rule.comment, rule.destination, rule.port, rule.protocol, rule.unconditional
-    matching.parse_rule(text).meet(Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
-
-
-def _request(raw: bytes) -> None:
-    """The head of a request, and what pages make of it."""
-    with contextlib.suppress(http._Refused):
-        method, request = http._request(raw)
-        assert method in ("GET", "HEAD")
-        assert request.path.startswith("/")
-        pages.preferred(request.accept, (http.TEXT, http.HTML, http.JSON))
-        with contextlib.suppress(ValueError):
-            pages.read_filter(request.query)
-
-
-def _status(raw: bytes) -> None:
-    """The answer of something that is taken for an agent."""
-    with contextlib.suppress(ValueError):
-        status.decode(raw)
-
-
-def _printed(raw: bytes) -> None:
-    """Text that is printed."""
-    shown = terminal.printable(raw.decode("utf-8", "surrogateescape"))
-    assert terminal.printable(shown) == shown
-    shown.encode()
-
-
-class _Answers:
-    """A socket that gives these bytes in two reads, and then nothing."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._reads = [raw[: len(raw) // 2 * 2], raw[len(raw) // 2 * 2 :]]
-
-    def __enter__(self) -> "_Answers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def recv(self, _: int) -> bytes:
-        if not self._reads:
-            raise TimeoutError
-        return self._reads.pop(0)
-
-
-def _netlink(raw: bytes) -> None:
-    """What stands in the place of the kernel's answer."""
-    questions: Sequence[Callable[[], object]] = (
-        lambda: [*conntrack.udp_flows(Family.IPV4)],
-        lambda: [*conntrack.udp_flows(Family.IPV6)],
-        lambda: chains.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
-        lambda: [*chains._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
-        lambda: nfacct.read("name"),
-        lambda: netfilter.attributes(raw),
-    )
-    for question in questions:
-        with mock.patch.object(netfilter, "_sent", lambda *_: _Answers(raw)), contextlib.suppress(OSError):
-            question()
 
 
 def _sources() -> Iterator[Target]:
@@ -206,11 +43,11 @@ def _sources() -> Iterator[Target]:
         b"::1",
     )
     for kind in Kind:
-        yield Target(f"object-{kind.value.lower()}", _object(kind), (whole[kind],), json_tokens)
+        yield Target(f"object-{kind.value.lower()}", readers.an_object(kind), (whole[kind],), json_tokens)
     listed = b'{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"x"},"items":[%s]}'
     changed = b'{"type":"MODIFIED","object":%s}\n' % whole[Kind.SERVICE]
     error = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}\n'
-    yield Target("watch", _watch, (listed % whole[Kind.SERVICE], changed + error), json_tokens)
+    yield Target("watch", readers.watch, (listed % whole[Kind.SERVICE], changed + error), json_tokens)
     yaml_tokens = (
         b"&a ",
         b"*a",
@@ -228,7 +65,7 @@ def _sources() -> Iterator[Target]:
     written = config.dump(CONFIG).encode()
     yield Target(
         "config",
-        _config,
+        readers.configuration,
         (written, b"kind: KubeProxyConfiguration\n", json.dumps(config.configz(CONFIG)).encode()),
         yaml_tokens,
     )
@@ -236,7 +73,10 @@ def _sources() -> Iterator[Target]:
         b"{", b"{kind: Service, ", 1
     )
     yield Target(
-        "manifests", _manifests, (manifest, b"---\nkind: Service\n---\n" + whole[Kind.NODE]), yaml_tokens
+        "manifests",
+        readers.manifests,
+        (manifest, b"---\nkind: Service\n---\n" + whole[Kind.NODE]),
+        yaml_tokens,
     )
 
 
@@ -263,11 +103,11 @@ def _kernels() -> Iterator[Target]:
     saved = "\n".join(case if isinstance(case, list) else [case]).encode()
     yield Target(
         "saved",
-        _saved,
+        readers.saved,
         (saved, b"*nat\n:A - [0:0]\n[1:2] -A A -j B\nCOMMIT\n"),
         (*words, b"*nat\n", b":KUBE-SERVICES - [0:0]\n", b"COMMIT\n"),
     )
-    yield Target("rule", _rule, (*(rule.encode() for rule in rules[::7]), *foreign), words)
+    yield Target("rule", readers.rule, (*(rule.encode() for rule in rules[::7]), *foreign), words)
     flow = struct.pack("=IHHII", 20 + 104, 1 << 8, 2, 1, 0) + b"\x02\0\0\0" + _flow()
     rule = (
         struct.pack("=IHHII", 60, 10 << 8 | 6, 2, 1, 0)
@@ -278,7 +118,7 @@ def _kernels() -> Iterator[Target]:
     done = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
     yield Target(
         "netlink",
-        _netlink,
+        readers.netlink,
         (flow + done, rule + done, struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -2)),
         (bytes(4), b"\xff\xff", done),
     )
@@ -302,19 +142,32 @@ def _answers() -> Iterator[Target]:
     head = b"GET /statusz?namespace=a&service=b/c&limit=3 HTTP/1.1\r\nHost: x\r\nAccept: text/html;q=0.5, */*\r\n"
     yield Target(
         "request",
-        _request,
+        readers.request,
         (head, b"HEAD http://h:1/p HTTP/1.0\r\nA: b"),
         (b"\r\n", b"\n", b": ", b"Content-Length", b"%00", b"http://["),
     )
     yield Target(
         "status",
-        _status,
+        readers.status_of_an_agent,
         (b'{"apiVersion":"pykubeproxy/v1","version":"1","node":"n","backend":"nft","syncs":[]}',),
     )
+    objects = told.Objects(
+        Node(NODE, ("192.0.2.1",), zone="a"),
+        (service("web", external_ips=("192.0.2.5",), source_ranges=("10.0.0.0/8",), affinity_seconds=60),),
+        (slice_of(endpoint("10.244.1.5", zone_hints=("a",)), service="web"),),
+    )
     yield Target(
-        "printed", _printed, (b"a \x1b[31mred\x1b[0m\n", "\u202e\x9b".encode()), (b"\x1b[", b"\x1b]0;", b"m")
+        "servicez",
+        readers.objects_of_an_agent,
+        (told.encode(told.Told(objects, config.dump(CONFIG))),),
+        (b"null", b'""', b"[]", b"-1", b"1e999", b'"\\u0000"', b'"\\ud800"', b'"::1"', b"\\n"),
+    )
+    yield Target(
+        "printed",
+        readers.printed,
+        (b"a \x1b[31mred\x1b[0m\n", "\u202e\x9b".encode()),
+        (b"\x1b[", b"\x1b]0;", b"m"),
     )
 
 
 TARGETS = {target.name: target for group in (_sources, _kernels, _answers) for target in group()}
-__all__ = ["TARGETS", "Target", "sources"]

@@ -49,6 +49,17 @@ def test_noise_is_refused(kind: Kind, raw: bytes) -> None:
         decode(kind, raw)
 
 
+def test_a_service_that_asks_for_millions_of_rules() -> None:
+    """Its ports, addresses and source ranges are within what the API server takes, and no node could hold the rules."""
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 1001)]
+    addresses = [f"192.0.2.{number}" for number in range(90)]
+    ranges = [f"203.0.{number}.0/24" for number in range(8)]
+    most = {"ports": ports, "externalIPs": addresses, "loadBalancerSourceRanges": ranges}
+    assert len(decode(Kind.SERVICE, spec(**most)).ports) == 1000  # type: ignore[union-attr]
+    line = refused(Kind.SERVICE, spec(**{**most, "externalIPs": [*addresses, "192.0.2.90"]}))
+    assert line.endswith("1000 ports for 92 addresses and 8 source ranges are more than 100000 rules")
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_the_whole_object_is_fine(kind: Kind) -> None:
     """What the others spoil is decoded as it stands."""

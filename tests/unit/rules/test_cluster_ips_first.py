@@ -1,11 +1,15 @@
 """A cluster IP belongs to its own Service, whoever else names it (CVE-2020-8554)."""
 
+import time
+
 import pytest
 
-from pykubeproxy.config import load
+from pykubeproxy.config import Dispatch, load
 from pykubeproxy.objects import Family, Updated
+from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import service, slice_of
@@ -36,3 +40,30 @@ def test_nobody_takes_over_a_cluster_ip(dispatch: str) -> None:
     packet = Packet("10.244.1.77", DNS, "tcp", 80)
     outcomes = Walker(rendered(dispatch)).walk(packet, "nat", "KUBE-SERVICES")
     assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]
+
+
+@pytest.mark.parametrize("dispatch", ["flat", "tree"])
+@pytest.mark.parametrize("first", ["aaa", "zzz"])
+def test_one_cluster_ip_in_two_services(dispatch: str, first: str) -> None:
+    """No API server hands one out twice; manifests can. The first by name serves it, in whatever order they came."""
+    cluster = Cluster()
+    pods = {"aaa": "10.244.1.1", "zzz": "10.244.1.2"}
+    for name in sorted(pods, reverse=first == "zzz"):
+        cluster.apply(Updated(service(name, cluster_ip=DNS)))
+        cluster.apply(Updated(slice_of(pods[name], service=name)))
+    config = load(None, {"dispatch": dispatch}).config
+    rules = render(cluster, terms(config, NODE, None, Kernel(), Family.IPV4))
+    outcomes = Walker(rules).walk(Packet("10.244.1.77", DNS, "tcp", 80), "nat", "KUBE-SERVICES")
+    assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]
+
+
+def test_any_number_of_ports_at_one_address() -> None:
+    """A tree takes them in one by one, not each anew for the next: it would take minutes."""
+    rules = tuple(
+        f'-d {DNS}/32 -p tcp -m comment --comment "a/b cluster IP" -m tcp --dport {port} -j KUBE-SVC-X'
+        for port in range(1, 60_001)
+    )
+    begun = time.process_time()
+    tree = shared_chain(NAT_SERVICES, [((NAT_SERVICES, rules),)], (), Dispatch.TREE)
+    assert tree.root == rules
+    assert time.process_time() - begun < 5
