@@ -11,7 +11,7 @@ from pykubeproxy.sources.api import Timing, api_watches
 from pykubeproxy.sources.asking import service_objects
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.manifests import Manifests, ManifestWatch, load_manifests
-from pykubeproxy.sources.watch import Emit, SourceError, Watch
+from pykubeproxy.sources.watch import Emit, SourceError, Trouble, Watch
 
 __all__ = [
     "Client",
@@ -20,6 +20,7 @@ __all__ = [
     "Manifests",
     "SourceError",
     "Timing",
+    "Trouble",
     "Watch",
     "api_watches",
     "load_manifests",

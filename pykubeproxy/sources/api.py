@@ -24,7 +24,7 @@ from pykubeproxy.sources.backoff import Backoff, Troubles, log
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exchange import Exchange, Stopped
 from pykubeproxy.sources.failures import Expired, Failure
-from pykubeproxy.sources.watch import Emit, SourceError, Watch
+from pykubeproxy.sources.watch import Emit, SourceError, Trouble, Watch
 
 _PAGE = 500  # objects in a page of a list, as kube-proxy asks for
 # More objects of one kind than any cluster has: a list that goes on after that has no end.
@@ -106,6 +106,11 @@ class ApiWatch:
         self._expiries = 0  # 410s in a row
         self._opened: float | None = None  # when the present watch was answered
         self._delivered = False  # whether it brought anything
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What stands in its way at this moment."""
+        return self._troubles.present()
 
     def stop(self) -> None:
         """Make `run` return."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
+from pykubeproxy.sources.watch import Trouble
+
 log = structlog.get_logger()
 
 # The same trouble is logged no more often than this, in seconds.
@@ -45,13 +47,12 @@ class Troubles:
         self._what = what
         self._clock = clock
         self._told: dict[str, float] = {}
-        self._since: float | None = None
+        self._present: tuple[float, str] | None = None  # since when, and the last reason
 
     def failed(self, reason: str, again_in: float) -> None:
         """A try failed; the next one is made in `again_in` seconds."""
         now = self._clock()
-        if self._since is None:
-            self._since = now
+        self._present = (self._present[0] if self._present else now, reason)
         self._told = {r: at for r, at in self._told.items() if now - at < _SILENCE}
         if reason not in self._told:
             self._told[reason] = now
@@ -59,7 +60,11 @@ class Troubles:
 
     def over(self) -> None:
         """It works; a line says so if there was trouble."""
-        if self._since is not None:
-            seconds = self._clock() - self._since
-            self._since = None
-            log.info(f"{self._what} are watched again", after=f"{seconds:.1f}s")
+        if trouble := self.present():
+            self._present = None
+            log.info(f"{self._what} are watched again", after=f"{trouble.seconds:.1f}s")
+
+    def present(self) -> Trouble | None:
+        """What has failed and not worked since; for any thread."""
+        present = self._present
+        return Trouble(self._what, self._clock() - present[0], present[1]) if present else None

@@ -13,7 +13,7 @@ import msgspec
 from pykubeproxy.objects import Key, Kind, Listed, Object
 from pykubeproxy.sources.backoff import log
 from pykubeproxy.sources.documents import Contents, Found, Unparsable, read
-from pykubeproxy.sources.watch import Emit, SourceError
+from pykubeproxy.sources.watch import Emit, SourceError, Trouble
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PERIOD = 0.5  # seconds between two looks
@@ -56,6 +56,7 @@ class ManifestWatch:
     """
 
     name = "watch-manifests"
+    trouble: Trouble | None = None  # what cannot be read is told of in the log
 
     def __init__(self, path: str) -> None:
         self._path = path

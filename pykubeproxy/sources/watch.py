@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from pykubeproxy.objects import Event, Listed
 
 Emit = Callable[[Event], None]
@@ -12,12 +14,24 @@ class SourceError(Exception):
     """A source that cannot be used at all; str() is one line that says why and what to do."""
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """That objects called `what` have not been watched for `seconds`, and `why` in a line."""
+
+    what: str
+    seconds: float
+    why: str
+
+
 class Watch(Protocol):
     """Something that tells which objects there are, first whole and then change by change."""
 
     @property
     def name(self) -> str:
         """A short name for a thread and for the log."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What stands in its way at this moment; for any thread."""
 
     def once(self) -> tuple[Listed, ...]:
         """Read the present state in one try. Raises SourceError if it cannot be read."""

@@ -3,6 +3,7 @@
 The agent is a process of its own, and all times are real but for those that a silent server is given.
 """
 
+import re
 import subprocess
 import sys
 import time
@@ -13,11 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
+from pykubeproxy.agent.status import decode
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.lab.prober import Target
+from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, answers, inside_a_namespace, saved
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
 from tests.fakes.traffic import Traffic, Way, echo_command
 
 pytestmark = pytest.mark.root
@@ -160,6 +163,28 @@ def test_it_heals(stand: Stand, name: str) -> None:
     assert traffic.total() > 50
     assert asked <= MOST * lasted
     assert "Traceback" not in stand.log.read_text()
+
+
+def test_an_agent_that_is_cut_off_says_so(stand: Stand) -> None:
+    """Status and metrics tell of what is not heard about while that lasts, and no longer; the agent counts as healthy."""
+
+    def unheard() -> set[str]:
+        status = decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
+        page = ask(METRICS, "/metrics").body
+        ages = re.findall(r'^pykubeproxy_unwatched_seconds\{resource="(\w+)"\} (\S+)$', page, re.MULTILINE)
+        assert len(ages) == 3
+        found = {it.objects for it in status.unwatched}
+        return found if found == {name for name, seconds in ages if float(seconds) > 0} else {"in between"}
+
+    with stand.running():
+        eventually(lambda: not unheard())
+        stand.api.stop()
+        try:
+            eventually(lambda: unheard() == {"services", "endpointslices", "nodes"})
+            assert answers(HEALTH, "/healthz", 200)
+        finally:
+            stand.api.start()
+        eventually(lambda: not unheard(), 40)
 
 
 def test_a_silent_watch_does_not_wait_for_its_end(stand: Stand) -> None:

@@ -2,6 +2,7 @@
 
 from pykubeproxy.sources.backoff import Backoff, Troubles
 from pykubeproxy.sources.client import Pace
+from pykubeproxy.sources.watch import Trouble
 
 
 def test_pauses_double_up_to_the_longest_and_start_anew() -> None:
@@ -45,7 +46,9 @@ def test_end_of_trouble_is_logged_once(logged: list[dict[str, object]]) -> None:
     troubles.over()
     troubles.failed("refused", 1.0)
     now[0] = 7.0
+    assert troubles.present() == Trouble("services", 7.0, "refused")
     troubles.over()
+    assert troubles.present() is None
     troubles.over()
     assert [(line["log_level"], line.get("after")) for line in logged] == [
         ("warning", None),
