@@ -1,4 +1,4 @@
-"""The set-up that takes all of root's rights: kernel settings, and how this process fares when memory is short.
+"""The set-up that takes all of root's rights: kernel modules and settings, and how this process fares when memory is short.
 
 It may be done by a privileged init container with --init-only; then nothing is left to do for the agent itself.
 """
@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from pykubeproxy.config import Config, Conntrack
-from pykubeproxy.kernel import conntrack, sysctl
+from pykubeproxy.kernel import Backend, choose, conntrack, load_modules, sysctl
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.dispatch import serves_loopback
 
@@ -45,6 +45,17 @@ def wanted(config: Config, cores: int) -> tuple[Wanted, ...]:
         *((Wanted("proc/sys/net/ipv4/conf/all/route_localnet", 1),) if _localhost(config) else ()),
         Wanted(_OOM, config.oom_score_adj),
     )
+
+
+def provide_modules(config: Config) -> Backend:
+    """Have the kernel modules loaded that the rules need, as far as that may and has to be done; returns the backend.
+
+    What was missing in the end shows when the kernel is asked for it. Raises Missing without iptables.
+    """
+    backend = choose(config.iptables_backend.value)
+    if complaint := load_modules(backend):
+        log.debug("not every kernel module was loaded", said=complaint)
+    return backend
 
 
 def set_up(config: Config, root: Path = Path("/")) -> None:

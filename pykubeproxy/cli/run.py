@@ -8,7 +8,7 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent.observers import BindFailed
-from pykubeproxy.agent.privileged import set_up
+from pykubeproxy.agent.privileged import provide_modules, set_up
 from pykubeproxy.agent.process import Order, serve
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
@@ -57,7 +57,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         _write_config(config, path)
         return
     if is_on(flags, "init-only"):
-        set_up(config)
+        _init(config)
         return
     order = Order(
         loaded=loaded,
@@ -73,6 +73,14 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     except (KernelError, SourceError, BindFailed) as error:
         log.error(str(error))
         sys.exit(OCCUPIED if isinstance(error, Occupied) else 1)
+
+
+def _init(config: Config) -> None:
+    try:
+        provide_modules(config)
+    except KernelError as error:
+        log.warning("no kernel modules were loaded", error=str(error))
+    set_up(config)
 
 
 def _write_config(config: Config, path: str) -> None:

@@ -82,6 +82,11 @@ def unavailable(backend: Backend, family: Family) -> str:
     return f"the kernel has no {family.value} NAT in the {backend.value} backend (modules {needs})"
 
 
+def rule_modules(family: Family) -> tuple[str, ...]:
+    """The kernel modules with the matches and targets that rules use."""
+    return tuple(module.format(ip=_prefix(family)) for module in (*_MATCHES.values(), *_TARGETS.values()))
+
+
 def _missing_modules(backend: Backend, family: Family) -> list[str]:
     matches = [module for name, module in _MATCHES.items() if not kernel_has(backend, family, name)]
     targets = [

@@ -6,12 +6,11 @@ from pykubeproxy.inspect.fitness.finding import Finding, fail, number, ok, sever
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import ownership
-from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
 Chains = dict[ChainKey, int]
 """Chains, each with the number of its rules."""
 
-_BUILT_IN = frozenset(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
 # Chains that kube-proxy keeps in ipvs mode, and no other.
 _IPVS_MODE = frozenset(
     (
@@ -46,7 +45,7 @@ def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
             " while no proxy runs, and start it again; else say which with --iptables-backend."
         )
         return fail("other-tables", text, advice, family)
-    foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in _BUILT_IN})
+    foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in BUILT_IN})
     kubelets = [name for name in foreign if name.startswith("KUBE-")]
     if kubelets:
         text = f"the kubelet writes to {backend.value}, which is not in use ({several(kubelets)})"
@@ -86,7 +85,10 @@ def other_modes(
     tables = [f"{'ip' if family is Family.IPV4 else 'ip6'} kube-proxy" for family in nftables]
     if ipvs_services:
         text = f"IPVS, the kernel's other load balancer, has {number(ipvs_services, 'virtual service')}"
-        advice = "They win over iptables. Run `kube-proxy --cleanup`, or `ipvsadm --clear` if no one else uses IPVS."
+        advice = (
+            "They win over iptables. Restart the node, or run `ipvsadm --clear` if no one else uses IPVS. "
+            "(`kube-proxy --cleanup` does it too, but takes out all rules of services as well.)"
+        )
         return fail(_LEFTOVERS, text, advice)
     if ipvs_interface:
         text = "the interface kube-ipvs0 of a kube-proxy in ipvs mode is there"

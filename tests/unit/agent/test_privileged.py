@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from structlog.testing import capture_logs
 
+from pykubeproxy.agent import privileged
 from pykubeproxy.agent.privileged import Wanted, set_up, wanted
+from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
+from pykubeproxy.kernel import Backend, Missing
 
 CONNTRACK = "proc/sys/net/netfilter/nf_conntrack_"
 MAX = f"{CONNTRACK}max"
@@ -170,3 +174,35 @@ def test_wanted_is_ordered() -> None:
         Wanted(MAX, 131072, at_least=True, module="nf_conntrack"),
         Wanted(HASHSIZE, 32768, at_least=True, module="nf_conntrack"),
     )
+
+
+def test_modules_of_the_backend_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are loaded for it alone; what modprobe says of it is for those who look closely."""
+    asked: list[Backend] = []
+
+    def load_modules(backend: Backend) -> str:
+        asked.append(backend)
+        return "no xt_recent"
+
+    monkeypatch.setattr(privileged, "choose", lambda wanted: {"legacy": Backend.LEGACY}[wanted])
+    monkeypatch.setattr(privileged, "load_modules", load_modules)
+    with capture_logs() as logs:
+        assert privileged.provide_modules(config(iptables_backend="legacy")) is Backend.LEGACY
+    assert asked == [Backend.LEGACY]
+    assert [(line["log_level"], line["said"]) for line in logs] == [("debug", "no xt_recent")]
+
+
+def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning; the settings are made all the same."""
+    made: list[Config] = []
+
+    def missing(_: Config) -> Backend:
+        raise Missing("iptables-restore", "iptables")
+
+    monkeypatch.setattr(run_command, "provide_modules", missing)
+    monkeypatch.setattr(run_command, "set_up", made.append)
+    monkeypatch.setattr(run_command.logs, "set_up", lambda _: None)
+    with capture_logs() as logs:
+        assert CliRunner().invoke(run_command.run, ["--init-only"]).exit_code == 0
+    assert len(made) == 1
+    assert ["iptables-restore was not found" in str(line.get("error")) for line in logs] == [True]

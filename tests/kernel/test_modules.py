@@ -1,0 +1,71 @@
+"""The kernel modules that a backend's rules need are loaded by modprobe, where there is something to load."""
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Backend, Runner, load_modules
+from pykubeproxy.kernel.modules import modules
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A file system with modules for the running kernel."""
+    (tmp_path / "lib/modules" / platform.release()).mkdir(parents=True)
+    return tmp_path
+
+
+def with_modprobe(folder: Path, script: str) -> Runner:
+    """A runner that finds a modprobe of our own, which writes down what it is asked for."""
+    (tools := folder / "tools").mkdir()
+    (tools / "modprobe").write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n{script}\n')
+    (tools / "modprobe").chmod(0o755)
+    return Runner(environment={"PATH": f"{tools}:{os.environ['PATH']}"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "tables", "others"),
+    [
+        (Backend.LEGACY, {"ip_tables", "ip6_tables", "iptable_nat", "ip6table_mangle"}, {"nf_tables"}),
+        (Backend.NFT, {"nf_tables", "nft_compat"}, {"ip_tables", "iptable_nat"}),
+    ],
+    ids=["legacy", "nft"],
+)
+def test_those_of_the_backend(backend: Backend, tables: set[str], others: set[str], root: Path) -> None:
+    """All are asked for at once, and none of the other backend's."""
+    assert load_modules(backend, with_modprobe(root, ""), root) == ""
+    option, *asked = (root / "asked").read_text().split()
+    assert option == "--all"
+    assert asked == [*modules(backend)]
+    assert tables | {"nf_conntrack", "xt_comment", "xt_statistic", "xt_nat", "ip6t_REJECT"} <= {*asked}
+    assert not others & {*asked}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'modprobe: FATAL: Module xt_mark not found' >&2; exit 1", "xt_mark not found"),
+        ("kill -KILL $$", "was killed by signal 9"),
+    ],
+)
+def test_modprobe_fails(script: str, said: str, root: Path) -> None:
+    """What it says is returned; it is no error, for the kernel may have everything built in."""
+    assert said in load_modules(Backend.NFT, with_modprobe(root, script), root)
+
+
+def test_no_modules_for_this_kernel(tmp_path: Path) -> None:
+    """Then modprobe is not asked: there is nothing that it could load."""
+    assert load_modules(Backend.NFT, with_modprobe(tmp_path, ""), tmp_path) == ""
+    assert not (tmp_path / "asked").exists()
+
+
+def test_no_modprobe(root: Path) -> None:
+    """Nothing happens."""
+
+    class Bare(Runner, frozen=True):
+        def has(self, command: str) -> bool:
+            return False
+
+    assert load_modules(Backend.NFT, Bare(), root) == ""
