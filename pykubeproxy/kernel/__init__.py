@@ -5,6 +5,7 @@ A thin interface over the command-line tools and netlink; it decides nothing abo
 
 from pykubeproxy.kernel.addresses import AddressWatch, LocalAddress, local_addresses
 from pykubeproxy.kernel.backend import choose
+from pykubeproxy.kernel.drift import DriftWatch, Watched, watch_tables
 from pykubeproxy.kernel.errors import (
     Failed,
     KernelError,
@@ -12,20 +13,29 @@ from pykubeproxy.kernel.errors import (
     LockHeld,
     Missing,
     NotPermitted,
+    NotStarted,
     Refused,
     TimedOut,
+    Unreadable,
 )
 from pykubeproxy.kernel.features import Features, probe, unavailable
+from pykubeproxy.kernel.foreign import TABLES, Foreign, Held
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live, part_about
+from pykubeproxy.kernel.modules import load_modules
 from pykubeproxy.kernel.runner import Outcome, Runner
+from pykubeproxy.kernel.sole import Occupied, Sole
 from pykubeproxy.kernel.tools import Backend
 
 __all__ = [
+    "TABLES",
     "AddressWatch",
     "Backend",
+    "DriftWatch",
     "Failed",
     "Features",
+    "Foreign",
+    "Held",
     "Iptables",
     "KernelError",
     "Lacking",
@@ -33,16 +43,23 @@ __all__ = [
     "LockHeld",
     "Missing",
     "NotPermitted",
+    "NotStarted",
+    "Occupied",
     "Outcome",
     "Refused",
     "Runner",
+    "Sole",
     "Tables",
     "TimedOut",
+    "Unreadable",
+    "Watched",
     "choose",
     "live",
+    "load_modules",
     "local_addresses",
     "open_iptables",
     "part_about",
     "probe",
     "unavailable",
+    "watch_tables",
 ]

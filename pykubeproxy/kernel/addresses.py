@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.objects import Family
 
 _DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -25,21 +26,28 @@ class LocalAddress(msgspec.Struct, frozen=True, order=True):
 
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
-    """All addresses of a family, link-local ones too, sorted; of the calling thread's network namespace."""
+    """All addresses of a family, link-local ones too, sorted; of the calling thread's network namespace.
+
+    Raises KernelError.
+    """
     # It takes a tenth of a second to import, and most commands can do without.
     from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
-    with IPRoute() as route:
-        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
-        found = [
-            # On a point-to-point link IFA_ADDRESS is the other end's.
-            LocalAddress(
-                message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"),
-                message["prefixlen"],
-                names.get(message["index"], ""),
-            )
-            for message in route.get_addr(family=_DOMAIN[family])
-        ]
+    try:
+        with IPRoute() as route:
+            names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
+            found = [
+                # On a point-to-point link IFA_ADDRESS is the other end's.
+                LocalAddress(
+                    message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"),
+                    message["prefixlen"],
+                    names.get(message["index"], ""),
+                )
+                for message in route.get_addr(family=_DOMAIN[family])
+            ]
+    except (NetlinkError, OSError) as error:
+        raise KernelError(f"the addresses of this node cannot be read: {error}") from error
     return tuple(sorted(found))
 
 
@@ -47,13 +55,16 @@ class AddressWatch:
     """Calls `changed` after addresses came or went in the network namespace of the thread that made it.
 
     The calls come from a thread of its own and say only that something changed; many changes at once may give
-    one call. An exception from `changed` ends that thread.
+    one call. An exception from `changed` ends that thread. Raises KernelError when it is made.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._socket.bind((0, _ADDRESS_GROUPS))
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            self._socket.bind((0, _ADDRESS_GROUPS))
+        except OSError as error:
+            raise KernelError(f"the addresses of this node cannot be watched: {error.strerror}") from error
         self._socket.setblocking(False)
         self._stop = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="addresses", daemon=True)

@@ -1,5 +1,11 @@
 """What can go wrong between us and the kernel, each with what the user can do about it."""
 
+# From the texts of ENOMEM, ENOBUFS, ENOSPC, EMSGSIZE, EMFILE and ENFILE, EAGAIN, in small letters.
+_SHORTAGES = (
+    *("memory", "no buffer space", "no space left", "message too long", "too many open files"),
+    "resource temporarily unavailable",
+)
+
 
 class KernelError(Exception):
     """A request to the kernel, or to a tool that talks to it, could not be carried out."""
@@ -10,6 +16,14 @@ class Missing(KernelError):
 
     def __init__(self, command: str, package: str) -> None:
         super().__init__(f"{command} was not found on PATH; install the package {package}")
+        self.command = command
+
+
+class NotStarted(KernelError):
+    """A command is there, but no process could be made for it: no memory, too many processes, not executable."""
+
+    def __init__(self, command: str, reason: str) -> None:
+        super().__init__(f"{command} could not be started: {reason}")
         self.command = command
 
 
@@ -33,6 +47,10 @@ class Failed(KernelError):
         self.command = command
         self.exit_code = exit_code
         self.message = message
+
+
+class Unreadable(Failed):
+    """A table or a built-in chain holds rules that iptables cannot show, such as may be made with nft."""
 
 
 class NotPermitted(KernelError):
@@ -62,12 +80,19 @@ class Refused(KernelError):
         """True when the line is only the end of the refused block, and any rule in it may be the cause."""
         return self.line == "COMMIT"
 
+    @property
+    def is_shortage(self) -> bool:
+        """True when the kernel was out of something, such as memory: no line is to blame for that."""
+        message = self.message.lower()
+        return any(words in message for words in _SHORTAGES)
+
 
 class LockHeld(KernelError):
-    """Another program held the lock of the legacy tables for as long as we waited."""
+    """Another program, `command` if it can be told, held the lock of the legacy tables for as long as we waited."""
 
-    def __init__(self, lock_file: str, holder: int | None) -> None:
+    def __init__(self, lock_file: str, holder: int | None, command: str = "") -> None:
         who = f"by process {holder}" if holder else "by a process that is not visible from here"
+        who += f" ({command})" if command else ""
         super().__init__(f"the lock {lock_file} is held {who}; end it or let it finish")
         self.lock_file = lock_file
         self.holder = holder

@@ -1,17 +1,20 @@
 """The tables of one family in one backend: read whole, changed by iptables-restore only."""
 
+import itertools
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Failed, NotPermitted
+from pykubeproxy.kernel.errors import Failed, NotPermitted, Unreadable
+from pykubeproxy.kernel.legacy import TABLES_FILE
 from pykubeproxy.kernel.refusal import explain
 from pykubeproxy.kernel.runner import Outcome, Runner
 from pykubeproxy.kernel.tools import Backend, Tools, find_tools
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey, Counters, Ruleset, parse
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Counters, Ruleset, parse
 from pykubeproxy.rules.saved import read_counted
 
 # How long legacy waits for its lock (seconds), and how often versions that poll for it look (microseconds).
@@ -26,7 +29,8 @@ _BROKEN_COMMENT = re.compile(
     rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}](?:[^"\\]|\\.)*"', re.DOTALL
 )
 _NO_CHAIN = "No chain/target/match by that name"
-_LEGACY_TABLES = {Family.IPV4: "ip_tables_names", Family.IPV6: "ip6_tables_names"}
+# From so many single chains on it is faster to read everything.
+_MOST_CHAINS = 20
 
 
 class Tables(Protocol):
@@ -37,8 +41,10 @@ class Tables(Protocol):
     @property
     def family(self) -> Family: ...
     def save(self, tables: Collection[str] | None = None) -> Ruleset: ...
+    def chains(self, keys: Collection[ChainKey]) -> Ruleset: ...
     def has_chain(self, key: ChainKey) -> bool: ...
-    def restore(self, text: str) -> None: ...
+    def has_rule(self, key: ChainKey, rule: str) -> bool: ...
+    def restore(self, text: str | Iterable[str]) -> None: ...
     def test(self, text: str) -> None: ...
 
 
@@ -69,7 +75,7 @@ class Iptables(msgspec.Struct, frozen=True):
         """The live tables, all or only those named, with rules in the form we write them (see `canonical`).
 
         A table that does not exist is left out, and is not created by looking. On nft a table may be shown
-        with its built-in chains before it exists. Raises Failed, TimedOut, NotPermitted.
+        with its built-in chains before it exists. Raises Unreadable, Failed, TimedOut, NotPermitted.
         """
         if tables is not None and len(tables) == 1:
             (table,) = tables
@@ -100,6 +106,18 @@ class Iptables(msgspec.Struct, frozen=True):
             return ""
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
 
+    def chains(self, keys: Collection[ChainKey]) -> Ruleset:
+        """Those of these chains that there are, as `save` gives them, and with its exceptions.
+
+        Takes some milliseconds for each on nft; on legacy, and for many, whole tables are read. A chain of somebody's
+        own that iptables cannot show may be left out: iptables-nft 1.8.9 says the same of one that is not there.
+        Raises as `save` does, and Unreadable for a built-in chain.
+        """
+        if self.backend is Backend.LEGACY or len(keys) > _MOST_CHAINS:
+            live = self.save({key.table for key in keys})
+            return Ruleset(self.family, {key: live.chains[key] for key in keys if key in live.chains})
+        return Ruleset(self.family, {key: rules for key in keys if (rules := self._rules(key)) is not None})
+
     def has_chain(self, key: ChainKey) -> bool:
         """Whether a chain exists; one that iptables cannot show counts as missing.
 
@@ -116,9 +134,21 @@ class Iptables(msgspec.Struct, frozen=True):
             return False
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
 
-    def restore(self, text: str) -> None:
+    def has_rule(self, key: ChainKey, rule: str) -> bool:
+        """Whether a chain has a rule of this text, even if it has others that iptables cannot show.
+
+        Takes some milliseconds. Raises as `has_chain` does.
+        """
+        argv = (self.tools.main, *_waiting(self.tools), "-t", key.table, "-C", key.chain, *shlex.split(rule))
+        outcome = self.runner.run(argv, seconds=self.seconds)
+        if outcome.exit_code in (0, 1):
+            return outcome.exit_code == 0
+        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
+
+    def restore(self, text: str | Iterable[str]) -> None:
         """Have iptables-restore carry out `text`, block by block, leaving everything it does not name alone.
 
+        Text in pieces of some lines goes to it while they are made; they are made again to explain a failure.
         Each block up to COMMIT takes effect whole or not at all; after a block that is refused none of the
         later ones is tried. Raises Refused, LockHeld, TimedOut, NotPermitted, Failed.
         """
@@ -134,7 +164,7 @@ class Iptables(msgspec.Struct, frozen=True):
 
     def legacy_tables(self) -> frozenset[str]:
         """The tables that exist in the legacy backend of this family, found out without creating any."""
-        names = self.runner.read(f"/proc/thread-self/net/{_LEGACY_TABLES[self.family]}")
+        names = self.runner.read(str(TABLES_FILE[self.family]))
         return frozenset((names or "").split())
 
     def _save_one(self, table: str) -> str:
@@ -152,6 +182,19 @@ class Iptables(msgspec.Struct, frozen=True):
     def _unreadable(self, error: ValueError) -> Failed:
         return Failed(self.tools.save, 0, f"its output cannot be read: {error}")
 
+    def _rules(self, key: ChainKey) -> tuple[str, ...] | None:
+        """The rules of one chain; None if there is none."""
+        outcome = self._list(key)
+        if outcome.exit_code == 0:
+            lines = canonical(outcome.stdout).splitlines()
+            return tuple(line.removeprefix(f"-A {key.chain} ") for line in lines if line.startswith("-A "))
+        unclear = "is incompatible" in outcome.stderr
+        if unclear and key.chain in BUILT_IN:
+            raise Unreadable(self.tools.main, outcome.exit_code, outcome.stderr.strip())
+        if unclear or _NO_CHAIN in outcome.stderr:
+            return None
+        raise explain(self.tools.main, outcome.exit_code, outcome.stderr, "", self.runner.lock_file)
+
     def _list(self, key: ChainKey, *options: str) -> Outcome:
         argv = (self.tools.main, *_waiting(self.tools), "-t", key.table, *options, "-S", key.chain)
         return self.runner.run(argv, seconds=self.seconds)
@@ -164,17 +207,19 @@ class Iptables(msgspec.Struct, frozen=True):
             raise Failed(self.tools.save, outcome.exit_code, outcome.stderr.strip())
         # The pattern alone would take its time over a large table.
         if " is incompatible" in outcome.stdout and (match := _UNREADABLE.search(outcome.stdout)):
-            raise Failed(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
+            raise Unreadable(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
         return outcome.stdout
 
-    def _restore(self, text: str, options: tuple[str, ...]) -> None:
-        if not text:
+    def _restore(self, text: str | Iterable[str], options: tuple[str, ...]) -> None:
+        pieces = filter(None, [text] if isinstance(text, str) else text)
+        first = next(pieces, None)
+        if first is None:
             return
         argv = (self.tools.restore, "--noflush", "--counters", *_waiting(self.tools), *options)
-        outcome = self.runner.run(argv, text, self.seconds)
+        outcome = self.runner.run(argv, itertools.chain([first], pieces), self.seconds)
         if outcome.exit_code:
-            command = self.tools.restore
-            raise explain(command, outcome.exit_code, outcome.stderr, text, self.runner.lock_file)
+            command, whole = self.tools.restore, "".join(text)
+            raise explain(command, outcome.exit_code, outcome.stderr, whole, self.runner.lock_file)
 
 
 def open_iptables(

@@ -5,12 +5,13 @@ It crashes under threads, so it is a process of its own:
 """
 
 import ctypes
+import os
 import socket
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -29,15 +30,17 @@ TABLES_FILE = {
 }
 _SECONDS = 30
 # linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h: IPT_SO_GET_INFO is asked with a table's name of
-# 32 bytes, and answers with 84, of which the last eight tell how many entries there are and their size.
-_GET_INFO, _NAME_LENGTH, _INFO_LENGTH = 64, 32, 84
-_INFO_END = struct.Struct("=II")
+# 32 bytes, and answers with 84: the name, a bit for each built-in chain, where those begin and end, how many entries
+# there are and their size.
+_GET_INFO, _NAME_LENGTH = 64, 32
+_INFO = struct.Struct("=32sI40sII")
 _ASKED_AT = {
     Family.IPV4: (socket.AF_INET, socket.IPPROTO_IP),
     Family.IPV6: (socket.AF_INET6, socket.IPPROTO_IPV6),
 }
 # linux/prctl.h, linux/capability.h
 _PR_CAPBSET_DROP, _CAP_SYS_MODULE = 24, 16
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def legacy_tables(family: Family) -> tuple[str, ...]:
@@ -59,19 +62,32 @@ def entries(family: Family, table: str) -> int:
     Takes no more than a moment, however many they are, and creates nothing.
     """
     try:
-        # Asking for a table that is not there would create it.
-        if table not in legacy_tables(family):
-            return 0
-        domain, level = _ASKED_AT[family]
-        with socket.socket(domain, socket.SOCK_DGRAM) as asked:
-            answer = ctypes.create_string_buffer(table.encode().ljust(_NAME_LENGTH, b"\0"), _INFO_LENGTH)
-            length = ctypes.c_uint(_INFO_LENGTH)
-            asking = ctypes.CDLL(None).getsockopt
-            refused = asking(asked.fileno(), level, _GET_INFO, answer, ctypes.byref(length))
+        return shape(family, table).entries if table in legacy_tables(family) else 0
     except (OSError, NotPermitted):
         return 0
-    number, _ = _INFO_END.unpack_from(answer.raw, _INFO_LENGTH - _INFO_END.size)
-    return 0 if refused else int(number)
+
+
+class Shape(NamedTuple):
+    """What the kernel tells of a table in a moment: where its built-in chains lie, and how many `entries` it has.
+
+    Those of the table itself, one for each built-in chain and one at its end, do not count.
+    """
+
+    raw: bytes
+    entries: int
+
+
+def shape(family: Family, table: str) -> Shape:
+    """The shape of a table, which is created if there is none. Raises OSError."""
+    domain, level = _ASKED_AT[family]
+    answer = ctypes.create_string_buffer(table.encode().ljust(_NAME_LENGTH, b"\0"), _INFO.size)
+    length = ctypes.c_uint(_INFO.size)
+    with socket.socket(domain, socket.SOCK_DGRAM) as asked:
+        if _LIBC.getsockopt(asked.fileno(), level, _GET_INFO, answer, ctypes.byref(length)):
+            code = ctypes.get_errno()
+            raise OSError(code, f"asking for the size of table {table}: {os.strerror(code)}")
+    _, hooks, _, total, _ = _INFO.unpack(answer.raw)
+    return Shape(answer.raw, total - hooks.bit_count() - 1)
 
 
 def legacy_chains(family: Family) -> dict[ChainKey, int]:
@@ -98,7 +114,7 @@ def legacy_chains(family: Family) -> dict[ChainKey, int]:
 
 def _main(family: Family, tables: list[str]) -> None:
     # On being imported it runs modprobe, for both families; without this capability that comes to nothing.
-    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_MODULE, 0, 0, 0)
+    _LIBC.prctl(_PR_CAPBSET_DROP, _CAP_SYS_MODULE, 0, 0, 0)
     import iptc
 
     kind = iptc.Table if family is Family.IPV4 else iptc.Table6

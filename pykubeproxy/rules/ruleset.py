@@ -8,6 +8,9 @@ import msgspec
 
 from pykubeproxy.objects import Family
 
+# The chains that tables have by themselves, each some of them.
+BUILT_IN = frozenset(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
+
 
 class ChainKey(NamedTuple):
     """A chain's place: the table and the name."""

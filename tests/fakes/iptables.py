@@ -77,6 +77,11 @@ class FakeIptables:
         self._fail()
         return key.chain in self.tables.get(key.table, {})
 
+    def has_rule(self, key: ChainKey, rule: str) -> bool:
+        """As Iptables.has_rule."""
+        self._fail()
+        return rule in self.tables.get(key.table, {}).get(key.chain, ())
+
     def restore(self, text: str | Iterable[str]) -> None:
         """As Iptables.restore."""
         text = "".join(text)

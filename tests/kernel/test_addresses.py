@@ -3,9 +3,11 @@
 import queue
 import time
 
+import pyroute2
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
 
-from pykubeproxy.kernel import AddressWatch, LocalAddress, Runner, local_addresses
+from pykubeproxy.kernel import AddressWatch, KernelError, LocalAddress, Runner, local_addresses
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -44,6 +46,20 @@ def test_point_to_point(ip) -> None:
     """On a point-to-point link it is this end's address that counts."""
     ip("addr", "add", "10.1.1.1", "peer", "10.1.1.2/32", "dev", "eth9")
     assert LocalAddress("10.1.1.1", 32, "eth9") in local_addresses(Family.IPV4)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), NetlinkError(16, "Device or resource busy")]
+)
+def test_addresses_that_cannot_be_read(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the socket or the kernel says comes as an error of this package, which the agent gets over."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pyroute2.IPRoute, "__enter__", fail)
+    with pytest.raises(KernelError, match=r"addresses of this node cannot be read: .*(open files|busy)"):
+        local_addresses(Family.IPV4)
 
 
 def test_watch(ip) -> None:

@@ -82,5 +82,5 @@ def test_a_large_legacy_table_is_not_searched(inside: str, monkeypatch: pytest.M
     open_iptables(Backend.LEGACY, Family.IPV4).restore(SOME_RULES)
     open_iptables(Backend.NFT, Family.IPV4).restore(SOME_RULES.replace("COMMIT", "-A SOME -j RETURN\nCOMMIT"))
     assert choose("auto", holding=holding) is Backend.NFT
-    monkeypatch.setattr(backend_module, "_LARGE", 5)
+    monkeypatch.setattr(backend_module, "_LARGE", 4)
     assert choose("auto", holding=holding) is Backend.LEGACY

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_held_by_another(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(LockHeld, match=str(os.getpid())) as held:
             legacy.restore(TEXT)
     assert held.value.holder == os.getpid()
+    assert Path(sys.executable).name in str(held.value)
     assert held.value.lock_file == runner.lock_file
     legacy.restore(TEXT)
     assert legacy.legacy_tables() == {"nat"}

@@ -122,6 +122,48 @@ def test_nothing_happens_between_blocks_that_neither_state_explains(
             assert kinds(now) <= expected | ({"refused"} if "neither" in expected else set()), packet
 
 
+class Refusing(BlockByBlock):
+    """Refuses to translate to one endpoint, and keeps the tables as they are after each block of all restores."""
+
+    def restore(self, text: str | Iterable[str]) -> None:
+        before = self.states
+        try:
+            super().restore(text)
+        finally:
+            self.states = before + self.states
+
+
+@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    before=st.lists(events(), min_size=2, max_size=8),
+    changes=st.lists(events(), min_size=1, max_size=3),
+    backend=st.sampled_from(Backend),
+    chains_per_block=st.sampled_from([None, 1, 4]),
+)
+def test_nobody_is_harmed_while_services_are_tried(
+    before: list[Event], changes: list[Event], backend: Backend, chains_per_block: int | None
+) -> None:
+    """Whatever is written to find out which service is refused, a packet meets what it met before, or afterwards."""
+    bad = [Updated(service("bad", cluster_ip="10.99.0.1")), Updated(slice_of("10.244.9.9", service="bad"))]
+    cluster, live = Cluster(), Refusing(backend)
+    live.refuses = lambda rule: "--to-destination 10.244.9.9:" in rule
+    followed = FamilyTables(live, chains_per_block)
+    followed.sync(cluster, {key for event in before for key in cluster.apply(event)}, on_terms())
+    first = live.save()
+    live.states = []
+    touched = {key for event in (*changes, *bad) for key in cluster.apply(event)}
+    assert [it.name.service for it in followed.sync(cluster, touched, on_terms()).aside] == ["bad"]
+    last = live.save()
+    states = [state for at, state in enumerate(live.states) if state not in live.states[:at]]
+    for packet in packets():
+        start, end = fates(first, packet), fates(last, packet)
+        expected = kinds(start) | kinds(end)
+        for state in states:
+            now = fates(state, packet)
+            assert {fate for fate in now if fate.startswith("to ")} <= start | end, packet
+            assert kinds(now) <= expected | ({"refused"} if "neither" in expected else set()), packet
+
+
 def served_then_refused(*changes: Event) -> list[list[set[str]]]:
     """The kinds of fate of a packet to a service's IP, after each block of each change."""
     cluster, live = Cluster(), BlockByBlock()
