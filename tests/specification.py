@@ -91,6 +91,7 @@ SETTINGS = (
         _SAME,
         _PERIODS,
         f"{_AGENT}loop_reconfigured.py::test_a_shorter_sync_period_counts_at_once",
+        f"{_AGENT}loop.py::test_a_flushed_table_is_noticed",
         f"{_AGENT}health.py::test_a_change_that_waits_too_long_is_ill_health",
     ),
     _row(
@@ -244,5 +245,9 @@ EVENTS = {
     "FailedToStartProxierHealthcheck": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
     "FailedToStartMetricServer": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
     # Beyond kube-proxy's.
+    "RulesRepaired": (
+        f"{_AGENT}events.py::test_troubles_are_warnings",
+        f"{_SYSTEM}agent_drift.py::test_it_is_told_of",
+    ),
     "ServiceSetAside": (f"{_AGENT}events.py::test_troubles_are_warnings",),
 }

@@ -1,5 +1,6 @@
 """Where the status of an agent is put together, from all who know a part of it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -9,10 +10,11 @@ import pykubeproxy
 from pykubeproxy.agent.enquiries import Enquiry, look, see
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.startup import Families
-from pykubeproxy.agent.status import Filter, Status
+from pykubeproxy.agent.status import Filter, Status, Unwatched
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.told import Objects
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.sources import Watch
 
 # How long the loop is waited for, in seconds; a sync may take longer.
 _PATIENCE = 2.0
@@ -24,13 +26,20 @@ class Desk:
     """Tells any thread how the agent is. `put` hands the loop a question, as its mailbox does."""
 
     def __init__(
-        self, node_name: str, families: Families, observers: Observers, put: Callable[[Enquiry[Any]], None]
+        self,
+        node_name: str,
+        families: Families,
+        observers: Observers,
+        put: Callable[[Enquiry[Any]], None],
+        watches: Iterable[Watch] = (),
     ) -> None:
         self._node_name = node_name
         self._families = families
         self._observers = observers
         self._put = put
+        self._watches = tuple(watches)
         self._started = time.time()
+        self._asking = threading.Lock()
 
     def status(self, wanted: Filter) -> Status:
         """The state at this moment; without services if the loop is too busy to tell."""
@@ -54,21 +63,33 @@ class Desk:
             pending_endpoints=endpoints,
             syncs=history.syncs,
             repairs=history.repairs,
+            unwatched=self._unwatched(),
             filter=wanted,
             matching=seen.matching if seen else 0,
             services=seen.services if seen else (),
             busy=seen is None,
         )
 
+    def _unwatched(self) -> tuple[Unwatched, ...]:
+        now = time.time()
+        troubles = (watch.trouble for watch in self._watches)
+        return tuple(Unwatched(it.what, now - it.seconds, it.why) for it in troubles if it)
+
     def objects(self, wanted: Filter) -> Objects | None:
         """The objects that are worked from; None if the loop is too busy to tell."""
-        return self._ask(lambda cluster, _: look(cluster, self._node_name, wanted))
+        return self._ask(lambda cluster, tables: look(cluster, tables, self._node_name, wanted))
 
     def _ask(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
+        """One question at a time: whoever asks in a hurry waits for others who do, and syncs do not."""
+        deadline = time.monotonic() + _PATIENCE
+        if not self._asking.acquire(timeout=_PATIENCE):
+            return None
         enquiry = Enquiry[_T](question, Future())
-        self._put(enquiry)
         try:
-            return enquiry.answer.result(_PATIENCE)
+            self._put(enquiry)
+            return enquiry.answer.result(deadline - time.monotonic())
         except TimeoutError:
             enquiry.answer.cancel()
             return None
+        finally:
+            self._asking.release()

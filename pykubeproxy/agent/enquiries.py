@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy.agent.status import Filter, PortStatus, port_statuses
 from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.told import Objects
+from pykubeproxy.agent.told import Aside, Objects
 from pykubeproxy.objects import Key, Node
 from pykubeproxy.services.cluster import Cluster
 
@@ -57,7 +57,7 @@ def see(cluster: Cluster, tables: Iterable[FamilyTables], wanted: Filter) -> See
     return Seen(len(keys), tuple(found))
 
 
-def look(cluster: Cluster, node_name: str, wanted: Filter) -> Objects:
+def look(cluster: Cluster, tables: Iterable[FamilyTables], node_name: str, wanted: Filter) -> Objects:
     """The Services that are wanted, with their EndpointSlices if they are asked for by name; and the Node."""
     services = tuple(it for it in cluster.services() if _matches(it.key, wanted))
     return Objects(
@@ -66,6 +66,12 @@ def look(cluster: Cluster, node_name: str, wanted: Filter) -> Objects:
         slices=tuple(slice_ for it in services for slice_ in cluster.all_slices_of(it.key))
         if wanted.service
         else (),
+        set_aside=tuple(
+            Aside(it.family.value, aside.name, aside.why)
+            for it in tables
+            for aside in it.set_aside()
+            if _matches(aside.name.service_key, wanted)
+        ),
     )
 
 

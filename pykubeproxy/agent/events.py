@@ -9,8 +9,9 @@ from typing import Protocol
 
 import msgspec
 import structlog
+import urllib3
 
-from pykubeproxy.objects import Key
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.sources.client import Client, Pace
 from pykubeproxy.sources.failures import Failure
 
@@ -26,6 +27,8 @@ _RATE, _BURST = 1.0, 10
 # Pauses before another try, in seconds, and how long the server may take.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT = 5.0
+# What is read at most of one Service, in bytes.
+_LONGEST_ANSWER = 4 << 20
 
 log = structlog.get_logger()
 
@@ -112,7 +115,7 @@ class ApiRecorder:
     def _create(self, ns: int, event: Event) -> None:
         """Create one event, in as many tries as there are."""
         path = f"/apis/events.k8s.io/v1/namespaces/{event.about.namespace or 'default'}/events"
-        body = as_object(event, ns, self._instance)
+        body = as_object(event, ns, self._instance, self._uid(event))
         for pause in (*self._pauses, None):
             try:
                 self._client.post(path, body, asked="events", idle=_TIMEOUT)
@@ -129,13 +132,49 @@ class ApiRecorder:
                 if self._closing.wait(max(pause, failure.retry_after)):
                     return
 
+    def _uid(self, event: Event) -> str:
+        """The UID of the Service that an event is about, without which `kubectl describe` does not show it; "" if unknown.
 
-def as_object(event: Event, ns: int, instance: str) -> dict[str, object]:
-    """The Event of events.k8s.io/v1 that says it, `ns` being the time in nanoseconds since 1970."""
+        Asked for here, as events are rare and the agent keeps no UIDs; a proxy may list Services, but not get one.
+        """
+        if event.kind != "Service":
+            return ""
+        path = f"/api/v1/namespaces/{event.about.namespace}/services"
+        query = {"fieldSelector": f"metadata.name={event.about.name}"}
+        try:
+            answer = self._client.get(path, query, asked="services", idle=_TIMEOUT)
+            try:
+                listed = msgspec.json.decode(answer.read(_LONGEST_ANSWER), type=_Listed)
+            finally:
+                answer.release_conn()
+        except (Failure, urllib3.exceptions.HTTPError, OSError, ValueError):
+            return ""
+        return next((it.metadata.uid for it in listed.items or ()), "")
+
+
+class _Metadata(msgspec.Struct):
+    uid: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Listed(msgspec.Struct):
+    items: list[_Object] | None = None
+
+
+def as_object(event: Event, ns: int, instance: str, uid: str = "") -> dict[str, object]:
+    """The Event of events.k8s.io/v1 that says it, `ns` being the time in nanoseconds since 1970.
+
+    `uid` is that of the Service it is about, if that is known.
+    """
     about = event.about
     regarding = {"apiVersion": "v1", "kind": event.kind, "name": about.name}
     if about.namespace:
         regarding["namespace"] = about.namespace
+        if uid:
+            regarding["uid"] = uid
     else:
         # kubectl and the kubelet go by this for nodes, whose events come before anybody knows their UID.
         regarding["uid"] = about.name
@@ -183,6 +222,13 @@ def set_aside(node_name: str, service: Key, why: str) -> Event:
     """A Service's rules are refused by iptables, and it is served no longer until it changes."""
     note = f"node {node_name} does not serve {service}, for iptables refuses its rules: {why}"
     return Event("Service", service, WARNING, "ServiceSetAside", "Sync", note)
+
+
+def rules_repaired(node_name: str, family: Family, what: str, writers: tuple[str, ...]) -> Event:
+    """Others had changed a node's rules, which are as they were."""
+    by = f" by {', '.join(writers)}" if writers else ""
+    note = f"the {family.value} rules of node {node_name} were changed{by} and have been repaired: {what}"
+    return Event("Node", Key("", node_name), WARNING, "RulesRepaired", "Sync", note)
 
 
 def _about_node(node_name: str, type_: str, reason: str, note: str) -> Event:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from pykubeproxy.agent.journal import ENDPOINTS, SYNCS
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
 from pykubeproxy.kernel import conntrack
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.kernel.local import LocalDestinations

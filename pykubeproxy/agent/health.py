@@ -1,5 +1,6 @@
 """How well this node's rules follow the cluster, and the pages that say so to load balancers, kubelets and people."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,16 +19,29 @@ _NEVER = "0001-01-01T00:00:00Z"
 class FamilyHealth(msgspec.Struct, frozen=True):
     """The state of one family. `last_updated` is when its rules were last brought up to date, in ns since 1970, or 0.
 
-    `overdue`: a change has been waiting for too long, or its sync keeps failing.
+    `overdue`: a change has been waiting for too long, or its sync keeps failing. `contested`: somebody undoes what is
+    written, again and again. `at_work`: a sync that takes long has got on of late.
     """
 
     last_updated: int
     overdue: bool
+    contested: bool = False
+    at_work: bool = False
 
     @property
     def programmed(self) -> bool:
         """Whether its rules have been in place at all."""
         return self.last_updated > 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are in place, follow the cluster, and are left alone."""
+        return self.programmed and not self.overdue and not self.contested
+
+    @property
+    def hangs(self) -> bool:
+        """Whether nothing has happened for too long, so that a restart may help."""
+        return self.overdue and not self.at_work
 
 
 class State(msgspec.Struct, frozen=True):
@@ -39,13 +53,13 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether no family is overdue: /livez."""
-        return not any(family.overdue for family in self.families.values())
+        """Whether no family hangs: /livez."""
+        return not any(family.hangs for family in self.families.values())
 
     @property
     def ready(self) -> bool:
-        """Whether all families are programmed besides: /readyz."""
-        return self.alive and all(family.programmed for family in self.families.values())
+        """Whether all families are ready: /readyz."""
+        return all(family.ready for family in self.families.values())
 
     @property
     def healthy(self) -> bool:
@@ -73,6 +87,8 @@ class Health:
         self._lock = threading.Lock()
         self._updated = dict.fromkeys(families, 0)
         self._queued: dict[Family, float] = {}
+        self._contested: set[Family] = set()
+        self._at_work: dict[Family, float] = {}
         self._needs_node = needs_node
         self._node_eligible = not needs_node
 
@@ -92,6 +108,16 @@ class Health:
             self._queued.pop(family, None)
             self._updated[family] = self._wall_clock()
 
+    def at_work(self, family: Family) -> None:
+        """A sync that takes long gets on."""
+        with self._lock:
+            self._at_work[family] = self._clock()
+
+    def contested(self, family: Family, whether: bool) -> None:
+        """Somebody undoes what is written, again and again; or no longer does."""
+        with self._lock:
+            (self._contested.add if whether else self._contested.discard)(family)
+
     def node(self, node: Node | None) -> None:
         """The Node object as it is now, None if there is none."""
         with self._lock:
@@ -104,7 +130,10 @@ class Health:
             now = self._clock()
             families = {
                 family: FamilyHealth(
-                    updated, family in self._queued and now - self._queued[family] > self._patience
+                    updated,
+                    family in self._queued and now - self._queued[family] > self._patience,
+                    family in self._contested,
+                    now - self._at_work.get(family, -math.inf) <= self._patience,
                 )
                 for family, updated in self._updated.items()
             }
@@ -153,7 +182,7 @@ def _page(
     content["status"] = {
         family.value: {
             "lastUpdated": timestamp(of.last_updated),
-            "healthy": not of.overdue and (of.programmed or not needs_rules),
+            "healthy": of.ready if needs_rules else not of.hangs,
         }
         for family, of in state.families.items()
     }

@@ -10,7 +10,7 @@ import structlog
 
 from pykubeproxy.agent import http
 from pykubeproxy.agent.events import Recorder, port_taken
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
 from pykubeproxy.config import Config
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.terms import node_ips
@@ -40,10 +40,13 @@ class Wanted:
         """Take in what one sync of one family looked at."""
         for name in report.gone:
             self._known.pop((report.family, name), None)
+        aside = {it.name for it in report.aside}
         for item in report.served:
             where = (report.family, item.port.name)
             if item.port.health_check_node_port:
-                backends = (verdict.backend for verdict in item.selection.verdicts)
+                # Who is refused here is better off with another node.
+                verdicts = () if item.port.name in aside else item.selection.verdicts
+                backends = (verdict.backend for verdict in verdicts)
                 ready = frozenset(b.endpoint.address for b in backends if b.local and b.endpoint.ready)
                 self._known[where] = item.port.health_check_node_port, ready
             else:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import msgspec
 
 from pykubeproxy.agent.health import State
-from pykubeproxy.agent.status import FamilyStatus, Sync
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.set_aside import Aside
+from pykubeproxy.agent.status import AsideStatus, FamilyStatus, Repair, Sync
 from pykubeproxy.objects import Family
 
 # How many syncs are remembered.
 LENGTH = 50
+_REPAIRS = 10
 
 
 class History:
@@ -19,6 +21,7 @@ class History:
     def __init__(self) -> None:
         self.syncs: tuple[Sync, ...] = ()
         """The last ones, the oldest first."""
+        self.repairs: tuple[Repair, ...] = ()
         self._last: Mapping[Family, FamilyStatus] = {}
 
     def synced(self, report: Report, now: float) -> None:
@@ -33,8 +36,13 @@ class History:
             services=report.services,
             endpoints=report.endpoints,
             rules=report.rules,
+            set_aside=tuple(map(_aside, report.aside)),
         )
         self._last = {**self._last, report.family: found}
+
+    def repaired(self, repair: Repair) -> None:
+        """What others had done was put right."""
+        self.repairs = (*self.repairs, repair)[-_REPAIRS:]
 
     def failed(self, family: Family, full: bool, seconds: float, now: float, why: str) -> None:
         """A sync has failed after `seconds`."""
@@ -47,6 +55,7 @@ class History:
             msgspec.structs.replace(
                 last.get(family) or FamilyStatus(family=family.value, overdue=False),
                 overdue=state.overdue,
+                contested=state.contested,
                 last_updated=state.last_updated / 1e9 if state.programmed else None,
             )
             for family, state in health.families.items()
@@ -54,3 +63,16 @@ class History:
 
     def _add(self, sync: Sync) -> None:
         self.syncs = (*self.syncs, sync)[-LENGTH:]
+
+
+def _aside(aside: Aside) -> AsideStatus:
+    name = aside.name
+    return AsideStatus(
+        namespace=name.namespace,
+        name=name.service,
+        port=name.port,
+        protocol=name.protocol,
+        why=aside.why,
+        since=aside.since,
+        refuses=aside.refuses,
+    )

@@ -317,7 +317,9 @@ def _send(connection: socket.socket, answer: Answer, with_body: bool) -> None:
     status = http.HTTPStatus(answer.status)
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{n}: {v}" for n, v in headers.items()), "", ""]
     connection.settimeout(ANSWER_SECONDS)
-    connection.sendall("\r\n".join(lines).encode("latin-1") + (answer.body if with_body else b""))
+    body = answer.body if with_body else b""
+    connection.sendall("\r\n".join(lines).encode("latin-1"), socket.MSG_MORE if body else 0)
+    connection.sendall(body)
 
 
 def _linger(connection: socket.socket) -> None:

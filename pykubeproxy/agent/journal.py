@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
 from pykubeproxy.objects import Family
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.selection import Verdict
+from pykubeproxy.services.selection import Reason, Verdict
 from pykubeproxy.services.serving import Served
 
 # From these values of -v on, syncs and single endpoints are logged.
@@ -92,7 +92,12 @@ def _sentence(verdict: Verdict) -> str:
         return f"{'used' if cluster.used else 'passed over'}: {cluster.value}"
     parts = [("policy Cluster", cluster), ("policy Local", local)]
     return "; ".join(
-        f"{'used' if reason.used else 'passed over'} under {policy}: {reason.value}"
+        f"{'used' if reason.used else 'passed over'}{_under(policy, reason)}: {reason.value}"
         for policy, reason in parts
         if reason
     )
+
+
+def _under(policy: str, reason: Reason) -> str:
+    # This one names the policy itself.
+    return "" if reason is Reason.NOT_LOCAL else f" under {policy}"

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -13,10 +14,12 @@ from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop, Wake
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
 from pykubeproxy.agent.privileged import set_up
+from pykubeproxy.agent.report import Report
 from pykubeproxy.agent.startup import Families, Opened, remove_nftables_mode, settle_memory
 from pykubeproxy.agent.tables import SyncFailed
+from pykubeproxy.agent.vigil import Suspicion, Vigil
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.kernel import KernelError
+from pykubeproxy.kernel import Foreign, KernelError, memory
 from pykubeproxy.objects import Event, Family, Key, Kind, Node
 from pykubeproxy.rules.terms import node_port_networks, primary_family, terms
 from pykubeproxy.services.cluster import Cluster
@@ -52,6 +55,7 @@ class Agent:
         self._node_name = node_name
         self._families = families.opened
         self._lacking = families.lacking
+        self._watch = families.watch
         self._mailbox = mailbox
         self._observers = observers
         self._flows = flows
@@ -68,6 +72,11 @@ class Agent:
         self._next_check = self._started + config.iptables.sync_period
         self._last_full = self._started
         self._in_place = False
+        period = config.iptables.sync_period
+        self._vigils = {it.tables.family: Vigil(period, self._started) for it in families.opened}
+        self._suspected: dict[Family, Suspicion] = {}
+        for it in families.opened:
+            it.tables.when_trying(partial(observers.at_work, it.tables.family))
 
     def run(self) -> int:
         """Serve until a Stop arrives; returns the exit status. The rules stay in place."""
@@ -78,11 +87,16 @@ class Agent:
                     return message.code
                 if isinstance(message, Enquiry):
                     message.meet(self._cluster, [family.tables for family in self._families])
+                elif isinstance(message, Foreign):
+                    self._hear(message)
                 else:
                     self._take_in(message)
             now = self._clock()
             if now >= self._next_check:
-                self._check(now)
+                self._next_check = now + self._config.iptables.sync_period
+                self._observers.checked()
+            if self._in_place and now >= self._next_look():
+                self._look()
             waiting_until = self._waiting_until()
             if self._asked and now >= waiting_until:
                 self._asked = False
@@ -112,6 +126,8 @@ class Agent:
         self._pace.adjust(config.iptables.min_sync_period, config.iptables.sync_period)
         self._journal.verbosity = self._flows.verbosity = config.logging.verbosity
         self._next_check = min(self._next_check, self._clock() + config.iptables.sync_period)
+        for vigil in self._vigils.values():
+            vigil.adjust(config.iptables.sync_period, self._clock())
         self._observers.reconfigured(config)
         set_up(config)
 
@@ -121,7 +137,11 @@ class Agent:
 
     def _next_time(self) -> float:
         """When something is to be done even if no message comes."""
-        return min(self._next_check, max(self._waiting_until(), self._pace.due()))
+        look = self._next_look() if self._in_place else math.inf
+        return min(self._next_check, look, max(self._waiting_until(), self._pace.due()))
+
+    def _next_look(self) -> float:
+        return min(min(vigil.due(), vigil.calm_at) for vigil in self._vigils.values())
 
     def _waiting_until(self) -> float:
         """Until when nothing may be written, for want of something that may still come."""
@@ -143,24 +163,44 @@ class Agent:
         by_node = self._config.detect_local.mode is DetectLocalMode.NODE_CIDR
         return by_node and self._wait_for_node and not (self._node and self._node.pod_cidrs)
 
-    def _check(self, now: float) -> None:
-        """See whether somebody has flushed a table; if so, everything is written again."""
-        self._next_check = now + self._config.iptables.sync_period
-        self._observers.checked()
-        for family in self._families if self._in_place else ():
-            try:
-                intact = family.tables.is_intact()
-            except KernelError as error:
-                log.warning(
-                    "the tables could not be looked at", family=family.tables.family.value, error=str(error)
-                )
-                continue
-            if not intact:
-                log.warning(
-                    "somebody has flushed our chains; writing them again", family=family.tables.family.value
-                )
-                family.tables.forget()
-                self._request()
+    def _hear(self, foreign: Foreign) -> None:
+        if foreign.family in self._vigils:
+            self._vigils[foreign.family].heard(foreign, self._clock())
+
+    def _look(self) -> None:
+        """See whether others have changed our chains; if so, put them right, without waiting for the pace."""
+        damaged = False
+        for opened in self._families:
+            family, vigil = opened.tables.family, self._vigils[opened.tables.family]
+            begun = self._clock()
+            if begun >= vigil.calm_at:
+                vigil.calm()
+                self._observers.left_alone(family)
+            if begun >= vigil.due():
+                suspicion = vigil.take(begun)
+                try:
+                    found = opened.tables.examine(suspicion.tables, suspicion.chains)
+                except KernelError as error:
+                    log.warning("the tables could not be looked at", family=family.value, error=str(error))
+                    vigil.failed(suspicion, self._clock())
+                    continue
+                now = self._clock()
+                vigil.looked(suspicion, now - begun, now)
+                if suspicion.tables:
+                    memory.trim()
+                if found:
+                    self._suspected[family] = suspicion
+                    damaged = True
+        if damaged:
+            self._sync()
+
+    def _repaired(self, report: Report) -> None:
+        """Tell of what was found and put right."""
+        suspicion, vigil = self._suspected.pop(report.family, None), self._vigils[report.family]
+        if suspicion and report.repaired:
+            now = self._clock()
+            vigil.repaired(now)
+            self._observers.repaired(report, suspicion.writers, now - suspicion.since, vigil.contested)
 
     def _sync(self) -> bool:
         """Bring all families up to date; returns whether that succeeded."""
@@ -184,6 +224,8 @@ class Agent:
 
     def _sync_family(self, opened: Opened, touched: set[Key]) -> bool:
         family, full, begun = opened.tables.family, opened.tables.is_unknown, self._clock()
+        if full:
+            self._vigils[family].forget()
         try:
             facts = opened.facts(with_addresses=bool(self._config.node_port_addresses))
             on = terms(self._config, self._node_name, self._node, facts, family)
@@ -198,6 +240,11 @@ class Agent:
             self._observers.failed(family, full, seconds, writing, str(error))
             return False
         self._journal.synced(report)
+        if self._watch:
+            self._watch.settled(family, report.held)
+        if full:
+            self._vigils[family].read(self._clock())
+        self._repaired(report)
         self._observers.synced(report, report.rules, facts.addresses)
         networks = node_port_networks(self._config, on.options.node_ip, family)
         loopback = on.options.localhost_node_ports and family is Family.IPV4

@@ -1,11 +1,13 @@
 """What the threads of the agent tell the one that owns all state."""
 
 import queue
+from typing import Any
 
 import msgspec
 
 from pykubeproxy.agent.enquiries import Enquiry
 from pykubeproxy.config import Config
+from pykubeproxy.kernel import Foreign
 from pykubeproxy.objects import Event
 
 
@@ -28,7 +30,7 @@ class Wake(msgspec.Struct, frozen=True):
     reason: str
 
 
-Message = Event | Wake | Reconfigured | Enquiry | Stop
+Message = Event | Foreign | Wake | Reconfigured | Enquiry[Any] | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 

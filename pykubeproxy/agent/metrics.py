@@ -9,11 +9,12 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from pykubeproxy.agent import http
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
 from pykubeproxy.kernel import nfacct
 from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.rules import skeleton
 from pykubeproxy.services.ports import PortName
+from pykubeproxy.sources import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -94,6 +95,37 @@ class Metrics:
         self._partial_failures = make.counter(
             "sync_proxy_rules_iptables_partial_restore_failures_total", "Failures of partial syncs", _FAMILY
         )
+        self._aside = Gauge(
+            "pykubeproxy_services_set_aside",
+            "Services with ports that are not served, for iptables refuses their rules",
+            _FAMILY,
+            registry=self.registry,
+        )
+        self._unwatched = Gauge(
+            "pykubeproxy_unwatched_seconds",
+            "For how long the API server could not be asked about these objects",
+            ("resource",),
+            registry=self.registry,
+        )
+        self._repairs = Counter(
+            "pykubeproxy_drift_repairs",
+            "Times that tables were repaired for others had changed our rules",
+            (*_FAMILY, "table"),
+            registry=self.registry,
+        )
+        self._repair_seconds = Histogram(
+            "pykubeproxy_drift_repair_duration_seconds",
+            "From the notice of a change by others to the end of its repair",
+            _FAMILY,
+            buckets=_SYNC_SECONDS,
+            registry=self.registry,
+        )
+        self._contested = Gauge(
+            "pykubeproxy_drift_contested",
+            "1 while somebody undoes our rules again and again",
+            _FAMILY,
+            registry=self.registry,
+        )
         self._flows = make.counter(
             "conntrack_reconciler_deleted_entries_total",
             "Stale flows deleted from connection tracking",
@@ -108,6 +140,12 @@ class Metrics:
         }
         self.registry.register(_PacketCounters(read_counter or _packets))
         ProcessCollector(registry=self.registry)
+
+    def watching(self, watches: Iterable[Watch]) -> None:
+        """From now on tell at each scrape whether these work."""
+        for watch in watches:
+            gauge = self._unwatched.labels(watch.name.removeprefix("watch-"))
+            gauge.set_function(lambda watch=watch: it.seconds if (it := watch.trouble) else 0.0)  # type: ignore[misc]
 
     def changed(self, kind: Kind, concerned: Iterable[Key], pending: int) -> None:
         """An event changed these Services, or their endpoints; now there are `pending` such that wait for a sync."""
@@ -133,7 +171,23 @@ class Metrics:
         for table in ("filter", "nat"):
             self._rules_last.labels(table, family.value).set(report.rules_written.get(table, 0))
             self._rules.labels(table, family.value).set(rules.get(table, 0))
+        self._aside.labels(family.value).set(len({aside.name.service_key for aside in report.aside}))
         self._count_lacking(report)
+
+    def refused(self, family: Family) -> None:
+        """iptables-restore refused what it was given for some services, and has written the rest since."""
+        self._failures.labels(family.value).inc()
+
+    def repaired(self, family: Family, tables: Iterable[str], seconds: float, contested: bool) -> None:
+        """These tables were put right, `seconds` after it was noticed; `contested`: not for the first time."""
+        for table in tables:
+            self._repairs.labels(family.value, table).inc()
+        self._repair_seconds.labels(family.value).observe(seconds)
+        self._contested.labels(family.value).set(contested)
+
+    def left_alone(self, family: Family) -> None:
+        """Nobody undoes our rules any more."""
+        self._contested.labels(family.value).set(0)
 
     def failed(self, family: Family, full: bool, seconds: float, writing: bool) -> None:
         """A sync failed after `seconds`; `writing` says that it was iptables-restore that failed."""

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from pykubeproxy.agent import events, http
+from pykubeproxy.agent.complaints import Complaints
 from pykubeproxy.agent.health import Health, health_pages
 from pykubeproxy.agent.healthchecks import HealthChecks, Wanted, listening_hosts
 from pykubeproxy.agent.history import History
 from pykubeproxy.agent.latency import Latencies
 from pykubeproxy.agent.metrics import Metrics
 from pykubeproxy.agent.pages import metrics_pages
-from pykubeproxy.agent.status import Filter, Status
-from pykubeproxy.agent.tables import Report
+from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.status import Filter, Repair, Status
+from pykubeproxy.agent.told import Objects
 from pykubeproxy.config import Address, Config
 from pykubeproxy.objects import EndpointSlice, Event, Family, Key, Kind, Node, Service, Updated
 
@@ -54,19 +56,25 @@ class Observers:
         self.history = History()
         self._latencies = Latencies(time.time())
         self._unsynced: dict[Kind, set[Key]] = {kind: set() for kind in Kind}
+        self._complaints = Complaints(node_name, recorder)
         self._wanted = Wanted()
         self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
         self._checks: HealthChecks | None = None
         self._servers: list[http.Server] = []
         self._closing = threading.Event()
 
-    def serve(self, flags: Mapping[str, object], status: Callable[[Filter], Status] | None = None) -> None:
+    def serve(
+        self,
+        flags: Mapping[str, object],
+        status: Callable[[Filter], Status] | None = None,
+        objects: Callable[[Filter], Objects | None] | None = None,
+    ) -> None:
         """Listen from now on, and tell of the start. Raises BindFailed, after an event that says so.
 
-        `status` tells /statusz what there is besides kube-proxy's lines. Without bindAddressHardFail an address that is taken is tried again and again.
+        `status` tells /statusz what there is besides kube-proxy's lines, `objects` /servicez what it is made from. Without bindAddressHardFail an address that is taken is tried again and again.
         """
         health = health_pages(self.health, self.metrics.asked)
-        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status)
+        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status, objects)
         self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
         self._open("health", self._config.health_address, health, events.health_server_failed)
         self._open("metrics", self._config.metrics_address, metrics, events.metrics_server_failed)
@@ -105,6 +113,8 @@ class Observers:
         now = time.time()
         self.health.synced(report.family)
         self.metrics.synced(report, rules, now)
+        if self._complaints.synced(report):
+            self.metrics.refused(report.family)
         self.history.synced(report, now)
         for latency in self._latencies.programmed(report.family, now):
             self.metrics.programmed(report.family, latency)
@@ -116,6 +126,40 @@ class Observers:
         self.health.queued(family)
         self.metrics.failed(family, full, seconds, writing)
         self.history.failed(family, full, seconds, time.time(), why)
+
+    def at_work(self, family: Family) -> None:
+        """The sync of one family takes long, and gets on."""
+        self.health.at_work(family)
+
+    def repaired(self, report: Report, writers: tuple[str, ...], seconds: float, contested: bool) -> None:
+        """What others had done to our rules was put right, `seconds` after it was noticed.
+
+        `writers` are who it may have been, so far as is known. `contested`: it is done again and again.
+        """
+        family, what = report.family, {damage.table: str(damage) for damage in report.repaired}
+        log.warning(
+            "others changed our rules; they are as they were",
+            family=family.value,
+            **what,
+            by=", ".join(writers) or "unknown",
+            seconds=round(seconds, 3),
+        )
+        if contested:
+            log.error(
+                "somebody undoes our rules again and again; repairs wait longer now", family=family.value
+            )
+        self.health.contested(family, contested)
+        self.metrics.repaired(family, what, seconds, contested)
+        self.history.repaired(Repair(time.time(), family.value, seconds, report.repaired, writers))
+        note = "; ".join(f"{table}: {text}" for table, text in what.items())
+        self.recorder.record(events.rules_repaired(self._node_name, family, note, writers))
+
+    def left_alone(self, family: Family) -> None:
+        """For a while nobody has changed our rules."""
+        if self.health.state().families[family].contested:
+            log.info("our rules are left alone again", family=family.value)
+        self.health.contested(family, whether=False)
+        self.metrics.left_alone(family)
 
     def settled(self, succeeded: bool, node: Node | None) -> None:
         """All families have had their sync; `succeeded` says whether all of them did."""

@@ -39,10 +39,6 @@ class Pace:
         wanted = self._at_latest if self._requested is None else min(self._requested, self._at_latest)
         return max(wanted, self._ended + self._min_period)
 
-    def queued_for(self, now: float) -> float:
-        """How long the oldest request has been waiting; 0 if none is."""
-        return 0.0 if self._requested is None else now - self._requested
-
     def started(self) -> None:
         """A run begins: requests that come from now on are for the next one."""
         self._requested = None

@@ -51,12 +51,12 @@ def serve(order: Order) -> int:
     node_name = config.hostname_override or socket.gethostname().lower()
     set_up(config)
     without_garbage_collection()
-    families = open_families(config)
+    mailbox = Mailbox()
+    families = open_families(config, None if order.once else mailbox.put)
     client = _client(config) if order.manifests is None else None
     watches = api_watches(client, node_name) if client else (ManifestWatch(order.manifests or ""),)
     _announce(node_name, families)
 
-    mailbox = Mailbox()
     recorder = ApiRecorder(client, node_name) if client and not order.once else NoRecorder()
     observers = Observers(
         config,
@@ -80,9 +80,12 @@ def serve(order: Order) -> int:
     try:
         if order.once:
             return _run_once(agent, watches, mailbox, flows)
-        desk = Desk(node_name, families, observers, mailbox.put)
-        observers.serve(order.flags, desk.status)
+        desk = Desk(node_name, families, observers, mailbox.put, watches)
+        observers.serve(order.flags, desk.status, desk.objects)
+        observers.metrics.watching(watches)
         _start_threads(order, watches, mailbox, flows)
+        if families.watch:
+            _start(families.watch.name, families.watch.run, mailbox)
         return agent.run()
     finally:
         observers.close()

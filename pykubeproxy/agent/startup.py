@@ -1,11 +1,13 @@
 """What is done once, at the start: finding out about backend, families, kernel and iptables, and taking over."""
 
 import gc
+from collections.abc import Callable
 
 import msgspec
 import structlog
 
 from pykubeproxy import kernel
+from pykubeproxy.agent.privileged import provide_modules
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import memory, nfacct, nftables, sysctl
@@ -39,31 +41,48 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Families(msgspec.Struct, frozen=True):
-    """The families that this node's kernel can serve, and why the others cannot be."""
+    """The families that this node's kernel can serve, and why the others cannot be.
+
+    `watch` listens for what others write into their tables, if that is wanted and can be.
+    """
 
     backend: kernel.Backend
     opened: tuple[Opened, ...]
     lacking: dict[Family, str]
+    watch: kernel.DriftWatch | None = None
 
 
-def open_families(config: Config) -> Families:
-    """Look at kernel and tools. Raises KernelError if something is missing that nothing works without."""
-    backend = kernel.choose(config.iptables_backend.value)
+def open_families(config: Config, heard: Callable[[kernel.Foreign], None] | None = None) -> Families:
+    """Look at kernel and tools. Raises KernelError if something is missing that nothing works without.
+
+    `heard` is to be told of what others write into the tables.
+    """
+    backend = provide_modules(config)
     families: list[Opened] = []
     lacking: dict[Family, str] = {}
+    watch = _watch(backend, heard) if heard else None
     for family in Family:
         if reason := kernel.unavailable(backend, family):
             lacking[family] = reason
         else:
-            families.append(_open(backend, family))
-    return Families(backend, tuple(families), lacking)
+            families.append(_open(backend, family, watch))
+    return Families(backend, tuple(families), lacking, watch)
 
 
-def _open(backend: kernel.Backend, family: Family) -> Opened:
-    iptables = kernel.open_iptables(backend, family)
+def _open(backend: kernel.Backend, family: Family, watch: kernel.DriftWatch | None) -> Opened:
+    iptables = kernel.open_iptables(backend, family, kernel.Runner(started=watch.started if watch else None))
     features = kernel.probe(iptables).require()
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
-    return Opened(FamilyTables(iptables, limit), features, features.nfacct and _counters(family))
+    tables = kernel.Watched(iptables, watch) if watch else iptables
+    return Opened(FamilyTables(tables, limit), features, features.nfacct and _counters(family))
+
+
+def _watch(backend: kernel.Backend, heard: Callable[[kernel.Foreign], None]) -> kernel.DriftWatch | None:
+    try:
+        return kernel.watch_tables(backend, heard)
+    except OSError as error:
+        log.warning("changes by others will only be seen now and then", reason=error.strerror)
+        return None
 
 
 def _counters(family: Family) -> bool:

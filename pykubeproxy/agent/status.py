@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from pykubeproxy import API_VERSION
+from pykubeproxy.rules.damage import Damage
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Reason, Verdict
 from pykubeproxy.services.serving import Served
 
-API_VERSION = "pykubeproxy/v1"
 # Stands for all of a node's own addresses.
 ANY_LOCAL = "*"
 
@@ -28,11 +29,59 @@ class Sync(msgspec.Struct, frozen=True, rename="camel"):
     failure: str = ""
 
 
+class AsideStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """A service port that is not served, for iptables refuses its rules: `why` are its words.
+
+    `since` is in seconds since 1970. `refuses`: new clients are refused; else not even that could be written.
+    """
+
+    namespace: str
+    name: str
+    port: str
+    protocol: str
+    why: str
+    since: float
+    refuses: bool
+
+    @property
+    def title(self) -> str:
+        """As rules and logs name it: namespace/name:port."""
+        return f"{self.namespace}/{self.name}{f':{self.port}' if self.port else ''}"
+
+
+class Repair(msgspec.Struct, frozen=True, rename="camel"):
+    """What others had done to our rules, and was put right.
+
+    `time` is when that was, in seconds since 1970; `seconds` how long it took since it was noticed. `writers` are who it
+    may have been, so far as the kernel tells, with process numbers of the first process namespace.
+    """
+
+    time: float
+    family: str
+    seconds: float
+    damages: tuple[Damage, ...]
+    writers: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """Such as "nat: 2 chains, 7 rules gone; 1 rule added"."""
+        return ", ".join(f"{damage.table}: {damage}" for damage in self.damages)
+
+
+class Unwatched(msgspec.Struct, frozen=True, rename="camel"):
+    """Objects that the API server could not be asked about since `since`, in seconds since 1970, and `why`."""
+
+    objects: str
+    since: float
+    why: str
+
+
 class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     """One family as of its last sync that succeeded: `last_updated`, seconds since 1970, or None before the first.
 
     `overdue`: a change has been waiting for too long, or its sync keeps failing. `endpoints` are all there are of
-    services, used or not; `rules` how many of ours each table holds.
+    services, used or not; `rules` how many of ours each table holds. `set_aside` are service ports that are not served.
+    `contested`: somebody undoes what is written, again and again.
     """
 
     family: str
@@ -41,6 +90,8 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     services: int = 0
     endpoints: int = 0
     rules: Mapping[str, int] = {}
+    set_aside: tuple[AsideStatus, ...] = ()
+    contested: bool = False
 
 
 class Frontend(msgspec.Struct, frozen=True, rename="camel"):
@@ -98,6 +149,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     - `pending_services`, `pending_endpoints`: Services that changed since the last sync, by themselves or in their
       endpoints
     - `syncs`: the last ones, the oldest first
+    - `repairs`: the last times that others had changed our rules, the oldest first
+    - `unwatched`: what is not heard of from the API server, so that changes there are not followed
     - `matching`: how many services the filter leaves; `services` are the ports of the first of them
     - `busy`: a sync is running, and `services` had to be left out for it
     """
@@ -117,6 +170,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     pending_services: int = 0
     pending_endpoints: int = 0
     syncs: tuple[Sync, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    unwatched: tuple[Unwatched, ...] = ()
     filter: Filter = Filter()
     matching: int = 0
     services: tuple[PortStatus, ...] = ()
@@ -130,7 +185,10 @@ def encode(status: Status) -> bytes:
 
 def decode(text: bytes) -> Status:
     """Read what `encode` wrote. Raises ValueError, with what is wrong, for other text and other versions."""
-    status = msgspec.json.decode(text, type=Status)
+    try:
+        status = msgspec.json.decode(text, type=Status)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if status.api_version != API_VERSION:
         raise ValueError(f"it is of version {status.api_version}, not {API_VERSION}")
     return status

@@ -1,24 +1,35 @@
 """The status as a page of HTML: one document without scripts or anything from elsewhere, fit for a phone."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 from math import sqrt
-from statistics import median
 
 from pykubeproxy.agent.status import (
     ANY_LOCAL,
     EndpointStatus,
-    FamilyStatus,
     Frontend,
     PortStatus,
+    Repair,
     Status,
     Sync,
 )
+from pykubeproxy.agent.status_words import (
+    SET_ASIDE,
+    address_and_port,
+    aside_in_words,
+    duration,
+    family_state,
+    health,
+    kind_of,
+    pending,
+    typical,
+    unwatched,
+)
 
-# How many endpoints of a service port, and how many syncs, are listed.
-_ENDPOINTS, _SYNCS = 50, 10
+# How many endpoints of a service port, syncs, and service ports that are set aside are listed.
+_ENDPOINTS, _SYNCS, _ASIDE = 50, 10, 100
 _KINDS = {
     "cluster-ip": "cluster IP",
     "external-ip": "external IP",
@@ -56,6 +67,15 @@ details { border-bottom: 1px solid var(--line); padding: .4rem 0; }
 summary { cursor: pointer; }
 summary b { font-weight: 600; }
 details table { margin: .5rem 0 .75rem; }
+@media (max-width: 36rem) {
+  .stacked, .stacked tbody { display: block; }
+  .stacked tr { display: flex; flex-wrap: wrap; column-gap: .75rem; padding: .3rem 0;
+    border-bottom: 1px solid var(--line); }
+  .stacked tr:first-child { display: none; }
+  .stacked td { border: 0; padding: 0; min-width: 0; }
+  .stacked .long { flex-basis: 100%; }
+  .stacked .rules::after { content: " rules"; }
+}
 """
 
 
@@ -68,6 +88,8 @@ def status_page(status: Status) -> str:
         f"<style>{_STYLE}</style>\n</head>\n<body>",
         *_head(status, title),
         *_families(status),
+        *_set_aside(status),
+        *_repairs(status.repairs, status.now),
         *_last_syncs(status.syncs, status.now),
         *_services(status),
         "</body>\n</html>\n",
@@ -83,36 +105,16 @@ def _head(status: Status, title: str) -> Iterator[str]:
         f'<p class="soft">Version {escape(status.version)}, iptables backend {escape(status.backend)}.'
         f" Up {up}, since {_moment(status.started)}.</p>"
     )
+    if away := unwatched(status):
+        yield f'<p class="bad">{escape(away)}</p>'
     waiting = pending(status)
     if waiting:
         yield f"<p>{escape(waiting)}</p>"
 
 
 def _health(status: Status) -> str:
-    kind = "good" if status.healthy else "bad"
+    kind = "good" if status.healthy and not status.unwatched else "bad"
     return f'<span class="{kind}">{escape(health(status))}</span>'
-
-
-def health(status: Status) -> str:
-    """The health of the agent in a sentence."""
-    if not status.alive:
-        return "Not healthy: changes are waiting for too long to be written."
-    if not status.ready:
-        return "Not ready: the rules are not in place yet."
-    if not status.node_eligible:
-        return "Rules are up to date, but the node is going or not known: balancers are to pass it by."
-    return "Healthy: rules are up to date."
-
-
-def pending(status: Status) -> str:
-    """What waits for the next sync, in a sentence; "" if nothing does."""
-    counts = (
-        (status.pending_services, "changed Service", "changed Services"),
-        (status.pending_endpoints, "Service with changed endpoints", "Services with changed endpoints"),
-    )
-    waiting = [f"{number} {one if number == 1 else many}" for number, one, many in counts if number]
-    verb = "waits" if status.pending_services + status.pending_endpoints == 1 else "wait"
-    return f"{' and '.join(waiting)} {verb} for the next sync." if waiting else ""
 
 
 def _families(status: Status) -> Iterator[str]:
@@ -133,11 +135,36 @@ def _families(status: Status) -> Iterator[str]:
         yield f'<p class="soft">{escape(name)} is left out: {escape(reason)}</p>'
 
 
-def family_state(family: FamilyStatus) -> str:
-    """The state of a family in a few words."""
-    if family.overdue:
-        return "overdue"
-    return "up to date" if family.last_updated else "not written yet"
+def _set_aside(status: Status) -> Iterator[str]:
+    aside = [(family.family, it) for family in status.families for it in family.set_aside]
+    if not aside:
+        return
+    yield "<h2>Set aside</h2>"
+    yield f"<p>{escape(SET_ASIDE)}</p>"
+    yield '<table class="stacked"><tr><th>Service<th>Family<th>Since<th>Reason</tr>'
+    for family, it in aside[:_ASIDE]:
+        yield (
+            f"<tr><td>{escape(it.title)} <small>{escape(it.protocol)}</small><td>{escape(family)}"
+            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(aside_in_words(it))}</tr>'
+        )
+    yield "</table>"
+    if len(aside) > _ASIDE:
+        yield f"<p><small>and {len(aside) - _ASIDE} more, which the JSON form has</small></p>"
+
+
+def _repairs(repairs: Sequence[Repair], now: float) -> Iterator[str]:
+    if not repairs:
+        return
+    yield "<h2>Repairs</h2>"
+    yield "<p>Others changed our rules, which were then put right.</p>"
+    yield '<table class="stacked"><tr><th>When<th>Family<th class="number">Time<th>What<th>By</tr>'
+    for repair in reversed(repairs):
+        yield (
+            f'<tr><td>{_ago(now, repair.time)}<td>{escape(repair.family)}<td class="number">'
+            f'{duration(repair.seconds)}<td class="long">{escape(repair.what)}'
+            f'<td class="long">{escape(", ".join(repair.writers))}</tr>'
+        )
+    yield "</table>"
 
 
 def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
@@ -151,29 +178,15 @@ def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
     yield from _chart(syncs, worst)
     yield "<p><small>A bar for each sync, the newest at the right, its height by the square root of the time; one in a stronger colour was full, a red one failed."
     yield "</small></p>"
-    yield '<div class="wide"><table><tr><th>Ended<th>Family<th>Kind<th class="number">Time'
+    yield '<table class="stacked"><tr><th>Ended<th>Family<th>Kind<th class="number">Time'
     yield '<th class="number">Rules written</tr>'
     for sync in reversed(syncs[-_SYNCS:]):
         rules = f'<span class="bad">{escape(sync.failure)}</span>' if sync.failure else str(sync.rules)
         yield (
             f"<tr><td>{_ago(now, sync.time)}<td>{escape(sync.family)}<td>{kind_of(sync)}"
-            f'<td class="number">{duration(sync.seconds)}<td{"" if sync.failure else _RIGHT}>{rules}</tr>'
+            f'<td class="number">{duration(sync.seconds)}<td class="{"long" if sync.failure else "number rules"}">{rules}</tr>'
         )
-    yield "</table></div>"
-
-
-_RIGHT = ' class="number"'
-
-
-def typical(syncs: Sequence[Sync]) -> tuple[float, float]:
-    """The median and the longest time of syncs, in seconds; there has to be one."""
-    seconds = [sync.seconds for sync in syncs]
-    return median(seconds), max(seconds)
-
-
-def kind_of(sync: Sync) -> str:
-    """Such as "full" or "partial, failed"."""
-    return f"{'full' if sync.full else 'partial'}{', failed' if sync.failure else ''}"
+    yield "</table>"
 
 
 def _chart(syncs: Sequence[Sync], worst: float) -> Iterator[str]:
@@ -263,10 +276,6 @@ def _frontend(frontend: Frontend) -> str:
     return f"{kind} {address_and_port(frontend.address, frontend.port)}"
 
 
-def address_and_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def _ago(now: float, then: float) -> str:
     """How long ago, and the exact time where a pointer rests on it."""
     return f'<time title="{_moment(then)}">{duration(max(0.0, now - then))} ago</time>'
@@ -274,18 +283,3 @@ def _ago(now: float, then: float) -> str:
 
 def _moment(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds or 0))
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 4 ms, 1.25 s, 3 min 20 s, 2 h 5 min, 12 d 3 h."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    units: Iterable[tuple[int, str]] = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-    left, parts = int(seconds), list[str]()
-    for size, unit in units:
-        number, left = divmod(left, size)
-        if number or parts:
-            parts.append(f"{number} {unit}")
-    return " ".join(parts[:2])

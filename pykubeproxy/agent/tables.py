@@ -2,20 +2,25 @@
 
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.kernel import KernelError, Refused, Tables
-from pykubeproxy.objects import Family, Key
-from pykubeproxy.rules import skeleton
+from pykubeproxy.agent.finding import Finding, find, others
+from pykubeproxy.agent.reading import Reader
+from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.set_aside import Aside, SetAside
+from pykubeproxy.kernel import TABLES, Held, KernelError, Refused, Tables
+from pykubeproxy.objects import Key
+from pykubeproxy.rules import entries
+from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.draft import Draft
 from pykubeproxy.rules.installed import udp_frontends
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
-from pykubeproxy.rules.plan import Change, restore_input
-from pykubeproxy.rules.programmed import Draft, Programmed
-from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.service import port_rules
+from pykubeproxy.rules.plan import restore_input
+from pykubeproxy.rules.programmed import Programmed
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.terms import Terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
@@ -23,29 +28,8 @@ from pykubeproxy.services.serving import Served, served_ports
 
 # Comments begin with the service port, or have it after a few words: "pod traffic for ns/web:http external …".
 _COMMENT = re.compile(r'--comment "[^"]*?([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]+)?)')
-_TABLES = ("mangle", "filter", "nat")
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What one sync of one family did.
-
-    `seconds` are those of its phases, `endpoints` all there are of services, `rules` how many of ours each table holds.
-    `installed` are the UDP frontends that were in the tables before a full sync.
-    """
-
-    family: Family
-    full: bool
-    services: int
-    endpoints: int
-    chains_written: int
-    chains_deleted: int
-    rules_written: Mapping[str, int]
-    rules: Mapping[str, int]
-    seconds: Mapping[str, float]
-    served: tuple[Served, ...]
-    gone: tuple[PortName, ...]
-    wrote: bool
-    installed: frozenset[tuple[str, int]] = frozenset()
+# How often a sync is begun: again without kinds of services that are refused, and again without single ones.
+_ATTEMPTS = 3
 
 
 class SyncFailed(Exception):
@@ -82,25 +66,50 @@ class FamilyTables:
         self.family = tables.family
         self._tables = tables
         self._chains_per_block = chains_per_block
+        self._reader = Reader(tables)
+        self._aside = SetAside(tables, chains_per_block)
         self._programmed: Programmed | None = None
         self._terms: Terms | None = None
         self._pending: set[Key] = set()
         # The ports of each Service, and how many endpoints each had when it was last looked at.
         self._ports: dict[Key, tuple[_Counted, ...]] = {}
         self._endpoints = 0
+        self._found: Finding | None = None
 
     def forget(self) -> None:
         """Trust nothing that is known of the kernel: the next sync reads the live tables and is a full one."""
         self._programmed = None
+
+    def when_trying(self, progress: Callable[[], None]) -> None:
+        """Have `progress` called now and then while a sync finds out which services are refused."""
+        self._aside.progress = progress
 
     @property
     def is_unknown(self) -> bool:
         """Whether the next sync is a full one for not knowing what the kernel holds."""
         return self._programmed is None
 
-    def is_intact(self) -> bool:
-        """Whether the tables still hold what nobody would take out but by flushing them. Raises KernelError."""
-        return all(self._tables.has_chain(key) for key in skeleton.CANARIES)
+    def examine(self, tables: Collection[str] = TABLES, chains: Collection[ChainKey] = ()) -> bool:
+        """Hold live tables, or just some chains, against what was written.
+
+        Returns whether somebody changed something of ours; the next sync puts it right, and says so in its report.
+        Raises KernelError.
+        """
+        if self._programmed is None:
+            return False  # The next sync goes through everything.
+        found = find(self._reader.read(tables, chains), self._programmed, self._terms)
+        if found is None:
+            return False
+        owners = self._programmed.doubt(found.difference.changed, found.live)
+        self._pending.update(name.service_key for name in owners)
+        self._found = found
+        if found.difference.strange:
+            self.forget()
+        return True
+
+    def set_aside(self) -> tuple[Aside, ...]:
+        """The service ports that are set aside for iptables refuses their rules."""
+        return self._aside.all()
 
     def programmed(self) -> Collection[Key]:
         """The Services that have rules as of the last sync."""
@@ -120,36 +129,66 @@ class FamilyTables:
         self._pending.update(touched)
         if self._terms and not _same_rules(terms, self._terms):
             self.forget()
+        for attempt in range(_ATTEMPTS):
+            if report := self._sync(cluster, terms, try_again=attempt == 0):
+                return report
+        raise SyncFailed(KernelError("iptables refuses the rules of ever more services"), "")
+
+    def _sync(self, cluster: Cluster, terms: Terms, try_again: bool) -> Report | None:
+        """One attempt; None if service ports had to be set aside for being refused: the next one goes without them.
+
+        `try_again`: first see whether those that were set aside before are taken now.
+        """
         # While iptables-restore runs, and after it has failed, it is not known what the kernel holds.
         programmed, self._programmed = self._programmed, None
         clock = _Stopwatch()
-        live = None if programmed else self._tables.save(_TABLES)
+        live = None if programmed else self._reader.read(TABLES).live
         clock.lap("read")
         decision = self._decide(cluster, terms, everything=live is not None)
+        if try_again:
+            self._aside.try_again(decision.served, decision.terms.options)
         clock.lap("decide")
         programmed, draft, gone = self._draft(programmed, live, decision)
         text = restore_input(draft.change, self._chains_per_block)
         clock.lap("plan")
-        self._write(text, draft)
+        try:
+            self._write(text, draft)
+        except SyncFailed as failure:
+            if self._narrow(failure, decision):
+                return None
+            raise
         clock.lap("apply")
+        found, self._found = self._found, None
+        # The draft's change is against what was programmed before.
+        repaired = found.damages(draft.change) if found else ()
         programmed.commit(draft)
         self._programmed = programmed
         self._remember(decision)
-        return self._report(live, draft.change, decision, gone, clock.laps, programmed)
+        rules = programmed.rules()
+        ours = entries.of_ours(rules, programmed.chains())
+        held = Held(ours, others(live, found), entries.added(draft.change.ensured))
+        return self._report(live, draft, decision, gone, clock.laps, rules, held, repaired)
 
-    def _write(self, text: str, draft: Draft) -> None:
+    def _write(self, text: Iterable[str], draft: Draft) -> None:
         try:
-            if text:
-                self._tables.restore(text)
+            self._tables.restore(text)
         except KernelError as error:
             service = _service_of(error.line, draft) if isinstance(error, Refused) else ""
             raise SyncFailed(error, service) from error
+
+    def _narrow(self, failure: SyncFailed, decision: _Decision) -> bool:
+        """Set aside the service ports that were the reason, if any were. Raises SyncFailed."""
+        try:
+            return self._aside.narrow(failure.error, decision.items(), decision.terms.options)
+        except KernelError as error:
+            raise SyncFailed(error, "") from failure
 
     def _decide(self, cluster: Cluster, terms: Terms, everything: bool) -> _Decision:
         """Look at the Services that changed, or at all of them."""
         last = self._terms
         if everything or last is None:
-            keys = {service.key for service in cluster.services()} | set(self._ports)
+            aside = {it.name.service_key for it in self._aside.all()}
+            keys = {service.key for service in cluster.services()} | set(self._ports) | aside
         else:
             keys = self._pending
         family, place = self.family, terms.place
@@ -169,9 +208,7 @@ class FamilyTables:
         self, programmed: Programmed | None, live: Ruleset | None, decision: _Decision
     ) -> tuple[Programmed, Draft, tuple[PortName, ...]]:
         options, jumps = decision.terms.options, decision.terms.node_port_jumps
-        rendered = {
-            item.port.name: port_rules(item.port, item.selection, options) for item in decision.items()
-        }
+        rendered = {item.port.name: self._aside.rules(item, options) for item in decision.items()}
         gone = tuple(
             name for key in decision.served for name, _ in self._ports.get(key, ()) if name not in rendered
         )
@@ -179,7 +216,8 @@ class FamilyTables:
             assert live is not None
             programmed = Programmed(live)
             return programmed, programmed.first_draft(rendered, options, jumps, live), gone
-        return programmed, programmed.draft(rendered, gone, options, jumps), gone
+        lines = self._found.lines(decision.terms) if self._found else {}
+        return programmed, programmed.draft(rendered, gone, options, jumps, lines), gone
 
     def _remember(self, decision: _Decision) -> None:
         self._terms = decision.terms
@@ -193,30 +231,32 @@ class FamilyTables:
     def _report(
         self,
         live: Ruleset | None,
-        change: Change,
+        draft: Draft,
         decision: _Decision,
         gone: tuple[PortName, ...],
         seconds: Mapping[str, float],
-        programmed: Programmed,
+        rules: Mapping[str, int],
+        held: Held,
+        repaired: tuple[Damage, ...],
     ) -> Report:
-        rules: dict[str, int] = {}
-        chains = list(change.chains())
-        for chain in chains:
-            rules[chain.key.table] = rules.get(chain.key.table, 0) + len(chain.rules)
+        deleted = sum(1 for _ in draft.change.stale)
         return Report(
             family=self.family,
             full=live is not None,
             services=len(self._ports),
             endpoints=self._endpoints,
-            chains_written=len(chains),
-            chains_deleted=len(change.stale),
-            rules_written=rules,
-            rules=programmed.rules(),
+            chains_written=draft.tally.chains,
+            chains_deleted=deleted,
+            rules_written=draft.tally.rules,
+            rules=rules,
             seconds=seconds,
             served=decision.items(),
             gone=gone,
-            wrote=not change.is_empty(),
+            wrote=bool(draft.tally.chains or deleted or draft.change.ensured),
             installed=udp_frontends(live) if live else frozenset(),
+            aside=self._aside.all(),
+            repaired=repaired,
+            held=held,
         )
 
 

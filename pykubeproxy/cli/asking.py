@@ -1,5 +1,6 @@
 """Asking the agent of this node, at its metrics address."""
 
+import time
 from urllib.parse import quote, urlsplit
 
 import click
@@ -7,8 +8,9 @@ import urllib3
 
 DEFAULT_URL = "http://127.0.0.1:10249"
 _TIMEOUT = urllib3.Timeout(connect=3, read=10)  # seconds
-# What is read at most, in bytes, of what answers there.
+# What is read at most of what answers there, in bytes, and for how long, in seconds: it may be anything.
 _LONGEST = 64 << 20
+_PATIENCE = 30.0
 
 
 class NoAnswer(Exception):
@@ -29,12 +31,21 @@ def ask(url: str, page: str, **query: str) -> bytes:
                 retries=False,
                 preload_content=False,
             )
-            body: bytes = answer.read(_LONGEST)
+            if answer.status != 200:
+                raise NoAnswer(f"{address} answers with status {answer.status}")
+            return _body(answer)
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise NoAnswer(f"no agent answers at {url}: {_reason(error)}") from None
-    if answer.status != 200:
-        raise NoAnswer(f"{address} answers with status {answer.status}")
-    return body
+
+
+def _body(answer: urllib3.BaseHTTPResponse) -> bytes:
+    """The body of an answer, as it was sent. Raises OSError, and what urllib3 raises, if it does not come to an end."""
+    end, body = time.monotonic() + _PATIENCE, bytearray()
+    while piece := answer.read1(1 << 16, decode_content=False):
+        body += piece
+        if len(body) > _LONGEST or time.monotonic() > end:
+            raise OSError("the answer has no end")
+    return bytes(body)
 
 
 def _root(url: str) -> str:

@@ -9,6 +9,8 @@ from click.shell_completion import CompletionItem
 from pykubeproxy.services.ports import PortName
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
+# What shells get to see, for they may run what else it holds: DNS labels, and a port may have no name.
+_LABEL = re.compile(r"[a-z0-9][-a-z0-9]*")
 # A service port as comments of rules name it.
 _TITLE = re.compile(rb"([a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*(?::[a-z0-9-]+)?)[ \0]")
 
@@ -40,14 +42,21 @@ def _spellings(it: PortName) -> tuple[str, str]:
 
 
 def _known() -> Iterable[PortName]:
-    """All service ports; none if there is nobody to ask, for whoever types waits for no error."""
+    """All service ports; none if there is nobody to ask, for whoever types waits for no error.
+
+    Whatever listens at the agent's address while there is no agent, a line that is typed gets nothing but names of it.
+    """
     try:
-        return list(_of_agent())
+        return [it for it in _of_agent() if _is_named(it)]
     except Exception:
         try:
-            return list(_of_rules())
+            return [it for it in _of_rules() if _is_named(it)]
         except Exception:
             return []
+
+
+def _is_named(it: PortName) -> bool:
+    return all(map(_LABEL.fullmatch, (it.namespace, it.service, it.port or "0")))
 
 
 def _of_agent() -> Iterator[PortName]:

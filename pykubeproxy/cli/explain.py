@@ -1,23 +1,24 @@
 """`pykubeproxy explain`: why a Service is served as it is."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import click
 import msgspec
 
-from pykubeproxy.agent.told import Told, decode
+from pykubeproxy.agent.told import Objects, decode
 from pykubeproxy.cli.asking import DEFAULT_URL, NoAnswer, ask
 from pykubeproxy.cli.completing import namespaces, services
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.output import echo_json, echo_styled, output_option
 from pykubeproxy.cli.present import filename_option, objects_of
-from pykubeproxy.config import Config, load
+from pykubeproxy.config import Config, ConfigError, load
 from pykubeproxy.inspect import explain_forms
 from pykubeproxy.inspect.explain import Explanation, explain_all
 from pykubeproxy.inspect.wanted import Wanted, parse_wanted
 from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import Place
 
 
@@ -80,13 +81,18 @@ def explain(
     if filename is not None and node_name and not config.hostname_override:
         # Among manifests no node is "here" unless it is named: then this one is.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
+    aside = {}
     if told:
-        config, (cluster, here) = load(told.config.encode(), {}).config, _told_objects(told)
+        objects, config = told
+        aside = {(it.family, it.name): it.why for it in objects.set_aside}
+        cluster, here = _told_objects(objects)
     else:
         cluster, here = objects_of(wanted, filename, config, [node_name] if node_name else [])
     there = _other(cluster, here, node_name, zone)
     families = [it for it in Family if family in (None, it.value.lower())]
     found = _explanations(cluster, config, there or here, wanted, families)
+    if not there:
+        found = _marked(found, aside)
     unlike = (_explanations(cluster, config, here, wanted, families), _place(here)) if there else None
     if output == "json":
         echo_json(explain_forms.document(found, _place(there or here), unlike))
@@ -107,15 +113,16 @@ def _wanted(service: str, namespace: str) -> Wanted:
     return wanted
 
 
-def _told(wanted: Wanted, url: str | None) -> Told | None:
-    """What this node's agent, or the one at a URL, has of a Service; None where none answers and no URL was given.
+def _told(wanted: Wanted, url: str | None) -> tuple[Objects, Config] | None:
+    """What this node's agent, or the one at a URL, has of a Service, and its configuration.
 
-    Raises ClickException.
+    None where none answers and no URL was given. Raises ClickException.
     """
     at, service = url or DEFAULT_URL, f"{wanted.namespace}/{wanted.name}".lstrip("/")
     try:
         told = decode(ask(at, "/servicez", service=service))
-    except (NoAnswer, ValueError) as error:
+        config = load(told.config.encode(), {}).config
+    except (NoAnswer, ValueError, ConfigError) as error:
         reason = (
             str(error) if isinstance(error, NoAnswer) else f"what answers at {at} cannot be asked: {error}"
         )
@@ -128,12 +135,12 @@ def _told(wanted: Wanted, url: str | None) -> Told | None:
             f"the agent at {at} has no Service {msgspec.structs.replace(wanted, port='')}. It does not watch headless "
             "Services and those of other proxies; with --config or --kubeconfig the API server is asked for them"
         )
-    return told
+    return told.objects, config
 
 
-def _told_objects(told: Told) -> tuple[Cluster, Node]:
+def _told_objects(objects: Objects) -> tuple[Cluster, Node]:
     """The objects of an agent, and its Node; of other Nodes it knows what their endpoints tell."""
-    objects, cluster = told.objects, Cluster()
+    cluster = Cluster()
     endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
     zones = {it.node_name: it.zone for it in endpoints if it.zone}
     others = {name: Node(name, zone=zone) for name, zone in zones.items()}
@@ -152,6 +159,20 @@ def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> No
         click.echo(f"There is no Node {node_name}, so its zone is not known.", err=True)
         node = Node(node_name)
     return node if zone is None else msgspec.structs.replace(node, zone=zone)
+
+
+def _marked(found: Sequence[Explanation], aside: Mapping[tuple[str, PortName], str]) -> Sequence[Explanation]:
+    """The explanations, with what an agent says of service ports that are set aside."""
+    return [
+        msgspec.structs.replace(
+            it,
+            ports=tuple(
+                msgspec.structs.replace(port, set_aside=aside.get((port.family.value, port.name), ""))
+                for port in it.ports
+            ),
+        )
+        for it in found
+    ]
 
 
 def _place(node: Node) -> Place:

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from pykubeproxy.agent.status import Status, decode
-from pykubeproxy.agent.status_page import (
+from pykubeproxy.agent.status_words import (
     SET_ASIDE,
     aside_in_words,
     duration,
@@ -16,6 +16,7 @@ from pykubeproxy.agent.status_page import (
     kind_of,
     pending,
     typical,
+    unwatched,
 )
 from pykubeproxy.cli.asking import DEFAULT_URL, NoAnswer, ask
 from pykubeproxy.cli.output import echo_styled, output_option
@@ -54,7 +55,7 @@ def status(url: str, output: str) -> None:
             f"what answers at {url} is no agent of this version of pykubeproxy: {error}"
         ) from None
     if output == "json":
-        click.echo(msgspec.json.format(body).decode())
+        click.echo(msgspec.json.format(body).decode(errors="replace"))
     else:
         lines = "".join(f"{line}\n" for line in _lines(told))
         echo_styled(lines)
@@ -65,7 +66,9 @@ def _lines(told: Status) -> Iterator[str]:
     """What there is to say, in 80 columns."""
     up = duration(max(0.0, told.now - told.started))
     yield f"{click.style(told.node, bold=True)}  {told.version}, backend {told.backend}, up {up}"
-    yield from _wrapped(health(told), "green" if told.healthy else "red")
+    yield from _wrapped(health(told), "green" if told.healthy and not told.unwatched else "red")
+    if away := unwatched(told):
+        yield from _wrapped(away, "red")
     yield ""
     yield f"{'FAMILY':<8}{'STATE':<18}{'SERVICES':>9}{'ENDPOINTS':>11}{'RULES':>9}  LAST UPDATED"
     for family in told.families:

@@ -126,10 +126,6 @@ def _states_say(value: str, packet: Packet, met: bool) -> str:
     return f"its state is not {' or '.join(states)}"
 
 
-def _silent(_: str, __: Packet, ___: bool) -> str:
-    return ""
-
-
 def _always(says: str = "") -> Condition:
     return Condition(lambda _, __, ___: 1.0, lambda _, __, ___: says)
 
@@ -200,7 +196,6 @@ _DETAILS: Mapping[str, frozenset[str]] = {
     "nfacct": frozenset({"--nfacct-name"}),
 }
 _MODULES = {module for module, _ in _CONDITIONS} | set(_DETAILS)
-_DETAIL = Condition(lambda _, __, ___: 1.0, _silent)
 
 
 def condition(module: str, option: str) -> Condition | None:

@@ -72,6 +72,7 @@ def document(
       "hintsIgnored": [{"hints": "node" or "zone", "here", "lacking": ["address:port"], "why"}],
       "passedOver": [{"slice", "address": or null for all of it, "reason", "why"}],
       "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
+      "setAside": whether it is not served for iptables refusing its rules,
       "notes": [sentence]}],
      "leftOut": [{"namespace", "name", "family", "reason", "why"}],
      "refused": [{"namespace", "name", "field", "address", "why"}],
@@ -198,6 +199,7 @@ def _entry(port: PortWhy) -> dict[str, object]:
         "affinitySeconds": it.affinity_seconds,
         "sourceRanges": list(it.source_ranges),
         "healthCheckNodePort": it.health_check_node_port or None,
+        "setAside": bool(port.set_aside),
         "notes": [note.replace(TIE, " ") for note in (*ways(port), *notes(port))],
     }
 

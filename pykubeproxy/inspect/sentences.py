@@ -75,6 +75,11 @@ def outcome(policy: PolicyWhy, slices: int) -> str:
 
 def ways(port: PortWhy) -> Iterator[str]:
     """What leads to a service port, and to which endpoints."""
+    if port.set_aside:
+        yield (
+            f"It is set aside, for iptables refuses its rules: {port.set_aside}. Nobody is served"
+            " until that has passed, and then as follows."
+        )
     internal, *external = frontends(port.port)
     yield _leads(port, [internal], port.port.internal_local, "internalTrafficPolicy")
     if external:

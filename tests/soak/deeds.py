@@ -1,10 +1,8 @@
 """What is done to a node in a soak: to its Services, its agent, its API server and its tables."""
 
 import random
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from pykubeproxy.lab.api import SLICES, in_namespace
@@ -97,11 +95,9 @@ def api_fault(world: World, chance: random.Random) -> str:
 def lock(world: World, chance: random.Random) -> str:
     """The lock of the legacy tables is held for a while, in which things change."""
     seconds = chance.uniform(0.2, 2.5)
-    with ExitStack() as stack:
-        stack.enter_context(world.locked())
-        timer = threading.Event()
+    with world.locked():
         words = churn(world, chance)
-        timer.wait(seconds)
+        time.sleep(seconds)
     return f"lock held for {seconds:.1f} s: {words}"
 
 

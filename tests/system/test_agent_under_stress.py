@@ -15,21 +15,11 @@ import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.asking import ask
-from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
+from tests.fakes.process import HEALTH, METRICS, answers, running, saved
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def api() -> Iterator[ApiServer]:
-    """An API server with one service, in a namespace for the test and the agent."""
-    with inside_a_namespace(), server() as made:
-        made.store.create(node("node1", "192.168.99.10"))
-        made.store.create(service("web", clusterIP="10.96.0.10"))
-        made.store.create(slice_of("web", "10.244.0.5"))
-        yield made
 
 
 @contextmanager

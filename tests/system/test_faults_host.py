@@ -5,16 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import pykubeproxy
 from pykubeproxy.lab.apiserver import ApiServer
-from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.cluster import service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, saved
+from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, saved
 
 # Every time the wall clock is read, somebody has set it by ten years.
 JUMPING = """
@@ -35,16 +34,6 @@ READERS = {
     "agent/set_aside.py": "since when a Service is set aside",
     "sources/manifests.py": "files that have just changed are read once more",
 }
-
-
-@pytest.fixture
-def api() -> Iterator[ApiServer]:
-    """An API server with one service, in a namespace for the test and the agent."""
-    with inside_a_namespace(), server() as made:
-        made.store.create(node("node1", "192.168.99.10"))
-        made.store.create(service("web", clusterIP="10.96.0.10"))
-        made.store.create(slice_of("web", "10.244.0.5"))
-        yield made
 
 
 def follows(api: ApiServer, process: subprocess.Popen[bytes]) -> None:

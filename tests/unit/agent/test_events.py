@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent import events
 from pykubeproxy.agent.events import ApiRecorder, as_object
 from pykubeproxy.lab.apiserver import ApiServer
-from pykubeproxy.objects import Key
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.sources import Client
 from tests.fakes.canned import CannedServer
-from tests.fakes.cluster import server
+from tests.fakes.cluster import server, service
 from tests.fakes.follower import eventually
 
 NS = 1_795_218_838_074_678_960
@@ -82,6 +82,7 @@ def test_an_event_has_what_the_api_requires() -> None:
         (events.health_server_failed("node1", "taken"), "FailedToStartProxierHealthcheck"),
         (events.metrics_server_failed("node1", "taken"), "FailedToStartMetricServer"),
         (events.set_aside("node1", WEB, "bad rule"), "ServiceSetAside"),
+        (events.rules_repaired("node1", Family.IPV4, "nat: 1 rule gone", ("nft",)), "RulesRepaired"),
     ],
 )
 def test_troubles_are_warnings(made: events.Event, reason: str) -> None:
@@ -111,6 +112,21 @@ def test_events_reach_the_api_server(recorder: Record) -> None:
         assert sorted(it["reason"] for it in stored(api)) == ["FailedToStartServiceHealthcheck", "Starting"]
         entry = api.requests.entries("create", "events.events.k8s.io")[0]
         assert entry.path == "/apis/events.k8s.io/v1/namespaces/default/events"
+
+
+def test_the_uid_of_a_service_is_asked_for(recorder: Record) -> None:
+    """With it `kubectl describe service` shows the event; without the Service, or an answer, there is none."""
+    with server() as api:
+        made = api.store.create(service("web", clusterIP="10.96.0.10"))
+        api_recorder = recorder(api.url)
+        api_recorder.record(events.set_aside("node1", WEB, "bad rule"))
+        api_recorder.record(events.set_aside("node1", Key("default", "gone"), "bad rule"))
+        eventually(lambda: len(stored(api)) == 2)
+        api.faults.fail(403, times=1, verb="list", path="services")
+        api_recorder.record(events.set_aside("node1", WEB, "worse rule"))
+        eventually(lambda: len(stored(api)) == 3)
+        uids = [(it["regarding"]["name"], it["regarding"].get("uid", "")) for it in stored(api)]
+    assert sorted(uids) == [("gone", ""), ("web", ""), ("web", made["metadata"]["uid"])]
 
 
 def test_closing_sends_what_is_waiting(recorder: Record) -> None:

@@ -1,5 +1,7 @@
 """The tables of one family over failures and across the border between small and large clusters."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from pykubeproxy.agent.tables import FamilyTables, SyncFailed
@@ -92,9 +94,9 @@ def test_after_a_failure_everything_is_gone_through(where: str) -> None:
     followed = Followed(*WEB)
     whole = getattr(followed.live, where)
 
-    def half(*arguments: str) -> None:
+    def half(text: Iterable[str]) -> None:
         if where == "restore":
-            whole(arguments[0].split("COMMIT\n")[0] + "COMMIT\n")
+            whole("".join(text).split("COMMIT\n")[0] + "COMMIT\n")
         raise Failed("iptables-restore", 1, "killed")
 
     followed.tables.forget()
@@ -107,9 +109,9 @@ def test_after_a_failure_everything_is_gone_through(where: str) -> None:
 
 
 def test_a_refused_rule_names_its_service() -> None:
-    """And what was written before it stays as it was."""
+    """Where no service at all can be written none is set aside, and what was written before stays as it was."""
     followed = Followed(*WEB)
-    followed.live.refuses = lambda rule: "10.244.1.6" in rule
+    followed.live.refuses = lambda rule: "-j DNAT" in rule
     before = followed.chains()
     with pytest.raises(SyncFailed) as caught:
         followed.apply(Updated(slice_of("10.244.1.5", "10.244.1.6")))

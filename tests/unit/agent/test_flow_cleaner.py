@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import flows
 from pykubeproxy.agent.flows import FlowCleaner
-from pykubeproxy.agent.tables import FamilyTables, Report
+from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.kernel.conntrack import Flow

@@ -68,6 +68,20 @@ def node(serve: Serve) -> Setting:
     return setting
 
 
+def test_long_work_is_no_reason_for_a_restart(node: Setting) -> None:
+    """While a sync gets on, /livez passes however overdue it is; /healthz and /readyz do not."""
+    node.health.queued(Family.IPV4)
+    node.time.pass_(1000)
+    assert node.ask("livez").status == 503
+    node.health.at_work(Family.IPV4)
+    node.time.pass_(50)
+    assert [node.ask(page).status for page in ("livez", "healthz", "readyz")] == [200, 503, 503]
+    assert node.content("livez")["status"]["IPv4"]["healthy"]
+    assert not node.content("readyz")["status"]["IPv4"]["healthy"]
+    node.time.pass_(20)
+    assert node.ask("livez").status == 503
+
+
 @pytest.mark.parametrize(
     ("title", "eligible"),
     [
@@ -228,3 +242,13 @@ def test_answers_are_counted(node: Setting) -> None:
     node.health.node(DOOMED)
     node.statuses()
     assert node.counted == [("healthz", 503), ("livez", 200), ("readyz", 200)]
+
+
+def test_a_contested_family_is_alive_but_not_ready(node: Setting) -> None:
+    """A restart would not help, but balancers had better send their clients elsewhere."""
+    node.health.contested(Family.IPV4, whether=True)
+    assert [node.ask(page).status for page in ("livez", "readyz", "healthz")] == [200, 503, 503]
+    assert node.content("readyz")["status"]["IPv4"]["healthy"] is False
+    assert node.content("livez")["status"]["IPv4"]["healthy"] is True
+    node.health.contested(Family.IPV4, whether=False)
+    assert node.ask("readyz").status == 200

@@ -52,7 +52,7 @@ def test_an_endpoint_elsewhere_under_policy_local() -> None:
         Updated(slice_of(endpoint("10.244.1.5", node_name="node2"))),
     )
     (line,) = told(local)
-    assert line["state"] == "passed over under policy Local: on another node, and the traffic policy is Local"
+    assert line["state"] == "passed over: on another node, and the traffic policy is Local"
 
 
 def test_a_service_that_goes() -> None:

@@ -2,13 +2,13 @@
 
 from concurrent.futures import Future
 from types import SimpleNamespace
-from unittest.mock import create_autospec
+from unittest.mock import call, create_autospec
 
 import msgspec
 import pytest
 
 from pykubeproxy.agent import loop
-from pykubeproxy.agent.enquiries import Enquiry
+from pykubeproxy.agent.enquiries import Enquiry, see
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
@@ -16,9 +16,10 @@ from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.status import Filter
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.config import Config, load
-from pykubeproxy.kernel import Failed, KernelError
+from pykubeproxy.kernel import Failed, Foreign, KernelError
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.damage import Damage
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.terms import Kernel
 from pykubeproxy.services.ports import PortName
@@ -115,12 +116,14 @@ def run(
     clock: Clock,
     *steps: tuple[float, object],
     settings: Config | None = None,
+    onlookers: Observers | None = None,
     **options: bool,
 ) -> tuple[int, Script]:
     """Run an agent to its end, which is a Stop unless it ends by itself."""
     script = Script(clock, *steps)
-    families = SimpleNamespace(opened=(family,), lacking={Family.IPV6: "no ip6tables"})
-    onlookers, flows = create_autospec(Observers, instance=True), create_autospec(FlowCleaner, instance=True)
+    families = SimpleNamespace(opened=(family,), lacking={Family.IPV6: "no ip6tables"}, watch=None)
+    onlookers = onlookers or create_autospec(Observers, instance=True)
+    flows = create_autospec(FlowCleaner, instance=True)
     agent = Agent(settings or config(), NODE, families, script, onlookers, flows, clock=clock, **options)  # type: ignore[arg-type]
     return agent.run(), script
 
@@ -214,7 +217,7 @@ def test_a_failed_restore_is_tried_again_ever_more_slowly(family: Family4, clock
         tried.append(clock.now - 1000)
         return save(tables)  # type: ignore[arg-type]
 
-    steps = [*STARTED, (5, breaks), *at(10, Updated(slice_of("10.244.1.6"))), (90, heals), *at(200, STOP)]
+    steps = [*STARTED, (5, breaks), *at(10, Updated(slice_of("10.244.1.6"))), (90, heals), *at(110, STOP)]
     family.live.save = noted  # type: ignore[method-assign]
     run(family, clock, *steps)
     assert tried == [1, 11, 13, 17, 25, 41, 71, 101]
@@ -222,7 +225,7 @@ def test_a_failed_restore_is_tried_again_ever_more_slowly(family: Family4, clock
 
 
 def test_a_flushed_table_is_noticed(family: Family4, clock: Clock) -> None:
-    """The canary is looked for every syncPeriod, and everything is written again."""
+    """Everything is looked at every syncPeriod, even if nobody has told of a change."""
 
     def flush() -> None:
         family.live.tables.clear()
@@ -231,20 +234,61 @@ def test_a_flushed_table_is_noticed(family: Family4, clock: Clock) -> None:
     assert family.rules(WEB)
 
 
-def test_a_quiet_hour_ends_with_a_full_run_that_writes_nothing(family: Family4, clock: Clock) -> None:
-    """At least one run an hour, over what is really there."""
+def test_a_quiet_hour_writes_nothing(family: Family4, clock: Clock) -> None:
+    """Neither the looks of every syncPeriod nor the full run at its end."""
     run(family, clock, *STARTED, *at(3700, STOP))
-    assert family.live.saves == 2
     assert len(family.live.texts) == 1
 
 
-def test_a_vanished_rule_is_back_within_the_hour(family: Family4, clock: Clock) -> None:
-    """What the canary does not show, the hourly run does."""
+def tamper(family: Family4) -> None:
+    family.live.tables["nat"][WEB.chain] = ()
 
-    def tamper() -> None:
-        family.live.tables["nat"][WEB.chain] = ()
 
-    run(family, clock, *STARTED, (100, tamper), *at(3700, STOP))
+HEARD = Foreign(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
+
+
+def test_what_is_heard_of_is_put_right_at_once(family: Family4, clock: Clock) -> None:
+    """Without waiting for minSyncPeriod; what others do in another family concerns nobody."""
+    settings = config(iptables={"minSyncPeriod": "20s", "syncPeriod": "1000s"})
+    other = Foreign(Family.IPV6, chains=frozenset({WEB}))
+    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD, other), *at(5.2, STOP)]
+    run(family, clock, *steps, settings=settings)
+    assert family.rules(WEB)
+    assert len(family.live.texts) == 2
+
+
+def test_a_repair_is_told_of(family: Family4, clock: Clock) -> None:
+    """What it was, by whom, and how long it took."""
+    onlookers = create_autospec(Observers, instance=True)
+    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD), *at(20, STOP)]
+    run(family, clock, *steps, onlookers=onlookers)
+    ((report, writers, seconds, contested), _) = onlookers.repaired.call_args
+    assert report.repaired == (Damage("nat", rules=2),)
+    assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
+    onlookers.left_alone.assert_called_once_with(Family.IPV4)
+
+
+def test_a_change_that_harms_nothing_is_no_repair(family: Family4, clock: Clock) -> None:
+    """Somebody wrote what was there already."""
+    onlookers = create_autospec(Observers, instance=True)
+    run(family, clock, *STARTED, *at(5, HEARD), *at(20, STOP), onlookers=onlookers)
+    assert len(family.live.texts) == 1
+    onlookers.repaired.assert_not_called()
+
+
+def test_tables_that_cannot_be_looked_at_are_looked_at_later(family: Family4, clock: Clock) -> None:
+    """And what was wrong with them is put right then."""
+
+    def breaks() -> None:
+        tamper(family)
+        family.live.failure = BROKEN
+
+    def heals() -> None:
+        family.live.failure = None
+
+    settings = config(iptables={"syncPeriod": "1000s"})
+    steps = [*STARTED, (5, breaks), *at(5, HEARD), (9, heals), *at(15, STOP)]
+    run(family, clock, *steps, settings=settings)
     assert family.rules(WEB)
 
 
@@ -328,8 +372,18 @@ def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Cl
 
 def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock) -> None:
     """Whoever asks gets what is served by then, and nothing is read from or written to the kernel for it."""
-    first, second = (Enquiry(Filter(), Future()) for _ in range(2))
+    first, second = (
+        Enquiry(lambda cluster, tables: see(cluster, tables, Filter()), Future()) for _ in range(2)
+    )
     run(family, clock, *at(0, first), *STARTED, *at(5, second), *at(6, STOP))
     assert first.answer.result(0).matching == 0
     assert [port.title for port in second.answer.result(0).services] == ["ns/web:http"]
     assert len(family.live.texts) == 1
+
+
+def test_whoever_waits_hears_that_a_long_sync_gets_on(family: Family4, clock: Clock) -> None:
+    """While services are tried one by one because one of them is refused."""
+    onlookers = create_autospec(Observers, instance=True)
+    family.live.refuses = lambda rule: "ns/web" in rule and "-j DNAT" in rule
+    run(family, clock, *STARTED, *at(2, STOP), onlookers=onlookers)
+    assert onlookers.at_work.call_args_list[0] == call(Family.IPV4)

@@ -10,6 +10,7 @@ from prometheus_client.samples import Sample
 
 from pykubeproxy.agent.metrics import Metrics
 from pykubeproxy.objects import Family, Key, Kind
+from pykubeproxy.sources import ManifestWatch, Trouble
 from tests.fakes.asking import recorded
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report
@@ -199,6 +200,16 @@ def test_packets_are_read_when_asked_for() -> None:
     assert value(metrics, "iptables_localhost_nodeports_accepted_packets_total") == 7
     packets["ct_state_invalid_dropped_pkts"] = 6
     assert value(metrics, name) == 6
+
+
+def test_what_is_not_watched(metrics: Metrics) -> None:
+    """Of each kind of objects for how long nothing could be heard; 0 when all is well, so that the series is there."""
+    away, well = ManifestWatch("-"), ManifestWatch("-")
+    away.name, away.trouble = "watch-services", Trouble("services", 9.5, "refused")
+    metrics.watching((away, well))
+    page = metrics.page().body.decode()
+    assert 'pykubeproxy_unwatched_seconds{resource="services"} 9.5\n' in page
+    assert 'pykubeproxy_unwatched_seconds{resource="manifests"} 0.0\n' in page
 
 
 def test_flows_and_latencies(metrics: Metrics) -> None:

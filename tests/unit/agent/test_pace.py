@@ -25,11 +25,9 @@ def test_the_minimum_counts_from_the_end_of_a_run() -> None:
     pace.request(2.0)
     pace.finished(4.0, True)
     assert pace.due() == 14.0
-    assert pace.queued_for(9.0) == 8.0
     pace.started()
     pace.finished(15.0, True)
     assert pace.due() == 15.0 + MAX_PERIOD
-    assert pace.queued_for(100.0) == 0.0
 
 
 def test_a_request_after_the_minimum_is_due_at_once() -> None:

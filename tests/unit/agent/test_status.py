@@ -21,6 +21,7 @@ from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.sources import ManifestWatch, Trouble
 from tests.fakes.asking import ask
 from tests.fakes.iptables import FakeIptables
 from tests.fakes.notes import Notes
@@ -126,10 +127,41 @@ def test_a_loop_that_is_busy_keeps_nobody_waiting(proxy: Proxy, monkeypatch: pyt
     assert asked[0].answer.cancelled()
 
 
+def test_the_objects(proxy: Proxy) -> None:
+    """By name with their EndpointSlices, without a name all Services; the Node is this one, known or not."""
+    proxy.sync(service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web"))
+    desk = Desk("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
+    found = desk.objects(Filter(service="web"))
+    assert found is not None
+    assert [it.name for it in found.services] == ["web"]
+    assert [it.service for it in found.slices] == ["web"]
+    assert found.node.name == "node1"
+    everything = desk.objects(Filter())
+    assert everything is not None
+    assert (len(everything.services), everything.slices) == (2, ())
+    proxy.answers = False
+
+
+def test_what_is_not_watched(proxy: Proxy) -> None:
+    """An agent that does not hear the API server is healthy, as its rules are in place, and says that it is cut off."""
+    proxy.sync(service("web"))
+    away, well = ManifestWatch("-"), ManifestWatch("-")
+    away.trouble = Trouble("services", 9.5, "refused")
+    desk = Desk("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well))
+    status = desk.status(Filter())
+    (unwatched,) = status.unwatched
+    assert (unwatched.objects, unwatched.why) == ("services", "refused")
+    assert status.now - unwatched.since == pytest.approx(9.5, abs=1)
+    assert status.healthy
+
+
 def test_an_enquiry_never_harms_the_loop(proxy: Proxy) -> None:
     """Whatever goes wrong goes to the one who asks."""
     answer: Future[object] = Future()
-    Enquiry(Filter(), answer).meet(proxy.cluster, [object()])  # type: ignore[arg-type, list-item]
+    Enquiry(lambda cluster, tables: see(cluster, tables, Filter()), answer).meet(
+        proxy.cluster,
+        [object()],  # type: ignore[list-item]
+    )
     assert isinstance(answer.exception(), AttributeError)
 
 
@@ -187,6 +219,8 @@ def test_the_json_reads_back(proxy: Proxy) -> None:
         "services",
         "endpoints",
         "rules",
+        "setAside",
+        "contested",
     }
     with pytest.raises(ValueError, match="pykubeproxy/v2"):
         decode(encode(msgspec.structs.replace(proxy.status(), api_version="pykubeproxy/v2")))

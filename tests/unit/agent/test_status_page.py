@@ -1,5 +1,6 @@
 """The status page: what it says, what it never says, and how it looks in a browser."""
 
+import html
 import re
 import shutil
 import struct
@@ -9,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.agent import http
-from pykubeproxy.agent.status import EndpointStatus, FamilyStatus, Filter, Frontend, PortStatus, Status, Sync
-from pykubeproxy.agent.status_page import duration, health, pending, status_page
+from pykubeproxy.agent.status import (
+    EndpointStatus,
+    FamilyStatus,
+    Filter,
+    Frontend,
+    PortStatus,
+    Repair,
+    Status,
+    Sync,
+    Unwatched,
+)
+from pykubeproxy.agent.status_page import status_page
+from pykubeproxy.agent.status_words import duration, health, pending
+from pykubeproxy.rules.damage import Damage
 from tests.unit.agent.conftest import Serve
 
 NOW = 1_795_218_836.0
@@ -133,12 +146,38 @@ def test_a_page_of_many_services_is_of_a_size_to_load() -> None:
     [
         ({"alive": False, "ready": False, "healthy": False}, "waiting for too long"),
         ({"ready": False, "healthy": False}, "not in place yet"),
+        (
+            {
+                "ready": False,
+                "healthy": False,
+                "families": (FamilyStatus("IPv4", overdue=False, contested=True),),
+            },
+            "somebody undoes the IPv4 rules again and again",
+        ),
         ({"healthy": False, "node_eligible": False}, "balancers are to pass it by"),
+        ({"unwatched": (Unwatched("services", NOW - 99, "refused"),)}, "they follow no changes"),
     ],
 )
 def test_what_is_wrong(fields: dict[str, object], words: str) -> None:
     """Each way of not being healthy has its sentence."""
     assert words in health(status(**fields))
+
+
+def test_an_agent_that_is_cut_off_says_so() -> None:
+    """Of what nothing is heard, since when, and why; the reason is the server's words."""
+    away = (Unwatched("services", NOW - 99, "<refused>"), Unwatched("nodes", NOW - 5, "reset"))
+    page = status_page(status(unwatched=away))
+    words = "For 1 min 39 s the API server could not be asked about services, nodes: <refused>."
+    assert words in html.unescape(seen(page))
+    assert "<refused>" not in page
+
+
+def test_repairs_are_told_of() -> None:
+    """When, what, how fast and by whom; names of processes are others' words."""
+    repair = Repair(NOW - 3, "IPv4", 0.123, (Damage("nat", rules=2, jumps=1),), ('"<nft>" (process 7)',))
+    page = status_page(status(repairs=(repair,)))
+    assert 'IPv4 123 ms nat: 2 rules, 1 jump gone "<nft>" (process 7)' in html.unescape(seen(page))
+    assert "<nft>" not in page
 
 
 def test_little_to_tell() -> None:

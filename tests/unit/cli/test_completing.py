@@ -54,6 +54,20 @@ def test_namespaces(known: None) -> None:
     assert [it.value for it in found] == ["kube-system"]
 
 
+@pytest.mark.parametrize("odd", ["$(reboot)", "a b", "a\nb", "\x1b[2J", "-x", "A", "", "a`b`", "ä"])
+def test_no_other_words(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """A shell puts what it is told into the line: from whatever else is at the agent's address it gets no word."""
+    told = [
+        PortName(odd, "web", "", "TCP"),
+        PortName("ns", odd, "", "TCP"),
+        PortName("ns", "db", "x;y", "TCP"),
+    ]
+    monkeypatch.setattr(completing, "_of_agent", lambda: iter([*told, PortName("ns", "web", "http", "TCP")]))
+    assert completed("") == ["ns/web"]
+    assert completed("ns/web:") == ["ns/web:http"]
+    assert completed("ns/db:") == []
+
+
 def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then there is nothing to complete, and no error."""
 

@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,13 +12,16 @@ from pykubeproxy.agent import http, told
 from pykubeproxy.agent.enquiries import look
 from pykubeproxy.agent.metrics import Metrics
 from pykubeproxy.agent.pages import metrics_pages
+from pykubeproxy.agent.set_aside import Aside
 from pykubeproxy.agent.status import Filter
+from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.agent.told import Objects
 from pykubeproxy.cli import explain as command
 from pykubeproxy.cli.explain import explain
 from pykubeproxy.config import load
-from pykubeproxy.objects import Kind, Listed, Node
+from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
 from tests.fakes.asking import free_port
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve, serve
@@ -24,6 +29,11 @@ from tests.unit.agent.conftest import Serve, serve
 __all__ = ["serve"]
 
 OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
+REFUSED = PortName("ns", "api", "http", "TCP")
+REFUSING = cast(
+    "FamilyTables",
+    SimpleNamespace(family=Family.IPV4, set_aside=lambda: (Aside(REFUSED, "No such file", 1.0),)),
+)
 CONFIG = load(None, {"cluster-cidr": "10.42.0.0/16"}).config
 
 
@@ -43,7 +53,7 @@ def agent(serve: Serve, busy: bool = False) -> str:
     """The address of an agent that has these objects."""
 
     def objects(wanted: Filter) -> Objects | None:
-        return None if busy else look(cluster(), "node1", wanted)
+        return None if busy else look(cluster(), [REFUSING], "node1", wanted)
 
     page = metrics_pages(Metrics(lambda _: None).page, lambda: CONFIG, {}, None, objects)
     return f"http://127.0.0.1:{serve(page)}"
@@ -60,6 +70,17 @@ def test_its_objects_and_its_configuration(serve: Serve) -> None:
     assert result.stdout.startswith("On node1 in a:\n")
     assert "100%  10.42.1.1:8080" in result.stdout
     assert "kept for traffic from 10.42.0.0/16" in " ".join(result.stdout.split())
+
+
+def test_set_aside(serve: Serve) -> None:
+    """The agent knows whom it does not serve; how another node fares it does not."""
+    url = agent(serve)
+    said = "It is set aside, for iptables refuses its rules: No such file."
+    assert said in " ".join(asked("api", "--url", url).stdout.split())
+    (entry,) = json.loads(asked("api", "--url", url, "-o", "json").stdout)["services"]
+    assert (entry["setAside"], entry["notes"][0].startswith(said)) == (True, True)
+    assert "set aside" not in asked("web", "--url", url).stdout
+    assert "set aside" not in asked("api", "--url", url, "--node", "node2").stdout
 
 
 def test_another_node(serve: Serve) -> None:
@@ -106,11 +127,36 @@ def test_what_it_does_not_know(serve: Serve) -> None:
     assert "has no Service nosuch. It does not watch headless Services" in result.stderr
 
 
-def test_another_version(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def answering(serve: Serve, body: bytes) -> str:
+    """The address of something that answers with this."""
+    return f"http://127.0.0.1:{serve(http.pages({'/servicez': lambda: http.Answer(body, http.JSON)}))}"
+
+
+def test_another_version(serve: Serve) -> None:
     """Programs of two versions do not read each other's objects."""
     body = told.encode(told.Told(Objects(Node("n")), "", version="0.0.1"))
-    url = f"http://127.0.0.1:{serve(http.pages({'/servicez': lambda: http.Answer(body, http.JSON)}))}"
-    assert "it is of version 0.0.1, and this is" in asked("web", "--url", url).stderr
+    assert "it is of version 0.0.1, and this is" in asked("web", "--url", answering(serve, body)).stderr
+
+
+OBJECTS_OF_WEB = Objects(Node("n"), (service("web"),))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "truncated"),
+        (b'{"x":' + b"[" * 100_000, "it is nested too deeply"),
+        (told.encode(told.Told(OBJECTS_OF_WEB, "mode: ipvs")), "kind: is missing"),
+        (told.encode(told.Told(OBJECTS_OF_WEB, "x" * 200_000)), "its configuration is longer than"),
+    ],
+)
+def test_no_agent_at_all(serve: Serve, body: bytes, reason: str) -> None:
+    """Whatever it says, an error names the address and what is wrong."""
+    url = answering(serve, body)
+    result = asked("web", "--url", url)
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith(f"Error: what answers at {url} cannot be asked: ")
+    assert reason in result.stderr
 
 
 def test_a_busy_agent(serve: Serve) -> None:

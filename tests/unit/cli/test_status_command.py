@@ -96,6 +96,12 @@ def test_json_is_the_agents_own(serve: Serve) -> None:
     assert json.loads(result.stdout) == json.loads(encode(TOLD))
 
 
+def test_json_that_is_no_text(serve: Serve) -> None:
+    """What is not known is not looked at, and may be anything."""
+    body = encode(TOLD).replace(b"{", b'{"x": "\xff", ', 1)
+    assert json.loads(asked("--url", at(serve, body), "-o", "json").stdout)["x"] == "\ufffd"
+
+
 def test_nobody_there() -> None:
     """One line, with what to do."""
     port = free_port()
@@ -106,7 +112,16 @@ def test_nobody_there() -> None:
     )
 
 
-@pytest.mark.parametrize("body", [b"kube-proxy statusz", b"{}", b'{"apiVersion": "other/v1"}', b"\xff\xfe"])
+SOMEBODY = [
+    b"kube-proxy statusz",
+    b"{}",
+    b'{"apiVersion": "other/v1"}',
+    b"\xff\xfe",
+    b'{"x":' + b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", SOMEBODY)
 def test_somebody_else_there(serve: Serve, body: bytes) -> None:
     """kube-proxy, another version, or any other server: one line."""
     result = asked("--url", at(serve, body))

@@ -1,0 +1,86 @@
+"""A whole agent with a service that the kernel refuses: who is served, who is told, and how it ends."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.agent.status import decode
+from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.sources import Client
+from tests.fakes.asking import ask
+from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import METRICS, answers, inside_a_namespace, running, saved
+
+pytestmark = pytest.mark.root
+
+GAUGE = 'pykubeproxy_services_set_aside{{ip_family="IPv4"}} {}'
+
+
+def spoiling(folder: Path, backend: str) -> dict[str, str]:
+    """The environment of an agent whose rules for the service bad count into a counter that there is not."""
+    name = f"iptables-{backend}-restore"
+    real = shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+    spoil = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
+    script = f'#!/bin/sh\n[ -e {folder}/well ] && exec {real} "$@"\nsed \'{spoil}\' | {real} "$@"\n'
+    (folder / "tools").mkdir()
+    (folder / "tools" / name).write_text(script)
+    (folder / "tools" / name).chmod(0o755)
+    return {"PATH": f"{folder}/tools:{os.environ['PATH']}", "XTABLES_LOCKFILE": str(folder / "lock")}
+
+
+def command(*words: str) -> str:
+    program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
+    return " ".join(subprocess.run([*program, *words], capture_output=True, text=True).stdout.split())
+
+
+def events(api: ApiServer) -> list[tuple[str, str, str]]:
+    client = Client(master=api.url)
+    found = client.get("/apis/events.k8s.io/v1/namespaces/default/events", {}, asked="events", idle=5).json()[
+        "items"
+    ]
+    return [(it["regarding"]["name"], it["regarding"].get("uid", ""), it["reason"]) for it in found]
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_one_bad_service(backend: str, tmp_path: Path) -> None:
+    """From the first sync on all others are served; log, metric, event, status, page and dump-rules tell of it."""
+    flags = ("--hostname-override=node1", f"--iptables-backend={backend}")
+    log = tmp_path / "agent.log"
+    with inside_a_namespace(), server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        made = api.store.create(service("bad", clusterIP="10.96.0.10"))
+        api.store.create(slice_of("bad", "10.244.0.5"))
+        api.store.create(service("good", clusterIP="10.96.0.11"))
+        api.store.create(slice_of("good", "10.244.0.6"))
+        with running(log, *flags, "--master", api.url, environment=spoiling(tmp_path, backend)):
+            eventually(lambda: answers(METRICS, "/healthz", 200))
+            eventually(lambda: GAUGE.format("1.0") in ask(METRICS, "/metrics").body)
+            rules = "\n".join(saved(f"iptables-{backend}-save"))
+            assert "-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp" in rules
+            assert '-d 10.96.0.10/32 -p tcp -m comment --comment "default/bad is set aside"' in rules
+            eventually(lambda: ("bad", made["metadata"]["uid"], "ServiceSetAside") in events(api))
+            (aside,) = (
+                decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
+                .families[0]
+                .set_aside
+            )
+            assert (aside.title, aside.refuses) == ("default/bad", True)
+            assert (
+                "default/bad" in ask(METRICS, "/statusz", accept="text/html").body.partition("Set aside")[2]
+            )
+            assert "Set aside: 1. Not served, for iptables refuses their rules." in command("status")
+            dumped = command("dump-rules", "bad", "--iptables-backend", backend)
+            assert "cluster IP 10.96.0.10:80 refused: set aside, for iptables refuses its rules" in dumped
+            assert log.read_text().count("a service is set aside") == 1
+
+            (tmp_path / "well").touch()
+            api.store.replace(made | {"spec": made["spec"] | {"ports": [{"port": 81, "protocol": "TCP"}]}})
+            eventually(lambda: GAUGE.format("0.0") in ask(METRICS, "/metrics").body)
+            assert "-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp" in "\n".join(saved(f"iptables-{backend}-save"))
+            assert "a service is served again" in log.read_text()
+            assert "set aside" not in ask(METRICS, "/statusz", accept="text/html").body.lower()
