@@ -10,6 +10,7 @@ import structlog
 
 from pykubeproxy.agent import http
 from pykubeproxy.agent.events import Recorder, port_taken
+from pykubeproxy.agent.http_server import Server
 from pykubeproxy.agent.report import Report
 from pykubeproxy.config import Config
 from pykubeproxy.objects import Family, Key, Node, family_of
@@ -71,7 +72,7 @@ class Wanted:
 def listening_hosts(
     config: Config, node: Node | None, local_addresses: Mapping[Family, Iterable[str]]
 ) -> tuple[str, ...]:
-    """Where node ports are to be had, as hosts for `http.Server.listen`.
+    """Where node ports are to be had, as hosts for `Server.listen`.
 
     `local_addresses` are those of this node's interfaces, in the families that are served. All addresses of a family
     unless nodePortAddresses names some of it; "primary" stands for the node's own.
@@ -102,7 +103,7 @@ class HealthChecks:
         self._node_name = node_name
         self._recorder = recorder
         self._healthy = healthy
-        self._server = http.Server("health-checks", _CONNECTIONS)
+        self._server = Server("health-checks", _CONNECTIONS)
         self._lock = threading.Lock()
         self._checks: Mapping[Key, Check] = {}
         self._wanted: set[tuple[Key, int, str]] = set()

@@ -12,6 +12,7 @@ from pykubeproxy.agent.complaints import Complaints
 from pykubeproxy.agent.health import Health, health_pages
 from pykubeproxy.agent.healthchecks import HealthChecks, Wanted, listening_hosts
 from pykubeproxy.agent.history import History
+from pykubeproxy.agent.http_server import Server
 from pykubeproxy.agent.latency import Latencies
 from pykubeproxy.agent.metrics import Metrics
 from pykubeproxy.agent.pages import metrics_pages
@@ -60,7 +61,7 @@ class Observers:
         self._wanted = Wanted()
         self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
         self._checks: HealthChecks | None = None
-        self._servers: list[http.Server] = []
+        self._servers: list[Server] = []
         self._closing = threading.Event()
 
     def serve(
@@ -71,7 +72,8 @@ class Observers:
     ) -> None:
         """Listen from now on, and tell of the start. Raises BindFailed, after an event that says so.
 
-        `status` tells /statusz what there is besides kube-proxy's lines, `objects` /servicez what it is made from. Without bindAddressHardFail an address that is taken is tried again and again.
+        `status` tells /statusz what there is besides kube-proxy's lines, `objects` /servicez what it is made from.
+        Without bindAddressHardFail an address that is taken is tried again and again.
         """
         health = health_pages(self.health, self.metrics.asked)
         metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status, objects)
@@ -194,7 +196,7 @@ class Observers:
     ) -> None:
         if address is None:
             return
-        server = http.Server(name)
+        server = Server(name)
         self._servers.append(server)
         reason = _listen(server, address, page)
         if not reason:
@@ -209,14 +211,14 @@ class Observers:
             target=self._insist, args=(name, server, address, page), name=f"{name}-retry", daemon=True
         ).start()
 
-    def _insist(self, name: str, server: http.Server, address: Address, page: http.Page) -> None:
+    def _insist(self, name: str, server: Server, address: Address, page: http.Page) -> None:
         while not self._closing.wait(_RETRY_SECONDS):
             if not _listen(server, address, page):
                 log.info(f"the {name} server listens now", address=str(address))
                 return
 
 
-def _listen(server: http.Server, address: Address, page: http.Page) -> str:
+def _listen(server: Server, address: Address, page: http.Page) -> str:
     """Returns why it cannot be, or "". An unspecified address of either family stands for both, as in Go."""
     host = "" if ipaddress.ip_address(address.host).is_unspecified else address.host
     try:

@@ -1,4 +1,4 @@
-"""What an agent tells of the objects that it works from, for `pykubeproxy explain` and for completion: the page /servicez."""
+"""The page /servicez: which objects an agent works from, for `pykubeproxy explain` and for completion."""
 
 import msgspec
 

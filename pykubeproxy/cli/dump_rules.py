@@ -117,7 +117,7 @@ def _watch(found: Sequence[ServiceView], look: Callable[[], Sequence[ServiceView
 
 
 def _read(backend: Backend, families: Sequence[Family], wanted: Wanted, required: bool) -> _Live:
-    """The part of the live tables that is wanted; a family that this node does not have is left out, unless it is required."""
+    """The part of the live tables that is wanted; a family that this node lacks is left out, unless it is required."""
     live = []
     for family in families:
         try:

@@ -25,7 +25,8 @@ def choose(
     That is the one with the kubelet's hint chain, else the one with more rules, else the plain iptables
     command's. Who only wants to look may give a chain that is `holding` what is looked for: the one backend that has it
     comes first, which is found out quickly, for a large table of legacy is taken to have it. Neither backend is changed
-    by looking, not even legacy, which creates tables when asked for them. Raises Missing when the commands of the backend that was asked for, or of both, are not installed.
+    by looking, not even legacy, which creates tables when asked for them. Raises Missing when the commands of the
+    backend that was asked for, or of both, are not installed.
     """
     runner = runner or Runner()
     if wanted != "auto":

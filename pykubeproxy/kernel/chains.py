@@ -46,7 +46,7 @@ class Ways(NamedTuple):
 
 
 def ways_to(family: Family, table: str, root: str, word: re.Pattern[bytes]) -> Ways:
-    """The chains with rules of iptables that hold a word, as their comments may, and those on the way to them from the root.
+    """The chains with rules of iptables that hold a word, as comments may, and those on the way to them from the root.
 
     Only jumps without a comment are followed: rules that have one say what they are for. What changes meanwhile may be
     missed. Raises OSError as `has_chain` does.

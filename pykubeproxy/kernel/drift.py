@@ -27,7 +27,7 @@ class DriftWatch(Protocol):
         """A command of ours runs in this process."""
 
     def writing(self, family: Family, text: Iterable[str]) -> AbstractContextManager[Iterable[str]]:
-        """What the processes named to `started` write meanwhile is ours; it is to be this text, taken from what is given."""
+        """What the processes named to `started` write meanwhile is ours: this text, taken from what is given."""
 
     def settled(self, family: Family, held: Held) -> None:
         """All that was to be written is, and that is what the tables hold."""

@@ -17,7 +17,7 @@ _SECONDS = 0.5
 
 
 class LegacyWatch:
-    """Calls `heard` for what others write into tables of iptables-legacy, from `run` or from the thread that is `writing`."""
+    """Calls `heard` for what others write into tables of iptables-legacy, in `run` or in the thread that is `writing`."""
 
     name = "drift"
 

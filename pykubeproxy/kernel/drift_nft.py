@@ -48,7 +48,7 @@ _LONG = 1 << 18
 
 
 class NftWatch:
-    """Calls `heard` for what others write into tables of iptables-nft, from `run` or from the thread that is `writing`."""
+    """Calls `heard` for what others write into tables of iptables-nft, in `run` or in the thread that is `writing`."""
 
     name = "drift"
 

@@ -1,4 +1,4 @@
-"""Entries, which is what tables of iptables-legacy are made of: one for each rule, two for each chain that is not built in."""
+"""Entries, of which tables of iptables-legacy are made: one for a rule, two for a chain that is not built in."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ def of_ours(rules: Mapping[str, int], chains: Mapping[str, int]) -> dict[str, in
 
 
 def of_others(live: Ruleset) -> Counter[str]:
-    """The entries of chains that are not ours alone, by table; what the kernel adds to each built-in chain does not count."""
+    """The entries of chains that are not ours alone, by table, without what the kernel adds to built-in chains."""
     count: Counter[str] = Counter()
     for key, rules in live.chains.items():
         if not is_ours(key):

@@ -7,23 +7,13 @@ from collections.abc import Iterator
 import msgspec
 import urllib3
 
-from pykubeproxy.objects import (
-    Deleted,
-    Event,
-    Key,
-    Kind,
-    Listed,
-    Object,
-    Undecodable,
-    Updated,
-    decode,
-    remark,
-)
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Backoff, Troubles, log
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exchange import Exchange, Stopped
 from pykubeproxy.sources.failures import Expired, Failure
+from pykubeproxy.sources.intake import Intake
 from pykubeproxy.sources.watch import Emit, SourceError, Trouble, Watch
 
 _PAGE = 500  # objects in a page of a list, as kube-proxy asks for
@@ -85,23 +75,18 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
 class ApiWatch:
     """Watches the objects of one selection; a Watch.
 
-    What it knows between two requests: the version it has seen, the keys it has told of, and which versions of objects
-    it has complained about.
+    What it knows between two requests: the version it has seen, what it has told of it, and how the last ones went.
     """
 
     def __init__(self, client: Client, selection: Selection, timing: Timing) -> None:
         self.name = f"watch-{selection.plural}"
         self._client, self._selection, self._timing = client, selection, timing
-        self._kind = selection.kind
+        self._intake = Intake(selection.kind)
         self._exchange = Exchange(self.name)
         self._backoff = Backoff(timing.first_pause, timing.longest_pause)
         self._troubles = Troubles(selection.plural)
         self._version: str | None = None
         self._listed_before = False
-        self._known: set[Key] = set()
-        self._versions: dict[Key, int] = {}  # of the objects that the present watch has told of
-        self._refused: dict[Key, str] = {}
-        self._remarks: dict[Key, str] = {}
         self._doubts = 0  # failures in a row that suggest that going on from this version is pointless
         self._expiries = 0  # 410s in a row
         self._opened: float | None = None  # when the present watch was answered
@@ -143,7 +128,7 @@ class ApiWatch:
         if self._version is None:
             emit(self._list())
         seconds = random.randint(*self._timing.watch)  # noqa: S311
-        self._versions.clear()
+        self._intake.watching()
         log.debug("watching", objects=self._selection.plural, version=self._version, seconds=seconds)
         query: dict[str, str | int] = {
             "watch": "true",
@@ -169,11 +154,9 @@ class ApiWatch:
             # The rest of the list was forgotten by the server meanwhile.
             objects, version, refused = self._pages({"limit": _PAGE})
         self._listed_before = True
-        self._version, self._refused = version, refused
-        self._known = {it.key for it in objects}
-        self._remarks = {key: it for key, it in self._remarks.items() if key in self._known}
+        self._version = version
         log.debug("listed", objects=self._selection.plural, count=len(objects), version=version)
-        return Listed(self._kind, tuple(objects))
+        return self._intake.listed(tuple(objects), refused)
 
     def _pages(self, query: dict[str, str | int]) -> tuple[list[Object], str, dict[Key, str]]:
         objects: list[Object] = []
@@ -181,10 +164,7 @@ class ApiWatch:
         end = time.monotonic() + self._timing.list
         while True:
             page = self._page(query, end)
-            for raw in page.items or ():
-                it = self._decode(raw, refused)
-                if it is not None:
-                    objects.append(it)
+            objects += self._intake.objects(page.items or (), refused)
             if not page.metadata.next:
                 return objects, page.metadata.resourceVersion or "", refused
             if page.metadata.next == query.get("continue"):
@@ -195,7 +175,7 @@ class ApiWatch:
 
     def _page(self, query: dict[str, str | int], end: float) -> wire.Page:
         with self._exchange.answer(lambda: self._get(query, self._timing.answer)) as pieces:
-            return wire.page(wire.until(end, pieces), self._kind)
+            return wire.page(wire.until(end, pieces), self._selection.kind)
 
     def _events(self, query: dict[str, str | int], longest: float) -> Iterator[Event]:
         """The events of a single watch request, until the server ends it or should have."""
@@ -214,16 +194,16 @@ class ApiWatch:
         """What one line of a watch means for those who listen; None if nothing. Moves the version."""
         it = wire.event(line)
         meta = wire.meta(it.object)
-        key, version = meta.key(self._kind), meta.resourceVersion or ""
+        key, version = meta.key(self._selection.kind), meta.resourceVersion or ""
         event: Event | None = None
-        if self._is_overtaken(key, version):
+        if self._intake.is_overtaken(key, version):
             log.debug("an event came too late", objects=self._selection.plural, key=key, version=version)
             return None
         match it.type:
             case "ADDED" | "MODIFIED":
-                event = self._changed(it.object, key)
+                event = self._intake.changed(it.object, key)
             case "DELETED":
-                event = self._gone(key)
+                event = self._intake.gone(key)
             case "BOOKMARK":
                 pass
             case _:
@@ -234,59 +214,6 @@ class ApiWatch:
         self._delivered, self._doubts = True, 0
         self._troubles.over()
         return event
-
-    def _is_overtaken(self, key: Key, version: str) -> bool:
-        """Whether this watch has told of a later version of the object, so that this one is the past.
-
-        Versions of built-in kinds are whole numbers that grow (KEP-5504); of others nothing is known.
-        """
-        if not (version.isascii() and version.isdigit() and len(version) < 20):
-            return False
-        number = int(version)
-        if number < self._versions.get(key, number):
-            return True
-        self._versions[key] = number
-        return False
-
-    def _changed(self, raw: msgspec.Raw, key: Key) -> Event | None:
-        it = self._decode(raw, self._refused)
-        if it is None:
-            return self._gone(key, forget=False)
-        self._refused.pop(it.key, None)
-        self._known.add(it.key)
-        return Updated(it)
-
-    def _gone(self, key: Key, *, forget: bool = True) -> Event | None:
-        if forget:
-            self._refused.pop(key, None)
-        if key not in self._known:
-            return None
-        self._remarks.pop(key, None)
-        self._known.remove(key)
-        return Deleted(self._kind, key)
-
-    def _decode(self, raw: msgspec.Raw, refused: dict[Key, str]) -> Object | None:
-        """Decode an object; one that is no good is noted in `refused` and complained about once for each version."""
-        try:
-            it = decode(self._kind, raw)
-        except Undecodable as error:
-            meta = wire.meta(raw)
-            key, version = meta.key(self._kind), meta.resourceVersion or ""
-            if self._refused.get(key) != version:
-                log.warning(str(error), version=version)
-            refused[key] = self._refused[key] = version
-            return None
-        self._remark(it)
-        return it
-
-    def _remark(self, it: Object) -> None:
-        """Complain about addresses that are passed over, once for as long as they are the same."""
-        line = remark(it)
-        if line and line != self._remarks.get(it.key):
-            log.warning(line)
-            self._remarks[it.key] = line
-        elif not line:
-            self._remarks.pop(it.key, None)
 
     def _get(self, query: dict[str, str | int], idle: float) -> urllib3.BaseHTTPResponse:
         selection = self._selection

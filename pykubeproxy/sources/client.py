@@ -54,7 +54,8 @@ class Client:
     def post(self, path: str, body: Mapping[str, object], *, asked: str, idle: float) -> bytes:
         """Create an object, given as it is to be encoded in JSON, and return the body of the answer.
 
-        It is empty if it breaks off, and cut off if it is too long: done is done. Raises Failure unless the server does it or accepts to.
+        It is empty if it breaks off, and cut off if it is too long: done is done. Raises Failure unless the server does
+        it or accepts to.
         """
         response = self._ask("POST", path, body, idle)
         if response.status not in (200, 201, 202):

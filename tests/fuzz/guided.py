@@ -1,4 +1,7 @@
-"""One target under atheris, which looks for inputs that reach new code: `python -m tests.fuzz.guided TARGET FOLDER [OPTION...]`."""
+"""One target under atheris, which looks for inputs that reach new code.
+
+`python -m tests.fuzz.guided TARGET FOLDER [OPTION...]`
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A fresh clone on a bare Debian: python -m tests.image.fresh [TARGET]... makes these targets there, run and test by default.
+"""A fresh clone on a bare Debian: `python -m tests.image.fresh [TARGET]...` makes these there, else run and test.
 
 What is committed is cloned into a Debian root file system that has nothing but make and git besides. Takes root,
 debootstrap and the network; leaves nothing behind.

@@ -18,7 +18,7 @@ STATUS = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "sta
 
 
 def test_all_three_forms(tmp_path: Path) -> None:
-    """An agent on manifests tells of its services, shares and syncs; the command says the same, and what when it is gone."""
+    """An agent on manifests tells of its services, shares and syncs; the command says the same, also when it is gone."""
     flags = ("--manifests", str(MANIFESTS), "--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16")
     with inside_a_namespace():
         with running(tmp_path / "log", *flags):

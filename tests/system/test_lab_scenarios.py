@@ -83,7 +83,7 @@ def test_scenario(
 
 
 def assert_found_through_branches(lab: Lab) -> None:
-    """On node1 no Service of the scenario stands in a chain that packets come to first: they are all below, in both families."""
+    """On node1 no Service of the scenario stands in a chain that packets come to first: all are below, in both families."""
     inside = ("ip", "netns", "exec", lab.nodes["node1"].namespace.name)
     for family in Family:
         nat = open_iptables(Backend.NFT, family, Runner(inside)).save(["nat"]).chains

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pykubeproxy.agent import http
+from pykubeproxy.agent.http_server import CONNECTIONS, Server
 
 Serve = Callable[..., int]
 
@@ -12,10 +13,10 @@ Serve = Callable[..., int]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Serve a page on 127.0.0.1, or where told; gives the port."""
-    servers: list[http.Server] = []
+    servers: list[Server] = []
 
-    def start(page: http.Page, connections: int = http.CONNECTIONS, host: str = "127.0.0.1") -> int:
-        server = http.Server("test", connections)
+    def start(page: http.Page, connections: int = CONNECTIONS, host: str = "127.0.0.1") -> int:
+        server = Server("test", connections)
         servers.append(server)
         server.listen(host, 0, page)
         ((_, port),) = server.addresses()

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from pykubeproxy.agent import http
+from pykubeproxy.agent.http_server import Server
 from tests.fakes.asking import ask, send
 from tests.fakes.follower import eventually
 from tests.unit.agent.conftest import Serve
@@ -66,7 +67,7 @@ def test_every_address_means_both_families(serve: Serve) -> None:
 
 def test_a_taken_port_is_an_error() -> None:
     """Whoever wants to listen learns at once why it cannot be."""
-    server = http.Server("test")
+    server = Server("test")
     with socket.create_server(("127.0.0.1", 0)) as other:
         with pytest.raises(OSError, match="in use") as caught:
             server.listen("127.0.0.1", other.getsockname()[1], PAGES)
@@ -76,7 +77,7 @@ def test_a_taken_port_is_an_error() -> None:
 
 def test_one_address_is_given_up_while_others_stay() -> None:
     """An address that was closed can be taken again at once, by another page too."""
-    server = http.Server("test")
+    server = Server("test")
     server.listen("127.0.0.1", 0, PAGES)
     (kept,) = server.addresses()
     close = server.listen("127.0.0.1", 0, PAGES)
@@ -94,7 +95,7 @@ def test_one_address_is_given_up_while_others_stay() -> None:
 
 def test_closing_ends_what_is_under_way() -> None:
     """A closed server listens no longer, its connections end, and no thread or new listener of it stays."""
-    server = http.Server("closing")
+    server = Server("closing")
     server.listen("127.0.0.1", 0, PAGES)
     ((_, port),) = server.addresses()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as stalling:

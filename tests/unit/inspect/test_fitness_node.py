@@ -139,7 +139,7 @@ def test_proxies(running: list[Process], level: Level) -> None:
     ],
 )
 def test_ports(taken: list[Listener], level: Level) -> None:
-    """A port is free, the agent's, kube-proxy's until that is stopped, another program's, or somebody's who cannot be seen."""
+    """A port is free, the agent's, kube-proxy's until that is stopped, another program's, or of one that cannot be seen."""
     (found,) = neighbours.ports({"healthz-bind-address": 10256}, taken)
     assert found.level is level
 

@@ -86,7 +86,7 @@ def test_an_ipv4_address_in_ipv6_clothes() -> None:
 
 @pytest.mark.parametrize("address", [it for it, _ in EVERYWHERE] + LINK_LOCAL)
 def test_endpoints(address: str) -> None:
-    """A slice says which of its endpoints are none; with route_localnet one of 127.0.0.1 would open the node's own ports."""
+    """A slice says which of its endpoints are none: with route_localnet one of 127.0.0.1 opens the node's own ports."""
     family = "IPv6" if ":" in address else "IPv4"
     endpoints = [{"addresses": [address]}]
     it = decoded(Kind.ENDPOINT_SLICE, addressType=family, endpoints=endpoints)
