@@ -6,7 +6,7 @@ import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
 Rules = tuple[str, ...]
 
@@ -21,12 +21,12 @@ class ChainDifference(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> Rules:
         """The rules that are there before and not after; with none gone and none new, their order differs."""
-        return _without(self.before or (), self.after or ())
+        return without(self.before or (), self.after or ())
 
     @property
     def new(self) -> Rules:
         """The rules that are there after and not before."""
-        return _without(self.after or (), self.before or ())
+        return without(self.after or (), self.before or ())
 
 
 def own_part(live: Ruleset, wanted: Ruleset) -> Ruleset:
@@ -62,8 +62,3 @@ def _differing(before: Ruleset, after: Ruleset) -> Iterator[ChainDifference]:
         old, new = before.chains.get(key, empty), after.chains.get(key, empty)
         if old != new:
             yield ChainDifference(key, old, new)
-
-
-def _without(rules: Rules, others: Rules) -> Rules:
-    known = frozenset(others)
-    return tuple(rule for rule in rules if rule not in known)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from pykubeproxy.rules.again import Again
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
 Rules = tuple[str, ...]
 _T = TypeVar("_T")
@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 # In iptables-nft every block costs some milliseconds, and n chains in one a time that grows with n². Measured with
 # 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
 NFT_CHAINS_PER_BLOCK = 200
+# In iptables-legacy, which keeps chains sorted in a list, a start with 5000 services takes a quarter less when this many
+# are declared together, the last by name first: there is nothing to look through before the place of the next.
+_LEGACY_DECLARED_TOGETHER = 2000
 
 
 class Chain(NamedTuple):
@@ -105,11 +108,11 @@ def _filter_rules(change: Change) -> tuple[list[Chain], list[Chain]]:
     late: list[Chain] = []
     for chain in _of_table("filter", change.shared):
         before = change.before.get(chain.key, ())
-        lost = tuple(rule for rule in before if rule not in chain.rules)
+        lost = without(before, chain.rules)
         if not lost:
             early.append(chain)
             continue
-        if any(rule not in before for rule in chain.rules):
+        if without(chain.rules, before):
             early.append(Chain(chain.key, (*chain.rules, *lost)))
         late.append(chain)
     return early, late
@@ -141,7 +144,7 @@ def _nat_blocks(change: Change, chains_per_block: int | None) -> Iterator[str]:
 def _one_block(change: Change, services: Iterable[Sequence[Chain]]) -> Iterator[str]:
     """All that changes in table nat."""
     yield _chains(_of_table("nat", change.fixed))
-    yield from map(_chains, services)
+    yield from map(_chains, _batches(services, _LEGACY_DECLARED_TOGETHER))
     yield _chains(_of_table("nat", change.shared))
     yield _lines(change.ensured.get("nat", ()))
     stale = tuple(change.stale)
@@ -149,7 +152,7 @@ def _one_block(change: Change, services: Iterable[Sequence[Chain]]) -> Iterator[
     yield _deleted(stale)
 
 
-def _batches(groups: Iterable[tuple[_T, ...]], limit: int) -> Iterator[list[_T]]:
+def _batches(groups: Iterable[Sequence[_T]], limit: int) -> Iterator[list[_T]]:
     """Groups joined to batches of no more than `limit`, or of one group where that alone has more."""
     batch: list[_T] = []
     for group in groups:
@@ -174,7 +177,7 @@ def _block(table: str, pieces: Iterable[str]) -> Iterator[str]:
 def _chains(chains: Sequence[Chain]) -> str:
     """These chains with their rules; all are there before any rule may jump to them."""
     rules = _lines(f"-A {chain.key.chain} {rule}" for chain in chains for rule in chain.rules)
-    return _emptied(chain.key.chain for chain in chains) + rules
+    return _emptied(sorted((chain.key.chain for chain in chains), reverse=True)) + rules
 
 
 def _emptied(names: Iterable[str]) -> str:

@@ -91,7 +91,7 @@ class Programmed:
         for key in changed:
             self._common.pop(key, None)
             if key in self._filter:
-                there = live.chains.get(key, ())
+                there = frozenset(live.chains.get(key, ()))
                 self._filter[key] = tuple(rule for rule in self._filter[key] if rule in there)
         self._doubted.update(key for key in changed if key in skeleton.SHARED)
         chains = {key.chain for key in changed if names.is_owned(key.chain)}

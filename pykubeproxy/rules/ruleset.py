@@ -1,7 +1,7 @@
 """A Ruleset: the chains of one family as a value, in the words of iptables-save."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -71,6 +71,12 @@ def parse(family: Family, text: str) -> Ruleset:
         else:
             raise ValueError(f"line {number} is not of the form iptables-save prints: {line!r}")
     return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()}, policies)
+
+
+def without(rules: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Those of some rules that are not among others, in their order."""
+    known = frozenset(others)
+    return tuple(rule for rule in rules if rule not in known)
 
 
 class Count(NamedTuple):
