@@ -57,7 +57,7 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
         expansion.check(yaml.parse(text, Loader=_Loader))
         loader = _Loader(text)
-        node = loader.get_single_node()
+        node = _only_document(loader)
         twice = [_twice(path) for path in _duplicates(node)]
         content = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
@@ -72,6 +72,17 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     if not isinstance(content, dict):
         raise ConfigError("", f"the configuration file must hold a {KIND}, not {show(content)}")
     return content, twice
+
+
+def _only_document(loader: _Loader) -> yaml.Node | None:
+    """The first document, None if it is empty. Only empty ones may follow, such as after a last "---"."""
+    node = loader.get_node() if loader.check_node() else None
+    while loader.check_node():
+        more = loader.get_node()
+        if more and not (isinstance(more, yaml.ScalarNode) and not more.value):
+            expected = "expected a single document in the stream"
+            raise yaml.MarkedYAMLError(expected, None, "but found another document", more.start_mark)
+    return node
 
 
 def _twice(path: str) -> str:

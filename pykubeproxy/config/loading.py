@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn, cast
 import msgspec
 
 from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import Kind
+from pykubeproxy.config.kinds import STRING, Kind
 from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
 from pykubeproxy.config.network import split_address
 from pykubeproxy.config.settings import Setting, Zero
@@ -60,7 +60,7 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
         setting.attribute: one.value for setting, one in given.items() if setting.attribute
     }
     if content is None:
-        values |= _deprecated_ports(values, flags)
+        values |= _deprecated_ports(values, given, flags)
     _check(values, {setting.attribute: one.name for setting, one in given.items()})
     return Loaded(_assemble(values | {"ignored": _ignored(given)}), tuple(warnings))
 
@@ -133,18 +133,21 @@ def _defaults(given: _Givens) -> dict[str, object]:
     return values
 
 
-def _deprecated_ports(values: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
+def _deprecated_ports(
+    values: Mapping[str, object], given: _Givens, flags: Mapping[str, object]
+) -> dict[str, object]:
     """What --healthz-port and --metrics-port change: 0 turns a server off, another port completes an address.
 
     As upstream, where the default address has its port already, so that a port alone changes nothing.
     """
     changed: dict[str, object] = {}
+    ports = {setting.flag: one.value for setting, one in given.items() if setting.instead}
     for attribute, name in (("health_address", "healthz"), ("metrics_address", "metrics")):
-        port = int(str(flags.get(f"{name}-port", -1)))
-        address, text = values[attribute], str(flags.get(f"{name}-bind-address", ""))
+        port, address = ports.get(f"{name}-port"), values[attribute]
+        text = flag_text(STRING, flags.get(f"{name}-bind-address", ""))
         if port == 0:
             changed[attribute] = None
-        elif port > 0 and text and isinstance(address, Address) and split_address(text)[1] is None:
+        elif isinstance(port, int) and text and isinstance(address, Address) and not split_address(text)[1]:
             changed[attribute] = address._replace(port=port)
     return changed
 

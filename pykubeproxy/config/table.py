@@ -80,7 +80,7 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("logging.flushFrequency", "log-flush-frequency", DURATION_OR_NANOSECONDS, 5.0,
             "How often logs are flushed; here every line is, at once.",
             zero=Zero.DEFAULT, beside_config=True),
-    Setting("logging.verbosity", "v", integer(0, 2**31 - 1, "a whole number, 0 or more"), 0,
+    Setting("logging.verbosity", "v", COUNT, 0,
             "How much is logged: 2 tells of each sync, 4 of each endpoint.",
             "logging.verbosity", beside_config=True),
     Setting("logging.vmodule", "vmodule", VMODULE, (),

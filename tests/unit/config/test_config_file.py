@@ -190,3 +190,11 @@ def test_settings_without_effect_are_kept_and_checked() -> None:
 def test_values_that_look_like_dates_are_text() -> None:
     """A name such as 2024-01-01 is a name."""
     assert read("hostnameOverride: 2024-01-01").hostname_override == "2024-01-01"
+
+
+@pytest.mark.parametrize("end", ["---", "---\n", "---\n# the end\n", "---\n---\n", "..."])
+def test_an_empty_document_may_follow(end: str) -> None:
+    """What templates leave behind at the end is nothing, as for kube-proxy."""
+    loaded = load(f"---\n{HEAD}clusterCIDR: 10.0.0.0/8\n{end}", {})
+    assert loaded.config.detect_local.cluster_cidrs == ("10.0.0.0/8",)
+    assert not loaded.warnings

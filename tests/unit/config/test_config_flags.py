@@ -92,6 +92,13 @@ def test_the_deprecated_ports() -> None:
     assert load(None, {"healthz-port": "7"}).config == of()
 
 
+def test_the_deprecated_ports_are_read_as_all_numbers_are() -> None:
+    """In any form that Go takes; of one that stands twice the last counts."""
+    flags = {"healthz-port": "0x7", "healthz-bind-address": ["::1", "10.0.0.1"], "metrics-port": ["7", "+0"]}
+    config = load(None, flags).config
+    assert (config.health_address, config.metrics_address) == (Address("10.0.0.1", 7), None)
+
+
 def test_beside_a_file_most_flags_do_not_count() -> None:
     """kube-proxy's own flags give way to the file, defaults included; a warning says where to set them."""
     flags = {"cluster-cidr": "10.0.0.0/8", "ipvs-sync-period": "5s", "healthz-port": "0"}

@@ -134,6 +134,14 @@ def test_flagz_writes_values_as_go_does() -> None:
     assert {"nodeport-addresses: [10.0.0.0/8,fd00::/64]", "feature-gates: A=false,B=true"} <= set(lines)
 
 
+def test_flagz_shows_what_was_ignored_as_it_was_given() -> None:
+    """Beside a file a flag may be nonsense without harm, and the page is there all the same."""
+    flags = {"iptables-sync-period": "30", "kube-api-qps": ["fast", "faster"], "v": "2"}
+    head = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
+    assert load(head, flags).config.logging.verbosity == 2
+    assert {"iptables-sync-period: 30", "kube-api-qps: faster", "v: 2"} <= set(flagz(flags).splitlines())
+
+
 def test_configz_shows_what_is_usually_left_out() -> None:
     """Gates, vmodule, split streams and our own key are there once they are not the default."""
     flags = {

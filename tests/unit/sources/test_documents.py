@@ -55,15 +55,22 @@ items:
     assert not contents.complaints
 
 
-@pytest.mark.parametrize("name", ["f.json", "f.yaml"])
+@pytest.mark.parametrize("name", ["f.json", "f.yaml", "<stdin>"])
 def test_json_in_every_arrangement(name: str) -> None:
-    """One object, and JSON between YAML's separators in YAML files; in JSON files one after the other."""
+    """One object, and one after the other whatever the name, as `kubectl get -o json` twice prints them."""
     one = b'{"kind": "Node",\n "metadata": {"name": "%s"}}'
     assert [it.object.key.name for it in read(one % b"a", name).found] == ["a"]
-    between = b"\n" if name == "f.json" else b"\n---\n"
-    contents = read(one % b"a" + between + one % b"b", name)
+    contents = read(one % b"a" + b"\n" + one % b"b", name)
     assert [it.object.key.name for it in contents.found] == ["a", "b"]
-    assert contents.found[1].place.line == (3 if name == "f.json" else 4)
+    assert contents.found[1].place.line == 3
+
+
+def test_json_between_the_separators_of_yaml() -> None:
+    """In YAML documents may be JSON."""
+    contents = read(
+        b'{"kind": "Node",\n "metadata": {"name": "a"}}\n---\nkind: Node\nmetadata: {name: b}', "f.yaml"
+    )
+    assert [(it.object.key.name, it.place.line) for it in contents.found] == [("a", 1), ("b", 4)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,9 @@ def test_services_of_other_proxies_are_there() -> None:
         ("f.yaml", b"x: &a [*a]", "f.yaml:1: cannot be written as JSON"),
         ("f.json", b'{"kind": "Node",\n "metadata"}', "f.json:2: no JSON: "),
         ("f.json", b'{"kind": "Node"} x', "f.json:1: no JSON: "),
-        ("f.json", b'{"a": ' + b"[" * 99999, "f.json: no JSON: "),
+        ("f.json", b'{"a": ' + b"[" * 99999, "f.json:1: no JSON: "),
+        ("f.json", b'{"kind": "Node"}\n{"a": NaN}', "f.json:2: no JSON: "),
+        ("f.json", b'{"kind": "\\ud800"}', "f.json:1: no JSON: "),
     ],
 )
 def test_text_that_does_not_parse(name: str, text: bytes, message: str) -> None:
