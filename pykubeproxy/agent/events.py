@@ -144,10 +144,12 @@ class ApiRecorder:
         try:
             answer = self._client.get(path, query, asked="services", idle=_TIMEOUT)
             try:
-                listed = msgspec.json.decode(answer.read(_LONGEST_ANSWER), type=_Listed)
+                body = answer.read(_LONGEST_ANSWER, decode_content=False)
             finally:
+                answer.close()
                 answer.release_conn()
-        except (Failure, urllib3.exceptions.HTTPError, OSError, ValueError):
+            listed = msgspec.json.decode(body, type=_Listed)
+        except (Failure, urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):
             return ""
         return next((it.metadata.uid for it in listed.items or ()), "")
 
@@ -203,12 +205,12 @@ def starting(node_name: str) -> Event:
 
 
 def health_server_failed(node_name: str, why: str) -> Event:
-    """The address for /healthz cannot be listened on, and that is not to be borne."""
+    """The address for /healthz cannot be listened on, for which the agent ends (bindAddressHardFail)."""
     return _about_node(node_name, WARNING, "FailedToStartProxierHealthcheck", why)
 
 
 def metrics_server_failed(node_name: str, why: str) -> Event:
-    """The address for /metrics cannot be listened on, and that is not to be borne."""
+    """The address for /metrics cannot be listened on, for which the agent ends (bindAddressHardFail)."""
     return _about_node(node_name, WARNING, "FailedToStartMetricServer", why)
 
 

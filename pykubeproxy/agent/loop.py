@@ -10,7 +10,7 @@ import structlog
 from pykubeproxy.agent.enquiries import Enquiry
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.journal import Journal
-from pykubeproxy.agent.mailbox import Mailbox, Reconfigured, Stop, Wake
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Reconfigured, Stop
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.pace import MAX_PERIOD, Pace
 from pykubeproxy.agent.privileged import set_up
@@ -20,7 +20,7 @@ from pykubeproxy.agent.tables import SyncFailed
 from pykubeproxy.agent.vigil import Suspicion, Vigil
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.kernel import Foreign, KernelError, memory
-from pykubeproxy.objects import Event, Family, Key, Kind, Node
+from pykubeproxy.objects import Event, Family, Key, Kind, Listed, Node
 from pykubeproxy.rules.terms import node_port_networks, primary_family, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
@@ -89,8 +89,8 @@ class Agent:
                     message.meet(self._cluster, [family.tables for family in self._families])
                 elif isinstance(message, Foreign):
                     self._hear(message)
-                else:
-                    self._take_in(message)
+                elif self._take_in(message):
+                    self._request()
             now = self._clock()
             if now >= self._next_check:
                 self._next_check = now + self._config.iptables.sync_period
@@ -110,16 +110,19 @@ class Agent:
             if self._once:
                 return 0 if succeeded else 1
 
-    def _take_in(self, message: Event | Wake | Reconfigured) -> None:
+    def _take_in(self, message: Event | AddressesChanged | Reconfigured) -> bool:
+        """Returns whether other rules may follow from it: a sync for nothing would make the next change wait."""
         if isinstance(message, Reconfigured):
             self._reconfigure(message.config)
-        elif not isinstance(message, Wake):
-            concerned = self._cluster.apply(message)
-            self._touched |= concerned
-            self._observers.applied(message, concerned)
-            self._observers.node(self._cluster.node(self._node_name))
-            self._node = self._cluster.node(self._node_name) or self._node
-        self._request()
+            return True
+        if isinstance(message, AddressesChanged):
+            return bool(self._config.node_port_addresses)
+        concerned, before = self._cluster.apply(message), self._node
+        self._touched |= concerned
+        self._observers.applied(message, concerned)
+        self._observers.node(self._cluster.node(self._node_name))
+        self._node = self._cluster.node(self._node_name) or self._node
+        return bool(concerned) or self._node != before or isinstance(message, Listed)
 
     def _reconfigure(self, config: Config) -> None:
         self._config = config

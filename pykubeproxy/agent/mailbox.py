@@ -24,13 +24,11 @@ class Reconfigured(msgspec.Struct, frozen=True):
     config: Config
 
 
-class Wake(msgspec.Struct, frozen=True):
-    """Something besides the cluster's objects has changed: sync, as soon as the pace allows."""
-
-    reason: str
+class AddressesChanged(msgspec.Struct, frozen=True):
+    """Addresses of this node came or went."""
 
 
-Message = Event | Foreign | Wake | Reconfigured | Enquiry[Any] | Stop
+Message = Event | Foreign | AddressesChanged | Reconfigured | Enquiry[Any] | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 

@@ -55,7 +55,7 @@ class Observers:
         self.health = Health(self._families, config.iptables.sync_period, needs_node)
         self.metrics = Metrics()
         self.history = History()
-        self._latencies = Latencies(time.time())
+        self._latencies = Latencies(time.time(), self._families)
         self._unsynced: dict[Kind, set[Key]] = {kind: set() for kind in Kind}
         self._complaints = Complaints(node_name, recorder)
         self._wanted = Wanted()

@@ -14,7 +14,7 @@ from pykubeproxy.agent.desk import Desk
 from pykubeproxy.agent.events import ApiRecorder, NoRecorder
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
-from pykubeproxy.agent.mailbox import Mailbox, Stop, Wake
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.privileged import set_up
 from pykubeproxy.agent.reload import ConfigWatch
@@ -122,11 +122,14 @@ def _start_threads(order: Order, watches: tuple[Watch, ...], mailbox: Mailbox, f
 
     def died(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else "unknown"
-        log.error("a thread died", thread=name, exc_info=args.exc_value)
-        mailbox.put(Stop(1, f"the thread {name} died: {args.exc_value!r}"))
+        try:
+            log.error("a thread died", thread=name, exc_info=args.exc_value)
+        finally:
+            # Whatever keeps the log from being written, such as want of memory.
+            mailbox.put(Stop(1, f"the thread {name} died: {args.exc_value!r}"))
 
     threading.excepthook = died
-    AddressWatch(lambda: mailbox.put(Wake("addresses")))
+    AddressWatch(lambda: mailbox.put(AddressesChanged()))
     for watch in watches:
         _start(watch.name, lambda watch=watch: watch.run(mailbox.put), mailbox)  # type: ignore[misc]
     _start(flows.name, flows.run, mailbox)

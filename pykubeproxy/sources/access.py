@@ -82,5 +82,5 @@ def _granted(client: Client, right: Right) -> bool:
     answer = client.post(_REVIEWS, body, asked="access reviews", idle=_TIMEOUT)
     try:
         return msgspec.json.decode(answer, type=_Review).status.allowed
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Failure(f"the API server's answer to an access review cannot be read: {error}") from None

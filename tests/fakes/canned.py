@@ -1,5 +1,6 @@
 """An HTTP server on a real socket that says what a test tells it to, right or wrong."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -55,12 +56,18 @@ class CannedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            head = b""
-            while b"\r\n\r\n" not in head:
+            head = body = b""
+            length = 0
+            # Closing a socket with unread data on it would make the kernel send a reset, which may overtake the answer.
+            while not head or len(body) < length:
                 piece = connection.recv(65536)
                 if not piece:
                     return
-                head += piece
+                body += piece
+                if not head and b"\r\n\r\n" in body:
+                    head, _, body = body.partition(b"\r\n\r\n")
+                    found = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+                    length = int(found[1]) if found else 0
             target = head.split()[1].decode()
             self.requests.append(target)
             self._answer(target, connection)

@@ -1,6 +1,7 @@
 """`pykubeproxy check` and an API server: whether it answers, knows the node, and grants what is needed."""
 
 import json
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pykubeproxy.inspect.fitness import cluster
 from pykubeproxy.inspect.fitness.finding import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
+from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import node, server
 from tests.fakes.process import checked, inside_a_namespace
 
@@ -123,6 +125,23 @@ def test_no_reviews() -> None:
         running.store.create(node("n1", "10.0.0.1"), verbatim=True)
         found = asked_of(running.url)
     assert levels(found) == ("ok", "ok", "skip")
+
+
+@pytest.mark.parametrize(
+    "review", ["{}", '{"status": {"allowed": 1}}', '{"x":' + "[" * 5000 + "]" * 5000 + "}"]
+)
+def test_reviews_that_cannot_be_read(review: str) -> None:
+    """Whatever form they have, it is told in a line."""
+
+    def answer(target: str, connection: socket.socket) -> None:
+        listed = {"kind": "NodeList", "metadata": {"resourceVersion": "1"}, "items": [node("n1", "10.0.0.1")]}
+        body = json.dumps(listed) if "nodes" in target else review
+        connection.sendall(whole(body.encode()))
+
+    with CannedServer(answer) as odd:
+        found = asked_of(odd.url)
+    assert levels(found) == ("ok", "ok", "skip")
+    assert "an access review cannot be read" in found["permissions"].text
 
 
 def test_nobody_answers() -> None:

@@ -1,5 +1,7 @@
 """Events as the API server gets them, and what becomes of them when it is not well."""
 
+import gzip
+import socket
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
@@ -12,7 +14,7 @@ from pykubeproxy.agent.events import ApiRecorder, as_object
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.sources import Client
-from tests.fakes.canned import CannedServer
+from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import server, service
 from tests.fakes.follower import eventually
 
@@ -127,6 +129,29 @@ def test_the_uid_of_a_service_is_asked_for(recorder: Record) -> None:
         eventually(lambda: len(stored(api)) == 3)
         uids = [(it["regarding"]["name"], it["regarding"].get("uid", "")) for it in stored(api)]
     assert sorted(uids) == [("gone", ""), ("web", ""), ("web", made["metadata"]["uid"])]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        whole(b'{"x":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+        whole(b'{"items":"none"}'),
+        whole(gzip.compress(b'{"items":[]}'), headers="Content-Encoding: gzip\r\n"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+    ],
+    ids=["deep", "of another form", "compressed unasked", "broken off"],
+)
+def test_a_uid_that_cannot_be_had_costs_the_uid_alone(recorder: Record, answer: bytes) -> None:
+    """Whatever is answered, the event is sent, and the next one too."""
+
+    def ask(target: str, connection: socket.socket) -> None:
+        connection.sendall(answer if "fieldSelector" in target else whole(b"{}", "201 Created"))
+
+    with CannedServer(ask) as odd:
+        api_recorder = recorder(odd.url)
+        for _ in range(2):
+            api_recorder.record(events.set_aside("node1", WEB, "bad rule"))
+        eventually(lambda: sum(it.endswith("/events") for it in odd.requests) == 2)
 
 
 def test_closing_sends_what_is_waiting(recorder: Record) -> None:

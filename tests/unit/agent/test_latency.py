@@ -1,5 +1,7 @@
 """From the cause of a change to its rules."""
 
+import pickle
+
 import pytest
 
 from pykubeproxy.agent.latency import Latencies
@@ -19,7 +21,7 @@ def changed(
 
 @pytest.fixture
 def latencies() -> Latencies:
-    return Latencies(STARTED)
+    return Latencies(STARTED, Family)
 
 
 def test_each_change_counts_once(latencies: Latencies) -> None:
@@ -47,6 +49,17 @@ def test_families_are_programmed_apart(latencies: Latencies) -> None:
     latencies.noted(Updated(changed(1002.0, "web-6", "fd00::1")))
     assert latencies.programmed(V4, 1005.0) == [4.0]
     assert latencies.programmed(V6, 1006.0) == [4.0]
+
+
+def test_a_family_that_is_never_programmed_leaves_nothing_behind() -> None:
+    """On a node without IPv6 in a cluster that has it, changes would be gathered for months."""
+    latencies = Latencies(STARTED, [V4])
+    kept = pickle.dumps(latencies)
+    for second in range(10):
+        latencies.noted(Updated(changed(1001.0 + second, "web-6", "fd00::1")))
+    assert pickle.dumps(latencies) == kept
+    latencies.noted(Updated(changed(1001.0)))
+    assert latencies.programmed(V4, 1005.0) == [4.0]
 
 
 def test_a_slice_that_went_is_no_change_to_measure(latencies: Latencies) -> None:

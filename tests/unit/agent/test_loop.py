@@ -11,7 +11,7 @@ from pykubeproxy.agent import loop
 from pykubeproxy.agent.enquiries import Enquiry, see
 from pykubeproxy.agent.flows import FlowCleaner
 from pykubeproxy.agent.loop import Agent
-from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
 from pykubeproxy.agent.observers import Observers
 from pykubeproxy.agent.status import Filter
 from pykubeproxy.agent.tables import FamilyTables
@@ -134,6 +134,30 @@ def at(time: float, *messages: Message) -> list[tuple[float, object]]:
 
 STOP = Stop(0, "SIGTERM")
 STARTED = [*at(1, *LISTS, Listed(Kind.NODE, (HERE,)))]
+
+
+def test_what_no_rule_follows_from_is_no_reason_for_a_sync(family: Family4, clock: Clock) -> None:
+    """Else a heartbeat of the Node, or a pod's new interface, would have the next change wait."""
+    onlookers = create_autospec(Observers, instance=True)
+    nothing = (
+        Updated(service()),
+        Updated(HERE),
+        Deleted(Kind.SERVICE, Key("ns", "gone")),
+        AddressesChanged(),
+    )
+    more = Updated(slice_of("10.244.1.5", "10.244.1.6"))
+    run(family, clock, *STARTED, *at(10, *nothing), *at(10.5, more), *at(10.6, STOP), onlookers=onlookers)
+    assert onlookers.synced.call_count == 2
+    assert len(family.rules(WEB)) == 3
+
+
+def test_addresses_count_where_node_ports_go_by_them(family: Family4, clock: Clock) -> None:
+    """With nodePortAddresses a sync follows from their change."""
+    onlookers = create_autospec(Observers, instance=True)
+    settings = config(nodePortAddresses=["192.168.99.0/24"])
+    steps = (*STARTED, *at(10, AddressesChanged()), *at(11, STOP))
+    run(family, clock, *steps, settings=settings, onlookers=onlookers)
+    assert onlookers.synced.call_count == 2
 
 
 def test_nothing_is_written_before_everything_is_listed(family: Family4, clock: Clock) -> None:
