@@ -19,6 +19,9 @@ PATIENCE = 60.0
 PATIENCE_AGAIN = 10.0
 # Of a kind of which so many of all parts are refused, all are taken to be. Of fewer than twice as many each is tried.
 _SAMPLES = 10
+# Others who write to a table of legacy without its lock make it refuse anything, without a reason: so few are tried so
+# many times more, all at once first.
+_FEW, _CONFIRMATIONS = 20, 2
 
 
 class Aside(msgspec.Struct, frozen=True):
@@ -91,6 +94,9 @@ class SetAside:
         if not trials.takes_plain_service():
             return False
         refused = _refused_by_kind(trials, served, wanted) or trials.sort(wanted).refused
+        if failure.whole_block and len(refused) <= _FEW:
+            for _ in range(_CONFIRMATIONS):
+                refused = trials.sort({name: wanted[name] for name in refused}).refused
         # A fault that came meanwhile is not to be laid at services' door.
         if refused and not trials.takes_plain_service():
             return False

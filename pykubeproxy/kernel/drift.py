@@ -11,6 +11,7 @@ import msgspec
 
 from pykubeproxy.kernel.drift_legacy import LegacyWatch
 from pykubeproxy.kernel.drift_nft import NftWatch
+from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.foreign import Foreign, Held
 from pykubeproxy.kernel.iptables import Tables
 from pykubeproxy.kernel.tools import Backend
@@ -27,7 +28,10 @@ class DriftWatch(Protocol):
         """A command of ours runs in this process."""
 
     def writing(self, family: Family, text: Iterable[str]) -> AbstractContextManager[Iterable[str]]:
-        """What the processes named to `started` write meanwhile is ours: this text, taken from what is given."""
+        """What the processes named to `started` write meanwhile is ours: this text, taken from what is given.
+
+        Entering and leaving raise OSError where the kernel does not answer.
+        """
 
     def settled(self, family: Family, held: Held) -> None:
         """All that was to be written is, and that is what the tables hold."""
@@ -77,10 +81,10 @@ class Watched(msgspec.Struct, frozen=True):
         return self.tables.has_rule(key, rule)
 
     def restore(self, text: str | Iterable[str]) -> None:
-        """As `Iptables.restore`."""
-        with self.watch.writing(self.family, [text] if isinstance(text, str) else text) as pieces:
-            self.tables.restore(pieces)
-
-    def test(self, text: str) -> None:
-        """As `Iptables.test`."""
-        self.tables.test(text)
+        """As `Iptables.restore`; raises KernelError too where the kernel does not answer the watch."""
+        try:
+            with self.watch.writing(self.family, [text] if isinstance(text, str) else text) as pieces:
+                self.tables.restore(pieces)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise KernelError(f"the kernel does not tell what others write: {reason}") from error

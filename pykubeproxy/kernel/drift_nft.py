@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.kernel.foreign import TABLES, Foreign, Held
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
-_NETLINK_NETFILTER = 12
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _GROUP = 7  # NFNLGRP_NFTABLES
 _RECEIVE_BUFFER_FORCED = 33  # SO_RCVBUFFORCE
@@ -35,7 +35,7 @@ _NAME_AT = {
     _DEL_RULE: _RULE_CHAIN,
 }
 _GENERATION, _PROCESS, _PROCESS_NAME = 1, 2, 3
-_FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
+_FAMILIES = {int(domain): family for family, domain in DOMAIN.items()}
 _OURS = b"KUBE-"
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NUMBER = struct.Struct(">I")
@@ -62,7 +62,7 @@ class NftWatch:
         self._touched: dict[Family, set[ChainKey]] = {}
         # The highest handle that a chain of a table had: the kernel counts them up, so that a new one's is higher.
         self._highest: dict[tuple[Family, str], int] = {}
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netfilter.NETLINK_NETFILTER)
         with contextlib.suppress(OSError):
             # Without CAP_NET_ADMIN in the first user namespace there is less room.
             self._socket.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER_FORCED, _BUFFER)
@@ -82,8 +82,8 @@ class NftWatch:
         Of a long text the rest is written without listening; whether somebody else wrote at the same time the numbers of
         generations then tell: each block has one.
         """
-        self._writing = True
         before = _generation()
+        self._writing = True
         passed = _Passed(text, self._leave)
         try:
             yield passed

@@ -4,6 +4,7 @@ The name is abstract: it belongs to the network namespace, as the tables do, and
 holder ends, however that comes about. No file is left over, and none has to be written.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -85,8 +86,10 @@ class Sole:
         while True:
             try:
                 self._socket.accept()[0].close()
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # closed
+                    return
+                time.sleep(_PAUSE)  # out of file descriptors, say: once nobody accepts, nobody can ask
 
 
 def _holder() -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """What others did to our chains, told by what it took to put it right."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -14,7 +15,8 @@ class Damage(msgspec.Struct, frozen=True, rename="camel"):
     """What a repair found in one table: how many of our chains, rules and jumps were missing, and what was added.
 
     `chains` were gone as a whole, and all their rules are among `rules`; `foreign` are rules of others in our chains,
-    `strange` chains under our names that we did not write. All zero: rules of ours stood in another order.
+    `strange` chains under our names that we did not write. All zero: rules of ours stood in another order. What we keep in
+    the kubelet's chain counts as ours.
     """
 
     table: str
@@ -37,12 +39,16 @@ def damages(live: Ruleset, found: Difference, jumps: Mapping[str, int], change: 
     """What was found in live tables, each table by itself; `change` is what puts them right."""
     written = itertools.chain(change.fixed, *change.services, change.shared)
     wanted = {chain.key: chain.rules for chain in written if chain.key in found.changed}
-    tables = {key.table for key in (*found.changed, *found.strange)} | jumps.keys()
+    # New chains, and rules at the end, are for the kubelet's chain alone.
+    ensured = Counter((table, line[:2]) for table, lines in change.ensured.items() for line in lines)
+    tables = {key.table for key in (*found.changed, *found.strange)} | jumps.keys() | change.ensured.keys()
     return tuple(
         Damage(
             table=table,
-            chains=sum(key.table == table and key not in live.chains for key in found.changed),
-            rules=sum(
+            chains=ensured[table, "-N"]
+            + sum(key.table == table and key not in live.chains for key in found.changed),
+            rules=ensured[table, "-A"]
+            + sum(
                 len(set(rules).difference(live.chains.get(key, ())))
                 for key, rules in wanted.items()
                 if key.table == table

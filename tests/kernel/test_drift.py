@@ -197,6 +197,20 @@ def test_one_thing_wrong(node: Node, name: str) -> None:
     assert node.is_as_before()
 
 
+@pytest.mark.parametrize("family", [Family.IPV4], ids=["IPv4"], indirect=True)
+def test_our_rule_in_the_kubelets_chain(node: Node) -> None:
+    """What keeps neighbours off 127.0.0.0/8: back, and told of, whether the rule or the whole chain was gone."""
+    node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
+    assert node.repaired() == {"filter": Damage("filter", rules=1)}
+    assert node.is_as_before()
+    for chain in ("INPUT", "OUTPUT"):
+        node.run("", "-t", "filter", "-D", chain, "-j", "KUBE-FIREWALL")
+    node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
+    node.run("", "-t", "filter", "-X", "KUBE-FIREWALL")
+    assert node.repaired() == {"filter": Damage("filter", chains=1, rules=1, jumps=2)}
+    assert node.ours_are_as_before()
+
+
 def test_a_flushed_table(node: Node) -> None:
     """Each by itself, and all of them: as before, but for what others had in them."""
     for tables in (*((table,) for table in TABLES), TABLES):

@@ -17,6 +17,18 @@ from pykubeproxy.kernel import Occupied, Sole
 pytestmark = pytest.mark.root
 
 HOLD = "from pykubeproxy.kernel import Sole; Sole(); print('held', flush=True); input()"
+SHORT = """
+import resource
+from pykubeproxy.kernel import Sole
+Sole()
+least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+print("held", flush=True)
+input()
+resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
+print("again", flush=True)
+input()
+"""
 TAKE = r"import socket; s = socket.socket(socket.AF_UNIX); s.bind('\0pykubeproxy'); s.listen(); print('held', flush=True); input()"
 
 
@@ -42,6 +54,22 @@ def test_the_second_is_told_of_the_first(inside: str) -> None:
             with pytest.raises(Occupied, match=rf"process {first.pid} \(.*python.* -c from") as caught:
                 Sole()
             assert caught.value.holder == first.pid
+
+
+def test_it_survives_a_want_of_file_descriptors(inside: str) -> None:
+    """While it can take no connection it can still be told who has it, and afterwards as often as before."""
+    with holding(SHORT) as first:
+        for _ in range(5):
+            with pytest.raises(Occupied):
+                Sole()
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.write(b"\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == b"again\n"
+        for _ in range(300):
+            with pytest.raises(Occupied):
+                Sole()
 
 
 def test_from_another_container_it_has_no_number(inside: str) -> None:

@@ -51,7 +51,8 @@ def test_whatever_is_decoded_is_accepted(iptables: Iptables, inside: str) -> Non
         rendered = render(cluster, on)
         text = full_input(rendered, on.options)
         assert violations(text) == []
-        iptables.test(text)
+        read = iptables.runner.run((iptables.tools.restore, "--noflush", "--test"), text)
+        assert read.exit_code == 0, read.stderr
         FamilyTables(iptables, 200).sync(cluster, (), on)
         live = iptables.save().chains
         assert {key: live[key] for key in rendered.chains} == rendered.chains

@@ -1,12 +1,15 @@
 """The tables of one family over failures and across the border between small and large clusters."""
 
-from collections.abc import Iterable
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from pykubeproxy.agent.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Failed, KernelError
+from pykubeproxy.kernel import Failed, Held, KernelError, Watched
 from pykubeproxy.objects import Endpoint, Event, Family, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ruleset import ChainKey
@@ -104,6 +107,42 @@ def test_after_a_failure_everything_is_gone_through(where: str) -> None:
     with pytest.raises((SyncFailed, KernelError)):
         followed.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
     setattr(followed.live, where, whole)
+    followed.apply()
+    assert followed.agrees()
+
+
+class Deaf:
+    """A watch that the kernel does not answer before a write, or after it, for want of memory."""
+
+    name = "drift"
+
+    def __init__(self) -> None:
+        self.fails = ""
+
+    @contextlib.contextmanager
+    def writing(self, family: Family, text: Iterable[str]) -> Iterator[Iterable[str]]:
+        self._fail("before")
+        yield text
+        self._fail("after")
+
+    def _fail(self, when: str) -> None:
+        if self.fails == when:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    def started(self, process: int) -> None: ...
+    def settled(self, family: Family, held: Held) -> None: ...
+    def run(self) -> None: ...
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_watch_that_gets_no_answer_is_a_failure_like_others(when: str) -> None:
+    """The agent says why and tries again, where anything but a KernelError would end it."""
+    followed, deaf = Followed(), Deaf()
+    followed.tables = FamilyTables(Watched(followed.live, deaf), 200)
+    deaf.fails = when
+    with pytest.raises(SyncFailed, match="does not tell what others write: No buffer space"):
+        followed.apply(*WEB)
+    deaf.fails = ""
     followed.apply()
     assert followed.agrees()
 
