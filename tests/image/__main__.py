@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.image import dockerfile, root
 
+DEBIAN = "http://deb.debian.org/debian"
 _PROJECT = Path(__file__).parents[2]
 # Megabytes, of a million bytes, as registries show them.
 _MOST = 120.0
@@ -23,7 +24,7 @@ _MOST = 120.0
 def main() -> None:
     """Build, measure, try."""
     options = argparse.ArgumentParser(prog="python -m tests.image", description=__doc__)
-    options.add_argument("--mirror", default="http://deb.debian.org/debian", help="where Debian comes from")
+    options.add_argument("--mirror", default=DEBIAN, help="where Debian comes from")
     options.add_argument("--keep", type=Path, metavar="FOLDER", help="work here, and leave it")
     given = options.parse_args()
     work = given.keep or Path(tempfile.mkdtemp(prefix="image-"))

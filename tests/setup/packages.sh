@@ -8,6 +8,7 @@ wanted=(
     python3 python3-venv python3-dev gcc libc6-dev # python-iptables comes as source
     curl                                        # the examples of the documentation
     git shellcheck                              # make lint
+    debootstrap                                 # the image, made without a container engine
 )
 missing=()
 for package in "${wanted[@]}"; do
