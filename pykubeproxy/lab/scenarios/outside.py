@@ -59,15 +59,18 @@ def ingress(lab: Lab, say: Say) -> None:
     lab.stop_pod(old)
     lab.until(lambda: _in_rotation(controller, [*pods, new]), "the controller follows")
     _round_robin(lab, say, target, [*pods, new], "one replaced")
-    for address in (str(old.target()), str(new.target())):
+    for address, last_word in ((str(old.target()), "endpoint went"), (str(new.target()), "used: ready")):
         _shows(say, "its log", controller.log.read_text(), address)
         for name, agent in lab.agents.items():
-            _wait_for(lab, agent, already[name], address)
+            _wait_for(lab, agent, already[name], address, last_word)
         _shows(say, "node1's log", lab.agents["node1"].log()[already["node1"] :], address)
 
 
-def _wait_for(lab: Lab, agent: Agent, already: int, address: str) -> None:
-    lab.until(lambda: address in agent.log()[already:], f"{agent.log_file} names {address}")
+def _wait_for(lab: Lab, agent: Agent, already: int, address: str, last_word: str) -> None:
+    def says_so() -> bool:
+        return any(address in line and last_word in line for line in agent.log()[already:].splitlines())
+
+    lab.until(says_so, f'{agent.log_file} says "{last_word}" of {address}')
 
 
 def _shows(say: Say, where: str, log: str, address: str) -> None:
