@@ -13,7 +13,7 @@ from pykubeproxy.agent.report import Report
 from pykubeproxy.kernel import conntrack
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.kernel.local import LocalDestinations
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.services.flows import End, Flush, Frontends, NodePortAddresses, UdpPorts
 
 # After a failure that may pass, in seconds.
@@ -146,4 +146,4 @@ class FlowCleaner:
 
 def _text(end: End) -> str:
     address, port = end
-    return f"[{at}]:{port}" if ":" in (at := str(ipaddress.ip_address(address))) else f"{at}:{port}"
+    return address_and_port(str(ipaddress.ip_address(address)), port)

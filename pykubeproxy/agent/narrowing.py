@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pykubeproxy.kernel import Refused, Tables
-from pykubeproxy.objects import Endpoint, Protocol
+from pykubeproxy.objects import Endpoint, Protocol, address_and_port
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.again import Again
 from pykubeproxy.rules.options import RuleOptions
@@ -178,8 +178,5 @@ def _plain_service(options: RuleOptions) -> PortRules:
         affinity_seconds=None,
         health_check_node_port=0,
     )
-    backends = tuple(
-        Backend(f"[{it}]:8080" if options.ipv6 else f"{it}:8080", Endpoint(it), 8080, local=False)
-        for it in targets
-    )
+    backends = tuple(Backend(address_and_port(it, 8080), Endpoint(it), 8080, local=False) for it in targets)
     return port_rules(port, select(port, backends, Place("")), options)

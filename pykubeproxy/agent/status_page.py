@@ -17,7 +17,6 @@ from pykubeproxy.agent.status import (
 )
 from pykubeproxy.agent.status_words import (
     SET_ASIDE,
-    address_and_port,
     aside_in_words,
     duration,
     family_state,
@@ -27,6 +26,7 @@ from pykubeproxy.agent.status_words import (
     typical,
     unwatched,
 )
+from pykubeproxy.objects import address_and_port
 
 # How many endpoints of a service port, syncs, and service ports that are set aside are listed.
 _ENDPOINTS, _SYNCS, _ASIDE = 50, 10, 100

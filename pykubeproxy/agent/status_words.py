@@ -72,10 +72,6 @@ def kind_of(sync: Sync) -> str:
     return f"{'full' if sync.full else 'partial'}{', failed' if sync.failure else ''}"
 
 
-def address_and_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def duration(seconds: float) -> str:
     """A time for people: 4 ms, 1.25 s, 3 min 20 s, 2 h 5 min, 12 d 3 h."""
     if seconds < 1:

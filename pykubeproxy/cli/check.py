@@ -44,7 +44,7 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
     raise click.BadParameter(f'"{value}" is not a range of ports such as 30000-32767')
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Say whether this node is fit for the proxy.")
 @click.option(
     "--node-port-range",
     metavar="FIRST-LAST",

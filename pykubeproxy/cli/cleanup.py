@@ -28,7 +28,7 @@ from pykubeproxy.rules.removal import Removal, removal
 from pykubeproxy.rules.ruleset import Ruleset
 
 
-@click.command()
+@click.command(short_help="Take all chains and jumps of the service proxy out again.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the input for iptables-restore as well.")
 @output_option

@@ -27,7 +27,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@click.command(short_help="Print a script that makes the shell complete commands.")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

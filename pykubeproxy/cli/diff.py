@@ -17,7 +17,7 @@ from pykubeproxy.config import Config
 from pykubeproxy.inspect import changes_forms
 from pykubeproxy.inspect.changes import Changes, changes
 from pykubeproxy.inspect.desired import as_installed
-from pykubeproxy.kernel import Iptables, KernelError
+from pykubeproxy.kernel import TABLES, Iptables, KernelError
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.render import render
@@ -26,7 +26,6 @@ from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 
 _FAMILIES = {family.value.lower(): family for family in Family}
-_TABLES = ("mangle", "filter", "nat")
 _DIFFERENT = 1  # the exit code, as diff has it
 
 
@@ -52,7 +51,7 @@ class _Side(NamedTuple):
         return as_installed(render(self.cluster, on), on.options)
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Show what differs between live and wanted rules.")
 @filename_option
 @click.option(
     "--against", metavar="PATH", help="Compare with the rules for the objects in PATH, not the live ones."
@@ -92,6 +91,8 @@ def diff(
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
+    if filename == against == "-":
+        raise _Trouble('only one of -f and --against can be "-", standard input')
     try:
         families = tuple(_FAMILIES.values()) if family is None else (_FAMILIES[family],)
         config, warnings = load_config(flags)
@@ -158,7 +159,7 @@ def _with_live(side: _Side, families: tuple[Family, ...], required: bool) -> tup
 
 def _drift(side: _Side, iptables: Iptables) -> Changes:
     wanted = side.ruleset(iptables.family, _facts(side.config, iptables))
-    return changes(own_part(iptables.save(_TABLES), wanted), wanted)
+    return changes(own_part(iptables.save(TABLES), wanted), wanted)
 
 
 def _facts(config: Config, iptables: Iptables) -> Kernel:

@@ -35,7 +35,7 @@ ROOTS = (
 _INTERVAL = 2.0
 
 
-@click.command("dump-rules")
+@click.command("dump-rules", short_help="Show what the live rules do: services, endpoints, shares.")
 @click.argument("service", default="", shell_complete=services)
 @click.option(
     "-n", "--namespace", default="", shell_complete=namespaces, help="Only services of this namespace."

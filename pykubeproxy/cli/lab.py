@@ -31,7 +31,7 @@ To look for yourself, let one scenario stand and run the commands on its nodes:
   pykubeproxy lab exec node1 -- pykubeproxy dump-rules"""
 
 
-@click.group()
+@click.group(short_help="Try the proxy on two nodes and some pods, all on this machine.")
 def lab() -> None:
     """Try the proxy on two nodes, some pods and an outside client, all on this machine.
 
@@ -43,7 +43,7 @@ def lab() -> None:
     """
 
 
-@lab.command()
+@lab.command(short_help="Run the scenarios with real connections.")
 @click.argument("wanted", metavar="[SCENARIO]...", nargs=-1)
 @click.option("--list", "list_only", is_flag=True, help="Name the scenarios and do nothing.")
 @backend_option
@@ -109,7 +109,7 @@ def _keep(name: str) -> None:
         click.echo()
 
 
-@lab.command()
+@lab.command(short_help="Build a lab and leave it standing.")
 @click.option("--name", default="lab", show_default=True, help="Its name; several may stand side by side.")
 @backend_option
 @click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
@@ -148,7 +148,11 @@ def down(name: str, output: str) -> None:
         click.echo(f"lab {name} is gone" if there else f"there is no lab {name}")
 
 
-@lab.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@lab.command(
+    "exec",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a command inside a node, a pod or the client.",
+)
 @click.option("--name", help="Which lab, if there are several.")
 @click.argument("place", metavar="NODE|POD|client|fabric")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -67,7 +67,7 @@ def _asked(config: Config, ask: Callable[["Client", str], Iterable[Listed]]) -> 
         for listed in ask(Client(to.kubeconfig, to.master, to.qps, to.burst), name):
             cluster.apply(listed)
     except SourceError as error:
-        raise click.ClickException(f"{error} (with -f the objects are taken from files)") from None
+        raise click.ClickException(f"{error}; with -f the objects are taken from files") from None
     node = cluster.node(name)
     if node is None:
         click.echo(f"The API server has no Node {name}; --hostname-override names another.", err=True)

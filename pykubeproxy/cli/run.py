@@ -23,7 +23,7 @@ log = structlog.get_logger()
 OCCUPIED = 3
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Keep this node's rules in line with the cluster's Services.")
 @click.option(
     "--manifests",
     metavar="PATH",
@@ -39,15 +39,14 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     service account of its pod. The rules stay in place when it ends.
 
     \b
-    pykubeproxy run --config /var/lib/kube-proxy/config.conf --hostname-override node1
+    pykubeproxy run --config config.conf --hostname-override node1
     pykubeproxy run --manifests objects.yaml --cluster-cidr 10.244.0.0/16 --once
     """
     if is_on(flags, "version"):
         click.echo(f"pykubeproxy {pykubeproxy.__version__}")
         return
     if is_on(flags, "cleanup"):
-        clean_up_alone()
-        return
+        sys.exit(0 if clean_up_alone() else 1)
     loaded = load_config(flags)
     config = loaded.config
     logs.set_up(config.logging.format)

@@ -25,7 +25,7 @@ from pykubeproxy.inspect.forms import WIDTH
 _SYNCS, _ASIDE, _REPAIRS = 5, 10, 3
 
 
-@click.command()
+@click.command(short_help="Show how the agent that runs on this node is.")
 @click.option(
     "--url",
     default=DEFAULT_URL,

@@ -26,7 +26,7 @@ from pykubeproxy.rules.terms import Kernel, terms
 _Origin = Literal["pod", "node", "outside"]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Show where a packet goes, and by which rules.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST:PORT")
 @click.option(

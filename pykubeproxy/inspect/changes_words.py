@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from pykubeproxy.inspect.changes import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.dump import EndpointView, ServiceView, Verdict
-from pykubeproxy.inspect.forms import address_and_port, frontend_in_words, in_units, refusal
+from pykubeproxy.inspect.forms import frontend_in_words, in_units, refusal
 from pykubeproxy.inspect.frontends import Frontend
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.rule import read
+from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.difference import ChainDifference
 

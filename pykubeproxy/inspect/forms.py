@@ -9,6 +9,7 @@ import click
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.dump import EndpointView, ServiceView, Verdict
 from pykubeproxy.inspect.frontends import ANY_LOCAL, Frontend, FrontendKind
+from pykubeproxy.objects import address_and_port
 from pykubeproxy.services.ports import PortName
 
 # Columns of a terminal that texts keep to.
@@ -205,10 +206,6 @@ def _endpoint(endpoint: EndpointView, width: int, remark: str) -> str:
     share = f"{100 * endpoint.share:.3g}%"
     at = address_and_port(endpoint.address, endpoint.port)
     return f"{share:>{len(_INDENT) - 2}}  {at:<{width}}  {remark}".rstrip()
-
-
-def address_and_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def in_units(seconds: int) -> str:

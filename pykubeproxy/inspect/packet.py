@@ -76,11 +76,6 @@ def contains(network: str, address: str) -> bool:
     return number(address) & mask == bits
 
 
-def address_and_port(address: str, port: int) -> str:
-    """Such as 10.0.0.1:80 or [fd00::1]:80."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 @lru_cache(maxsize=65536)
 def number(address: str) -> int:
     """An address as a number."""

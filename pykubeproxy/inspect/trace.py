@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import DNAT, SNAT, UNTRACKED, Host, Packet, address_and_port
+from pykubeproxy.inspect.packet import DNAT, SNAT, UNTRACKED, Host, Packet
 from pykubeproxy.inspect.targets import End
 from pykubeproxy.inspect.walking import Flows, Rules, Step, Walk, add
+from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 # The tables that the kernel asks at each point, in its order (linux/netfilter_ipv4.h, NF_IP_PRI_*).

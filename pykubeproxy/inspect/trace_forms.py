@@ -8,14 +8,13 @@ import click
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.dump import Verdict
+from pykubeproxy.inspect.forms import TIE, WIDTH
 from pykubeproxy.inspect.matching import comment_of, without_comment
-from pykubeproxy.inspect.packet import Packet, address_and_port
+from pykubeproxy.inspect.packet import Packet
 from pykubeproxy.inspect.trace import Chosen, Refusal, Trace
 from pykubeproxy.inspect.walking import Step
+from pykubeproxy.objects import address_and_port
 
-_WIDTH = 80
-# A space at which no line is broken.
-_TIE = "\N{NO-BREAK SPACE}"
 # How many endpoints are listed, and how many of the ways to them are shown step by step.
 _ENDPOINTS, _WAYS = 20, 4
 _REFUSED = {Verdict.DROP: "dropped", Verdict.REJECT: "refused"}
@@ -176,8 +175,8 @@ def _rule(step: Step) -> Iterator[str]:
     start = " yes  " if step.matched else "  no  "
     # The target stays with its -j.
     bare = without_comment(step.rule) or "(it only counts)"
-    tied = bare.replace(" -j ", f" -j{_TIE}").replace(" -g ", f" -g{_TIE}")
-    rule = [line.replace(_TIE, " ") for line in _wrapped(tied, start, " " * 10)]
+    tied = bare.replace(" -j ", f" -j{TIE}").replace(" -g ", f" -g{TIE}")
+    rule = [line.replace(TIE, " ") for line in _wrapped(tied, start, " " * 10)]
     yield from rule if step.matched else (click.style(line, dim=True) for line in rule)
     yield from (click.style(line, dim=True) for line in _wrapped(_sentence(step), " " * 8, " " * 8))
 
@@ -192,7 +191,7 @@ def _wrapped(text: str, first: str, others: str) -> Iterator[str]:
     return iter(
         textwrap.wrap(
             text,
-            _WIDTH,
+            WIDTH,
             initial_indent=first,
             subsequent_indent=others,
             break_on_hyphens=False,

@@ -1,4 +1,4 @@
-"""The only room that touches Linux: iptables, nfacct counters, kernel settings, local addresses.
+"""The only room that touches Linux: iptables, connection tracking, nfacct counters, kernel settings, addresses.
 
 A thin interface over the command-line tools and netlink; it decides nothing about rules.
 """

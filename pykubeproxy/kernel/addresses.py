@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.objects import Family
 
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 # linux/rtnetlink.h: RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR
 _ADDRESS_GROUPS = 0x10 | 0x100
 
@@ -44,7 +44,7 @@ def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
                     message["prefixlen"],
                     names.get(message["index"], ""),
                 )
-                for message in route.get_addr(family=_DOMAIN[family])
+                for message in route.get_addr(family=DOMAIN[family])
             ]
     except (NetlinkError, OSError) as error:
         raise KernelError(f"the addresses of this node cannot be read: {error}") from error

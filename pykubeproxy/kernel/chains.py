@@ -6,11 +6,11 @@ namespace of the calling thread.
 
 import errno
 import re
-import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.objects import Family
 
 # linux/netfilter/nf_tables.h
@@ -20,14 +20,12 @@ _CHAIN_TABLE, _CHAIN_NAME, _RULE_TABLE, _RULE_CHAIN = 1, 3, 1, 2
 _JUMP = re.compile(rb"\xff\xff\xff[\xfd\xfc]..\x02\x00([\x21-\x7e]+)\0", re.DOTALL)
 _COMMENT = b"\x01\x00comment\x00"
 
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
-
 
 def has_chain(family: Family, table: str, chain: str) -> bool:
     """Whether a table has a chain. Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN."""
     wanted = netfilter.attribute(_CHAIN_TABLE, _text(table)) + netfilter.attribute(_CHAIN_NAME, _text(chain))
     try:
-        netfilter.ask(_GET_CHAIN, 0, _DOMAIN[family], wanted)
+        netfilter.ask(_GET_CHAIN, 0, DOMAIN[family], wanted)
     except OSError as error:
         if error.errno == errno.ENOENT:
             return False
@@ -97,7 +95,7 @@ def _rules(family: Family, table: str, chain: str) -> Iterator[_Rule]:
     """The rules of one chain as the kernel has them; none if there is no such chain."""
     wanted = netfilter.attribute(_RULE_TABLE, _text(table)) + netfilter.attribute(_RULE_CHAIN, _text(chain))
     try:
-        for raw in netfilter.dump(_GET_RULE, _DOMAIN[family], wanted):
+        for raw in netfilter.dump(_GET_RULE, DOMAIN[family], wanted):
             match = _JUMP.search(raw)
             yield _Rule(raw, match[1].decode() if match else "")
     except OSError as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.objects import Family
 
 # An address in network order, of 4 or 16 bytes, and a port.
@@ -24,7 +25,6 @@ _BY_PROTOCOL = 1 << 3
 _NESTED = 0x8000
 _HEADER = struct.Struct("=HH")
 
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 # Attributes CTA_TUPLE_ORIG and CTA_TUPLE_REPLY as the kernel writes them for protocols with ports: addresses of
 # source and destination, protocol, ports of source and destination, every one behind a header of four bytes.
 _TUPLE = {
@@ -56,7 +56,7 @@ def udp_flows(family: Family) -> Iterator[Flow]:
     # In another zone the tuple is longer, by its CTA_TUPLE_ZONE, or a CTA_ZONE follows both.
     original = _HEADER.pack(size, _ORIGINAL | _NESTED)
     reply = _HEADER.pack(size, _REPLY | _NESTED)
-    for raw in netfilter.dump(_GET, _DOMAIN[family], _only(socket.IPPROTO_UDP)):
+    for raw in netfilter.dump(_GET, DOMAIN[family], _only(socket.IPPROTO_UDP)):
         if (
             len(raw) < 2 * size
             or raw[:4] != original
@@ -82,7 +82,7 @@ def delete(flow: Flow) -> bool:
     if wanted[:4] != _HEADER.pack(_TUPLE[family].size, _ORIGINAL | _NESTED):
         raise ValueError("this flow does not come from udp_flows")
     try:
-        netfilter.ask(_DELETE, netfilter.ACK, _DOMAIN[family], wanted)
+        netfilter.ask(_DELETE, netfilter.ACK, DOMAIN[family], wanted)
     except OSError as error:
         if error.errno == errno.ENOENT:
             return False

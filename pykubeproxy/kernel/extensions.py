@@ -11,6 +11,7 @@ import socket
 import struct
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
 
@@ -26,7 +27,6 @@ _XT_REVISION = struct.Struct("29sB")
 _XT_LEVEL = {Family.IPV4: socket.IPPROTO_IP, Family.IPV6: socket.IPPROTO_IPV6}
 _XT_MATCH = {Family.IPV4: 66, Family.IPV6: 68}
 _XT_TARGET = {Family.IPV4: 67, Family.IPV6: 69}
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 # The kernel's ways of saying that it has no such thing: not this revision, not this extension, no interface.
 _NOT_THERE = {
@@ -60,7 +60,7 @@ def _ask_nft(family: Family, name: str, revision: int, target: bool) -> None:
     body = netfilter.attribute(_NAME, name.encode() + b"\0")
     body += netfilter.attribute(_REVISION, struct.pack(">I", revision))
     body += netfilter.attribute(_TYPE, struct.pack(">I", target))
-    netfilter.ask(_COMPAT_GET, 0, _DOMAIN[family], body)
+    netfilter.ask(_COMPAT_GET, 0, DOMAIN[family], body)
 
 
 def _ask_legacy(family: Family, name: str, revision: int, target: bool) -> None:
@@ -70,7 +70,7 @@ def _ask_legacy(family: Family, name: str, revision: int, target: bool) -> None:
     size = ctypes.c_uint32(_XT_REVISION.size)
     option = (_XT_TARGET if target else _XT_MATCH)[family]
     libc = ctypes.CDLL(None, use_errno=True)
-    with socket.socket(_DOMAIN[family], socket.SOCK_DGRAM) as asked:
+    with socket.socket(DOMAIN[family], socket.SOCK_DGRAM) as asked:
         if libc.getsockopt(asked.fileno(), _XT_LEVEL[family], option, question, ctypes.byref(size)) < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

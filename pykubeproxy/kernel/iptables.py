@@ -45,7 +45,6 @@ class Tables(Protocol):
     def has_chain(self, key: ChainKey) -> bool: ...
     def has_rule(self, key: ChainKey, rule: str) -> bool: ...
     def restore(self, text: str | Iterable[str]) -> None: ...
-    def test(self, text: str) -> None: ...
 
 
 class Iptables(msgspec.Struct, frozen=True):
@@ -65,11 +64,6 @@ class Iptables(msgspec.Struct, frozen=True):
     def family(self) -> Family:
         """IPv4 or IPv6."""
         return self.tools.family
-
-    @property
-    def version(self) -> tuple[int, int, int]:
-        """The version of the tools, such as (1, 8, 9)."""
-        return self.tools.version
 
     def save(self, tables: Collection[str] | None = None) -> Ruleset:
         """The live tables, all or only those named, with rules in the form we write them (see `canonical`).
@@ -152,15 +146,15 @@ class Iptables(msgspec.Struct, frozen=True):
         Each block up to COMMIT takes effect whole or not at all; after a block that is refused none of the
         later ones is tried. Raises Refused, LockHeld, TimedOut, NotPermitted, Failed.
         """
-        self._restore(text, ())
-
-    def test(self, text: str) -> None:
-        """Have iptables-restore read `text` without carrying it out; raises as `restore` does.
-
-        Finds what the tools cannot read, not what the kernel would refuse. On legacy the tables named are
-        created.
-        """
-        self._restore(text, ("--test",))
+        pieces = filter(None, [text] if isinstance(text, str) else text)
+        first = next(pieces, None)
+        if first is None:
+            return
+        argv = (self.tools.restore, "--noflush", "--counters", *_waiting(self.tools))
+        outcome = self.runner.run(argv, itertools.chain([first], pieces), self.seconds)
+        if outcome.exit_code:
+            command, whole = self.tools.restore, "".join(text)
+            raise explain(command, outcome.exit_code, outcome.stderr, whole, self.runner.lock_file)
 
     def legacy_tables(self) -> frozenset[str]:
         """The tables that exist in the legacy backend of this family, found out without creating any."""
@@ -209,17 +203,6 @@ class Iptables(msgspec.Struct, frozen=True):
         if " is incompatible" in outcome.stdout and (match := _UNREADABLE.search(outcome.stdout)):
             raise Unreadable(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
         return outcome.stdout
-
-    def _restore(self, text: str | Iterable[str], options: tuple[str, ...]) -> None:
-        pieces = filter(None, [text] if isinstance(text, str) else text)
-        first = next(pieces, None)
-        if first is None:
-            return
-        argv = (self.tools.restore, "--noflush", "--counters", *_waiting(self.tools), *options)
-        outcome = self.runner.run(argv, itertools.chain([first], pieces), self.seconds)
-        if outcome.exit_code:
-            command, whole = self.tools.restore, "".join(text)
-            raise explain(command, outcome.exit_code, outcome.stderr, whole, self.runner.lock_file)
 
 
 def open_iptables(

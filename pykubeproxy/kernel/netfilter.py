@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-_NETLINK_NETFILTER = 12
+NETLINK_NETFILTER = 12
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ABOUT = struct.Struct(">BBH")  # struct nfgenmsg: family, version, resource id
 _ERRNO = struct.Struct("=i")
@@ -76,7 +76,7 @@ def _message(message: int, flags: int, family: int, attributes: bytes, resource:
 
 def _sent(messages: bytes, seconds: float) -> socket.socket:
     """A connection on which the messages have been sent."""
-    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
     try:
         connection.settimeout(seconds)
         connection.bind((0, 0))

@@ -1,16 +1,14 @@
 """Tables of nftables proper, beside those that iptables keeps there."""
 
 import errno
-import socket
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.objects import Family
 
 # linux/netfilter/nf_tables.h
 _GET_TABLE, _DELETE_TABLE = 10 << 8 | 1, 10 << 8 | 2
 _NAME = 1
-
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
 def remove_table(family: Family, name: str) -> bool:
@@ -20,7 +18,7 @@ def remove_table(family: Family, name: str) -> bool:
     than to what is in it, for which pyroute2 0.9.7 waits for ever.)
     """
     try:
-        netfilter.change(_DELETE_TABLE, _DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
+        netfilter.change(_DELETE_TABLE, DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
     except OSError as error:
         if error.errno == errno.ENOENT:
             return False
@@ -31,7 +29,7 @@ def remove_table(family: Family, name: str) -> bool:
 def has_table(family: Family, name: str) -> bool:
     """Whether there is such a table. Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN."""
     try:
-        netfilter.ask(_GET_TABLE, 0, _DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
+        netfilter.ask(_GET_TABLE, 0, DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
     except OSError as error:
         if error.errno == errno.ENOENT:
             return False

@@ -1,13 +1,12 @@
 """By which interface this network namespace reaches other addresses."""
 
-import socket
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
 
+from pykubeproxy.kernel.domain import DOMAIN
 from pykubeproxy.objects import Family
 
-_DOMAIN = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _EVERYTHING = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - not bound to
 # linux/rtnetlink.h: RT_TABLE_MAIN
 _MAIN = 254
@@ -25,7 +24,7 @@ def routes(family: Family) -> tuple[NetworkRoute, ...]:
     with IPRoute() as route:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
         found = []
-        for message in route.get_routes(family=_DOMAIN[family], table=_MAIN):
+        for message in route.get_routes(family=DOMAIN[family], table=_MAIN):
             network = f"{message.get_attr('RTA_DST') or _EVERYTHING[family]}/{message['dst_len']}"
             ways = message.get_attr("RTA_MULTIPATH") or ()
             index = message.get_attr("RTA_OIF") or next((way["oif"] for way in ways), 0)

@@ -48,9 +48,9 @@ def find_tools(backend: Backend, family: Family, runner: Runner) -> Tools:
     raise Missing(f"{program}-{backend.value}-restore", PACKAGE)
 
 
-def system_default(runner: Runner, family: Family = Family.IPV4) -> Backend | None:
-    """The backend of the plain `iptables` (or `ip6tables`) command, None where there is no such command."""
-    main = _PROGRAM[family]
+def system_default(runner: Runner) -> Backend | None:
+    """The backend of the plain `iptables` command, None where there is no such command."""
+    main = _PROGRAM[Family.IPV4]
     return _identify(main, runner)[0] if runner.has(main) else None
 
 

@@ -19,6 +19,7 @@ from pykubeproxy.objects.values import (
     Protocol,
     Refused,
     Service,
+    address_and_port,
     family_of,
     remark,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Service",
     "Undecodable",
     "Updated",
+    "address_and_port",
     "decode",
     "family_of",
     "remark",

@@ -44,6 +44,11 @@ def family_of(address: str) -> Family:
     return Family.IPV6 if ":" in address else Family.IPV4
 
 
+def address_and_port(address: str, port: int) -> str:
+    """Such as 10.0.0.1:80 or [fd00::1]:80."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 class Refused(NamedTuple):
     """A legal address of an object that is not served all the same: its field, the address, and what it is.
 

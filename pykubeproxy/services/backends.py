@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.objects import Endpoint, EndpointSlice, Family
+from pykubeproxy.objects import Endpoint, EndpointSlice, Family, address_and_port
 from pykubeproxy.services.ports import PortName
 
 
@@ -97,7 +97,7 @@ def backends(
                     passed.append(Passed(slice_name, endpoint.address, Ignored.SPECIAL))
                     continue
                 backend = Backend(
-                    _target(endpoint.address, port),
+                    address_and_port(endpoint.address, port),
                     endpoint,
                     port,
                     bool(node_name) and endpoint.node_name == node_name,
@@ -130,7 +130,3 @@ def _counts(later: Endpoint) -> bool:
     Among two that end the earlier one stays, as in kube-proxy.
     """
     return not later.terminating
-
-
-def _target(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,6 +1,7 @@
 """Where the API server is and how to prove who asks: kubeconfig, master URL or service account."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +66,10 @@ def _load_service_account(configuration: Configuration) -> None:
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise SourceError(
-            f"no API server to talk to: give --kubeconfig or --master, or run in a pod with a service account ({_words(error)})"
-        ) from None
+        advice = "give --kubeconfig or --master, or run in a pod with a service account"
+        # Outside of a pod the loader's words are about variables that nobody there has heard of.
+        why = f" ({_words(error)})" if "KUBERNETES_SERVICE_HOST" in os.environ else ""
+        raise SourceError(f"no API server to talk to: {advice}{why}") from None
     _settle_token(configuration, keep_renewing=False)
 
 

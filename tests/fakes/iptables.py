@@ -47,7 +47,6 @@ class FakeIptables:
         self.refuses: Callable[[str], bool] = lambda rule: False
         self.failure: KernelError | None = None
         self.texts: list[str] = []
-        self.tested: list[str] = []
         self.saves = 0
 
     def save(self, tables: Collection[str] | None = None) -> Ruleset:
@@ -92,18 +91,11 @@ class FakeIptables:
         for table, chains in self._execute(text):
             self.tables[table] = chains
 
-    def test(self, text: str) -> None:
-        """As Iptables.test."""
-        self.tested.append(text)
-        self._fail()
-        for _ in self._execute(text, kernel=False):
-            pass
-
     def _fail(self) -> None:
         if self.failure:
             raise self.failure
 
-    def _execute(self, text: str, *, kernel: bool = True) -> Iterator[tuple[str, Chains]]:
+    def _execute(self, text: str) -> Iterator[tuple[str, Chains]]:
         block: _Block | None = None
         lines = text.split("\n")
         for number, line in enumerate(lines, 1):
@@ -114,7 +106,7 @@ class FakeIptables:
                     raise Refused(number, line, "failed", 1)
                 block = self._begin(line[1:])
             elif line == "COMMIT":
-                block.finish(number, kernel)
+                block.finish(number)
                 yield block.table, block.chains
                 block = None
             else:
@@ -178,13 +170,11 @@ class _Block:
             for name in [chain] if chain else [n for n in self.chains if n not in BUILT_IN[self.table]]:
                 self._delete(number, line, name)
 
-    def finish(self, number: int, kernel: bool) -> None:
+    def finish(self, number: int) -> None:
         """What is found out at COMMIT."""
-        if self._nft and not kernel:
-            return
         for at, line in self._read:
             self._carry_out(at, line)
-        if kernel and self._refused:
+        if self._refused:
             first = self._refused[0]
             raise first if self._nft else Refused(number, "COMMIT", "the kernel refused the block", 1)
 

@@ -1,7 +1,5 @@
 """What iptables-restore does with its input; the stand-in must do the same, in either backend."""
 
-from contextlib import nullcontext
-
 import pytest
 
 from pykubeproxy.kernel import Backend, Failed, Refused, Tables
@@ -169,19 +167,6 @@ def test_nothing_to_do(tables: Tables, text: str) -> None:
     """Input without work is fine."""
     tables.restore(text)
     assert not any(tables.save().chains.values())
-
-
-def test_test_leaves_everything_alone(started: Tables) -> None:
-    """Trying a text changes nothing, and finds what cannot be read; whether chains exist only legacy looks at."""
-    before = started.save()
-    started.test("*nat\n:AAA - [0:0]\n:NEW - [0:0]\n-A AAA -j NEW\nCOMMIT\n")
-    with pytest.raises(Refused) as refused:
-        started.test("*nat\n:AAA - [0:0]\n-A AAA -m nonsense -j ACCEPT\nCOMMIT\n")
-    assert refused.value.line_number == 3
-    unknown = "*nat\n:AAA - [0:0]\n-A AAA -j NOWHERE\nCOMMIT\n"
-    with pytest.raises(Refused) if started.backend is Backend.LEGACY else nullcontext():
-        started.test(unknown)
-    assert started.save() == before
 
 
 def test_has_chain(started: Tables) -> None:

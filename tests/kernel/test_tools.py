@@ -32,7 +32,7 @@ def test_full_names_come_first(install) -> None:
     runner = install(iptables=NFT, iptables_nft=NFT, iptables_legacy=LEGACY)
     legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
     assert (legacy.tools.save, legacy.tools.restore) == ("iptables-legacy-save", "iptables-legacy-restore")
-    assert legacy.version == (1, 8, 9)
+    assert legacy.tools.version == (1, 8, 9)
     assert open_iptables(Backend.NFT, Family.IPV4, runner).tools.main == "iptables-nft"
 
 
@@ -44,7 +44,7 @@ def test_only_the_plain_commands(install, said: str, backend: Backend, version: 
     """A distribution with one kind of iptables is served by its plain commands, and `auto` chooses that kind."""
     runner = install(iptables=said, ip6tables=said)
     opened = open_iptables(backend, Family.IPV6, runner)
-    assert (opened.tools.main, opened.version) == ("ip6tables", version)
+    assert (opened.tools.main, opened.tools.version) == ("ip6tables", version)
     assert choose("auto", runner) is backend
 
 
@@ -67,7 +67,7 @@ def test_folders_of_the_system_are_searched() -> None:
     """A PATH without sbin does not hide iptables."""
     runner = Runner(environment={"PATH": "/nowhere"})
     assert runner.has("iptables-nft-restore")
-    assert open_iptables(Backend.NFT, Family.IPV4, runner).version > (1, 8, 0)
+    assert open_iptables(Backend.NFT, Family.IPV4, runner).tools.version > (1, 8, 0)
 
 
 def test_output_that_is_no_ruleset(install, tmp_path: Path) -> None:

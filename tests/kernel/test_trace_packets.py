@@ -10,7 +10,7 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import Host, Packet, Route, address_and_port
+from pykubeproxy.inspect.packet import Host, Packet, Route
 from pykubeproxy.inspect.trace import Trace, walk
 from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
 from pykubeproxy.kernel.routes import routes
@@ -25,6 +25,7 @@ from pykubeproxy.objects import (
     Port,
     Protocol,
     Service,
+    address_and_port,
 )
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import Ruleset

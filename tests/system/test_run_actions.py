@@ -1,5 +1,6 @@
 """What `pykubeproxy run` does and then exits: --version, --write-config-to, --init-only, --cleanup; and kubeadm's file."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_cleanup(namespace: str, tmp_path: Path) -> None:
     # The chain KUBE-FIREWALL is the kubelet's.
     assert [line for line in left if "KUBE-FIREWALL" not in line] == ["-A FORWARD -i docker0 -j ACCEPT"]
     assert run("--cleanup")[:2] == (0, "There is nothing to do.\n")
+
+
+@pytest.mark.root
+def test_a_cleanup_that_fails_says_so_by_its_status(
+    namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pykubeproxy cleanup` does: whoever goes on after it has to know."""
+    broken = tmp_path / "iptables-nft-save"
+    broken.write_text("#!/bin/sh\necho broken >&2\nexit 4\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code, _, errors = run("--cleanup")
+    assert code == 1
+    assert "Error: nft, IPv4: iptables-nft-save failed with exit code 4: broken" in errors
 
 
 @pytest.mark.root

@@ -33,6 +33,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+def test_standard_input_for_both() -> None:
+    """It can be read once only: the other side would be found empty."""
+    result = compared("-f", "-", "--against", "-", *HERE)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert 'only one of -f and --against can be "-"' in result.stderr
+
+
 def test_same() -> None:
     """Without a difference nothing is printed but a line on standard error, and the exit code is 0."""
     result = compared("-f", OLD, "--against", OLD, *HERE)
