@@ -51,7 +51,9 @@ class _Side(NamedTuple):
         return as_installed(render(self.cluster, on), on.options)
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Show what differs between live and wanted rules.")
+@click.command(
+    context_settings=CONTEXT_SETTINGS, short_help="Show what differs between live and wanted rules."
+)
 @filename_option
 @click.option(
     "--against", metavar="PATH", help="Compare with the rules for the objects in PATH, not the live ones."

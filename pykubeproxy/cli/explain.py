@@ -22,7 +22,9 @@ from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import Place
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Say of each endpoint whether it is used, and why.")
+@click.command(
+    context_settings=CONTEXT_SETTINGS, short_help="Say of each endpoint whether it is used, and why."
+)
 @click.argument("service", metavar="SERVICE[:PORT]", shell_complete=services)
 @click.option(
     "-n",

@@ -13,7 +13,9 @@ from pykubeproxy.rules.render import render as render_rules
 from pykubeproxy.rules.terms import Kernel, Terms, terms
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Print the rules for Services and EndpointSlices in files.")
+@click.command(
+    context_settings=CONTEXT_SETTINGS, short_help="Print the rules for Services and EndpointSlices in files."
+)
 @click.option(
     "-f", "--filename", required=True, metavar="PATH", help='A YAML or JSON file, a folder, or "-".'
 )

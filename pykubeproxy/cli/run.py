@@ -23,7 +23,10 @@ log = structlog.get_logger()
 OCCUPIED = 3
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Keep this node's rules in line with the cluster's Services.")
+@click.command(
+    context_settings=CONTEXT_SETTINGS,
+    short_help="Keep this node's rules in line with the cluster's Services.",
+)
 @click.option(
     "--manifests",
     metavar="PATH",

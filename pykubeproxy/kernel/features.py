@@ -56,7 +56,9 @@ def probe(iptables: Iptables) -> Features:
         nfacct = kernel_has(iptables.backend, iptables.family, "nfacct")
         sctp = kernel_has(iptables.backend, iptables.family, "sctp")
     except PermissionError as error:
-        raise NotPermitted("asking the kernel for the matches and targets it has", error.strerror or str(error)) from error
+        raise NotPermitted(
+            "asking the kernel for the matches and targets it has", error.strerror or str(error)
+        ) from error
     lacking += [f"iptables extension {name}" for name in _unknown_to_tools(iptables)]
     masquerade = _help(iptables, "-j", "MASQUERADE") or ""
     return Features(
@@ -77,7 +79,9 @@ def unavailable(backend: Backend, family: Family) -> str:
         if kernel_has(backend, family, "DNAT", target=True):
             return ""
     except PermissionError as error:
-        raise NotPermitted("asking the kernel for address translation", error.strerror or str(error)) from error
+        raise NotPermitted(
+            "asking the kernel for address translation", error.strerror or str(error)
+        ) from error
     needs = "nft_compat and xt_nat" if backend is Backend.NFT else f"{_prefix(family)}_tables and xt_nat"
     return f"the kernel has no {family.value} NAT in the {backend.value} backend (modules {needs})"
 

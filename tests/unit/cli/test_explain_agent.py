@@ -106,7 +106,10 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
     assert first == f"Asking the API server, for no agent answers at {url}: Connection refused."
-    assert second.startswith("Error: no API server to talk to")
+    assert second == (
+        "Error: no API server to talk to: give --kubeconfig or --master, or run in a pod with a service account; "
+        "with -f the objects are taken from files"
+    )
     assert asked("web", "--url", url).stderr == f"Error: no agent answers at {url}: Connection refused\n"
 
 
