@@ -83,7 +83,8 @@ class Agent:
         while True:
             for message in self._mailbox.take(self._next_time() - self._clock()):
                 if isinstance(message, Stop):
-                    log.info("stopping; the rules stay in place", reason=message.reason)
+                    say = log.error if message.code else log.info
+                    say("stopping; the rules stay in place", reason=message.reason)
                     return message.code
                 if isinstance(message, Enquiry):
                     message.meet(self._cluster, [family.tables for family in self._families])

@@ -49,11 +49,12 @@ def serve(order: Order) -> int:
     """
     config = order.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
+    # First what may be wrong with the configuration: nothing of the node is touched then.
+    client = _client(config) if order.manifests is None else None
     set_up(config)
     without_garbage_collection()
     mailbox = Mailbox()
     families = open_families(config, None if order.once else mailbox.put)
-    client = _client(config) if order.manifests is None else None
     watches = api_watches(client, node_name) if client else (ManifestWatch(order.manifests or ""),)
     _announce(node_name, families)
 

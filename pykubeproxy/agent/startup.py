@@ -61,6 +61,13 @@ def open_families(config: Config, heard: Callable[[kernel.Foreign], None] | None
     families: list[Opened] = []
     lacking: dict[Family, str] = {}
     watch = _watch(backend, heard) if heard else None
+    if other := kernel.also_holding(backend, skeleton.NAT_SERVICES):
+        log.warning(
+            "the other kind of iptables has rules of a service proxy too, and packets meet both;"
+            " `pykubeproxy check` says what to do",
+            used=backend.value,
+            other=other.value,
+        )
     for family in Family:
         if reason := kernel.unavailable(backend, family):
             lacking[family] = reason

@@ -10,6 +10,7 @@ from pykubeproxy import kernel
 from pykubeproxy.agent.startup import Opened
 from pykubeproxy.agent.tables import FamilyTables
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
+from pykubeproxy.cli.live import backend_to_read
 from pykubeproxy.cli.manifests import read_objects
 from pykubeproxy.cli.output import echo_json, echo_styled
 from pykubeproxy.cli.present import all_objects, filename_option, host_name
@@ -148,7 +149,7 @@ def _title(objects: str, config_file: str) -> str:
 
 def _with_live(side: _Side, families: tuple[Family, ...], required: bool) -> tuple[str, list[Changes]]:
     """The live rules' title, and what differs. Families that this kernel lacks are left out, unless required."""
-    backend = kernel.choose(side.config.iptables_backend.value)
+    backend = backend_to_read(side.config.iptables_backend.value)
     found = []
     for family in families:
         if reason := kernel.unavailable(backend, family):

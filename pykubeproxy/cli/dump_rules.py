@@ -12,6 +12,7 @@ import yaml
 from pykubeproxy import kernel
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.completing import namespaces, services
+from pykubeproxy.cli.live import backend_to_read
 from pykubeproxy.cli.output import echo_styled
 from pykubeproxy.inspect import forms
 from pykubeproxy.inspect.dump import ServiceView, views
@@ -84,7 +85,7 @@ def dump_rules(
         raise click.UsageError(str(error)) from None
     families = tuple(_FAMILIES.values()) if family is None else (_FAMILIES[family],)
     try:
-        backend = kernel.choose(iptables_backend, holding=skeleton.NAT_SERVICES)
+        backend = backend_to_read(iptables_backend)
 
         def look() -> tuple[_Live, Sequence[ServiceView]]:
             live = _read(backend, families, wanted, required=family is not None)

@@ -8,6 +8,7 @@ import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
+from pykubeproxy.cli.live import backend_to_read
 from pykubeproxy.cli.manifests import plain_addresses, read_objects
 from pykubeproxy.cli.output import echo_json, echo_styled, output_option
 from pykubeproxy.config import Config, DetectLocalMode
@@ -20,7 +21,6 @@ from pykubeproxy.kernel.routes import routes
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.rules.terms import Kernel, terms
 
 _Origin = Literal["pod", "node", "outside"]
@@ -141,7 +141,7 @@ def _address(text: str) -> str:
 
 def _live(config: Config, family: Family) -> tuple[Ruleset, Host]:
     try:
-        backend = kernel.choose(config.iptables_backend.value, holding=NAT_SERVICES)
+        backend = backend_to_read(config.iptables_backend.value)
         ruleset, _ = kernel.live(kernel.open_iptables(backend, family))
         local = kernel.local_addresses(family)
     except KernelError as error:

@@ -4,7 +4,7 @@ A thin interface over the command-line tools and netlink; it decides nothing abo
 """
 
 from pykubeproxy.kernel.addresses import AddressWatch, LocalAddress, local_addresses
-from pykubeproxy.kernel.backend import choose
+from pykubeproxy.kernel.backend import also_holding, choose
 from pykubeproxy.kernel.drift import DriftWatch, Watched, watch_tables
 from pykubeproxy.kernel.errors import (
     Failed,
@@ -53,6 +53,7 @@ __all__ = [
     "TimedOut",
     "Unreadable",
     "Watched",
+    "also_holding",
     "choose",
     "live",
     "load_modules",

@@ -52,6 +52,16 @@ def choose(
     return system_default(runner) or Backend.NFT
 
 
+def also_holding(used: Backend, chain: ChainKey, runner: Runner | None = None) -> Backend | None:
+    """The other backend, if that has a chain too in either family: packets meet the rules of both.
+
+    None also where it cannot be looked at. Nothing is changed by looking.
+    """
+    runner = runner or Runner()
+    (other,) = (backend for backend in Backend if backend is not used)
+    return other if any(_has(it, chain) for it in _installed(other, runner)) else None
+
+
 def _installed(backend: Backend, runner: Runner) -> list[Iptables]:
     found = []
     for family in Family:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.kernel import Backend, Iptables, Runner, choose, open_iptables
+from pykubeproxy.kernel import Backend, Iptables, Runner, also_holding, choose, open_iptables
 from pykubeproxy.kernel import backend as backend_module
 from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.tools import system_default
@@ -84,3 +84,13 @@ def test_a_large_legacy_table_is_not_searched(inside: str, monkeypatch: pytest.M
     assert choose("auto", holding=holding) is Backend.NFT
     monkeypatch.setattr(backend_module, "_LARGE", 4)
     assert choose("auto", holding=holding) is Backend.LEGACY
+
+
+def test_both_have_it(iptables: Iptables, runner: Runner) -> None:
+    """The backend in use need not have the chain; who only looks creates nothing."""
+    services, other = ChainKey("nat", "KUBE-SERVICES"), OTHER[iptables.backend]
+    assert also_holding(other, services, runner) is None
+    assert untouched(runner)
+    iptables.restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+    assert also_holding(other, services, runner) is iptables.backend
+    assert also_holding(iptables.backend, services, runner) is None

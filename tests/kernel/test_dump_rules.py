@@ -168,3 +168,15 @@ def test_watch(inside: str, backend: Backend, runner: Runner, monkeypatch: pytes
 def test_watch_is_for_tables(inside: str) -> None:
     """Documents are for one look."""
     assert dumped("--watch", "-o", "json").exit_code == 2
+
+
+def test_both_backends_have_rules(inside: str, iptables: Iptables) -> None:
+    """A note says so, apart from the output, which is about one of them."""
+    other = Backend.LEGACY if iptables.backend is Backend.NFT else Backend.NFT
+    program(iptables, "clusterip-one")
+    alone = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
+    open_iptables(other, Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+    both = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
+    assert both.stdout == alone.stdout
+    assert "packets meet both" not in alone.stderr
+    assert f"the {other.value} tables have rules of a service proxy too" in both.stderr
