@@ -74,7 +74,8 @@ details table { margin: .5rem 0 .75rem; }
   .stacked tr:first-child { display: none; }
   .stacked td { border: 0; padding: 0; min-width: 0; }
   .stacked .long { flex-basis: 100%; }
-  .stacked .rules::after { content: " rules"; }
+  .stacked [data-of]::after { content: " " attr(data-of); }
+  .stacked [data-done]::before { content: attr(data-done) " "; }
 }
 """
 
@@ -119,18 +120,20 @@ def _health(status: Status) -> str:
 
 def _families(status: Status) -> Iterator[str]:
     yield "<h2>Families</h2>"
-    yield '<div class="wide"><table><tr><th>Family<th>State<th class="number">Services'
+    yield '<table class="stacked"><tr><th>Family<th>State<th class="number">Services'
     yield '<th class="number">Endpoints<th class="number">Rules<th>Last updated</tr>'
     for family in status.families:
         state = family_state(family)
         kind = "good" if state == "up to date" else "bad"
         updated = _ago(status.now, family.last_updated) if family.last_updated else "never"
         yield (
-            f'<tr><td>{escape(family.family)}<td class="{kind}">{state}<td class="number">{family.services}'
-            f'<td class="number">{family.endpoints}<td class="number">{sum(family.rules.values())}'
-            f"<td>{updated}</tr>"
+            f'<tr><td>{escape(family.family)}<td class="{kind}">{state}'
+            f'<td class="number" data-of="services">{family.services}'
+            f'<td class="number" data-of="endpoints">{family.endpoints}'
+            f'<td class="number" data-of="rules">{sum(family.rules.values())}'
+            f'<td data-done="updated">{updated}</tr>'
         )
-    yield "</table></div>"
+    yield "</table>"
     for name, reason in status.lacking.items():
         yield f'<p class="soft">{escape(name)} is left out: {escape(reason)}</p>'
 
@@ -181,10 +184,14 @@ def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
     yield '<table class="stacked"><tr><th>Ended<th>Family<th>Kind<th class="number">Time'
     yield '<th class="number">Rules written</tr>'
     for sync in reversed(syncs[-_SYNCS:]):
-        rules = f'<span class="bad">{escape(sync.failure)}</span>' if sync.failure else str(sync.rules)
+        rules = (
+            f'<td class="long bad">{escape(sync.failure)}'
+            if sync.failure
+            else f'<td class="number" data-of="rules">{sync.rules}'
+        )
         yield (
             f"<tr><td>{_ago(now, sync.time)}<td>{escape(sync.family)}<td>{kind_of(sync)}"
-            f'<td class="number">{duration(sync.seconds)}<td class="{"long" if sync.failure else "number rules"}">{rules}</tr>'
+            f'<td class="number">{duration(sync.seconds)}{rules}</tr>'
         )
     yield "</table>"
 
