@@ -1,5 +1,6 @@
 """How log lines look: for people by default, one JSON object a line on request. They go to standard error."""
 
+import atexit
 import logging
 import sys
 from contextlib import suppress
@@ -34,6 +35,15 @@ def set_up(format_: LogFormat) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Forgiving(sys.stderr))),
         cache_logger_on_first_use=False,
     )
+    atexit.register(_give_up)
+
+
+def _give_up() -> None:
+    """Lines that could not be written Python would try to write once more at its end, and exit with status 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = cast("TextIO", None)
 
 
 # Values with one of these are shown in quotes, with escapes, by the renderer.

@@ -57,7 +57,9 @@ def test_a_log_that_cannot_be_written(api: ApiServer, log: str) -> None:
         reading, errors = os.pipe()
         os.close(reading)
     flags = ["--master", api.url, "--hostname-override=node1", "-v=4"]
-    process = subprocess.Popen([*PROGRAM, *flags], stderr=errors)
+    # Lines wait in a buffer, as on a node.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen([*PROGRAM, *flags], stderr=errors, env=environment)
     os.close(errors)
     try:
         follows(api, process)

@@ -143,7 +143,8 @@ def test_health_while_it_lasts(faulty: Node) -> None:
     (empty := faulty.folder / "empty").mkdir()
     with faulty.agent() as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
-        inside = ("nsenter", f"--mount=/proc/{process.pid}/ns/mnt")
+        # Its root too, for these tests may run in a chroot.
+        inside = ("nsenter", f"--mount=/proc/{process.pid}/ns/mnt", f"--root=/proc/{process.pid}/root")
         subprocess.run([*inside, "mount", "--bind", str(empty), "/usr/sbin"], check=True)
         rule = faulty.new_service()
         eventually(lambda: faulty.logged("was not found on PATH"))
