@@ -3,7 +3,7 @@
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -31,6 +31,10 @@ _BROKEN_COMMENT = re.compile(
 _NO_CHAIN = "No chain/target/match by that name"
 # From so many single chains on it is faster to read everything.
 _MOST_CHAINS = 20
+# iptables-restore searches the names it has been told before for each new one, in 512 lists: with 55,000 chains of
+# iptables-nft, in blocks of 200, a fresh command every so many blocks saves a fifth of the time.
+_BLOCKS_PER_COMMAND = 50
+_END_OF_BLOCK = "COMMIT\n"
 
 
 class Tables(Protocol):
@@ -142,19 +146,18 @@ class Iptables(msgspec.Struct, frozen=True):
     def restore(self, text: str | Iterable[str]) -> None:
         """Have iptables-restore carry out `text`, block by block, leaving everything it does not name alone.
 
-        Text in pieces of some lines goes to it while they are made; they are made again to explain a failure.
-        Each block up to COMMIT takes effect whole or not at all; after a block that is refused none of the
-        later ones is tried. Raises Refused, LockHeld, TimedOut, NotPermitted, Failed.
+        Text in pieces, of which none goes beyond the end of a block, is carried out while they are made; they are made
+        again to explain a failure. Each block up to COMMIT takes effect whole or not at all; after a block that is
+        refused none of the later ones is tried. Raises Refused, LockHeld, TimedOut, NotPermitted, Failed.
         """
-        pieces = filter(None, [text] if isinstance(text, str) else text)
-        first = next(pieces, None)
-        if first is None:
-            return
         argv = (self.tools.restore, "--noflush", "--counters", *_waiting(self.tools))
-        outcome = self.runner.run(argv, itertools.chain([first], pieces), self.seconds)
-        if outcome.exit_code:
-            command, whole = self.tools.restore, "".join(text)
-            raise explain(command, outcome.exit_code, outcome.stderr, whole, self.runner.lock_file)
+        for number, pieces in _shares(text):
+            outcome = self.runner.run(argv, pieces, self.seconds)
+            if outcome.exit_code:
+                *before, share = ("".join(again) for _, again in itertools.islice(_shares(text), number + 1))
+                lines_before = sum(done.count("\n") for done in before)
+                lock_file = self.runner.lock_file
+                raise explain(argv[0], outcome.exit_code, outcome.stderr, share, lock_file, lines_before)
 
     def legacy_tables(self) -> frozenset[str]:
         """The tables that exist in the legacy backend of this family, found out without creating any."""
@@ -223,6 +226,19 @@ def canonical(saved: str) -> str:
     """
     saved = _BROKEN_COMMENT.sub(lambda comment: _BREAK.sub(" ", comment[0]), saved)
     return saved.replace("--nfacct-name  ", "--nfacct-name ").replace(" \n", "\n")
+
+
+def _shares(text: str | Iterable[str]) -> Iterator[tuple[int, Iterator[str]]]:
+    """The share of each command in the blocks of `text`, numbered; to be read before the next one is asked for."""
+    ended = 0
+
+    def share(piece: str) -> int:
+        nonlocal ended
+        number = ended // _BLOCKS_PER_COMMAND
+        ended += piece.endswith(_END_OF_BLOCK)
+        return number
+
+    return itertools.groupby(filter(None, [text] if isinstance(text, str) else text), share)
 
 
 def _waiting(tools: Tools) -> tuple[str, ...]:

@@ -24,8 +24,13 @@ _NO_TABLE = "unable to initialize table"
 _LONGEST_COMMAND = 100
 
 
-def explain(command: str, exit_code: int, stderr: str, text: str, lock_file: str) -> KernelError:
-    """The error for a restore of `text` that ended with a non-zero exit code."""
+def explain(
+    command: str, exit_code: int, stderr: str, text: str, lock_file: str, lines_before: int = 0
+) -> KernelError:
+    """The error for a restore of `text` that ended with a non-zero exit code.
+
+    So many lines have gone to other commands before; the error counts them.
+    """
     message = _message(stderr)
     if "holding the xtables lock" in stderr:
         return _lock_held(lock_file)
@@ -48,7 +53,7 @@ def explain(command: str, exit_code: int, stderr: str, text: str, lock_file: str
     if message == "failed":
         whole = "the kernel refused the block and does not say which of its rules it was for"
         message = whole if line == "COMMIT" else "it cannot be carried out, iptables does not say why"
-    return Refused(number, line, message, exit_code)
+    return Refused(lines_before + number, line, message, exit_code)
 
 
 def _lock_held(lock_file: str) -> LockHeld:

@@ -1,6 +1,7 @@
 """Running a command: found on PATH, in plain C locale, with a time limit, and nothing left of it."""
 
 import contextlib
+import fcntl
 import os
 import selectors
 import shutil
@@ -19,7 +20,9 @@ from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
-_PIECE = 1 << 16  # bytes, what a pipe holds
+_PIECE = 1 << 16  # bytes
+# What a pipe to a command holds, in bytes: enough for it to have something to read while the next piece is made.
+_PIPE = 1 << 20
 
 
 class Outcome(NamedTuple):
@@ -107,6 +110,9 @@ def _converse(
     said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     rest: memoryview | None = memoryview(b"")
     os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(OSError):
+        # /proc/sys/fs/pipe-max-size may allow less; 64 KiB will do.
+        fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdin, selectors.EVENT_WRITE)
         for output in said:

@@ -141,6 +141,22 @@ def test_text_in_pieces(started: Tables) -> None:
     started.restore([])
 
 
+def test_many_blocks(started: Tables) -> None:
+    """However many commands share the blocks: those before a refused one are in force, it is named, none follows."""
+    pieces = [
+        piece
+        for n in range(120)
+        for piece in (f'*nat\n-A CCC -m comment --comment "rule {n}" -j RETURN\n', "COMMIT\n")
+    ]
+    pieces[2 * 110] = "*nat\n:NEW - [0:0]\n-X NOWHERE\n"
+    with pytest.raises(Refused) as refused:
+        started.restore(pieces)
+    assert (refused.value.line_number, refused.value.line) == (3 * 110 + 3, "-X NOWHERE")
+    added = (f'-m comment --comment "rule {n}" -j RETURN' for n in range(110))
+    assert chain(started, "CCC") == ("-j ACCEPT", *added)
+    assert chain(started, "NEW") is None
+
+
 def test_missing_commit(started: Tables) -> None:
     """A block without COMMIT has no effect."""
     with pytest.raises(Refused) as refused:
