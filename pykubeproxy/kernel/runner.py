@@ -21,8 +21,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
 _PIECE = 1 << 16  # bytes
-# What a pipe to a command holds, in bytes: enough for it to have something to read while the next piece is made.
-_PIPE = 1 << 20
+_LARGEST_PIPE = 1 << 20  # bytes, what the kernel lets everybody have by default
 
 
 class Outcome(NamedTuple):
@@ -110,9 +109,6 @@ def _converse(
     said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     rest: memoryview | None = memoryview(b"")
     os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(OSError):
-        # /proc/sys/fs/pipe-max-size may allow less; 64 KiB will do.
-        fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdin, selectors.EVENT_WRITE)
         for output in said:
@@ -136,13 +132,22 @@ def _converse(
 
 def _write(pipe: int, rest: memoryview | None, pieces: Iterator[bytes]) -> memoryview | None:
     """Write `rest`, or else the next piece; what is left of it, None if there are no more or nobody reads them."""
-    text = rest or memoryview(next(pieces, b""))
+    text = rest or _next(pieces, pipe)
     try:
         return text[os.write(pipe, text) :] if text else None
     except BlockingIOError:
         return text
     except BrokenPipeError:
         return None
+
+
+def _next(pieces: Iterator[bytes], pipe: int) -> memoryview:
+    """The next piece; the pipe is made to hold it, for the command to have something to read while another is made."""
+    piece = next(pieces, b"")
+    if len(piece) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(piece), _LARGEST_PIPE))
+    return memoryview(piece)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -59,6 +59,21 @@ def test_a_command_reads_pieces_while_they_are_made(tmp_path: Path) -> None:
     assert outcome.stdout == "FIRST\n"
 
 
+def test_a_piece_waits_in_the_pipe_while_the_next_is_made(tmp_path: Path) -> None:
+    """A command need not have read a large piece for the next to be made: then it always has something to read."""
+    made = tmp_path / "made"
+
+    def pieces() -> Iterator[str]:
+        yield "x" * 500_000
+        made.touch()
+        yield "y"
+
+    outcome = Runner().run(
+        ("sh", "-c", f"until [ -e {made} ]; do sleep 0.01; done; wc -c"), pieces(), seconds=10
+    )
+    assert outcome.stdout.strip() == "500001"
+
+
 def test_a_command_that_talks_while_it_reads() -> None:
     """Neither side waits for the other for ever, however much both have to say."""
     outcome = Runner().run(("sh", "-c", "tee /dev/stderr"), ("x" * 1000 for _ in range(1000)), seconds=20)

@@ -136,9 +136,7 @@ def load(node: Node, chance: random.Random) -> None:
     node.agent.kill()
     node.crowd.create(SECOND_HALF)
     before = node.served()
-    reached = [
-        attempt(node, number) for number in (SECOND_HALF[chance.randrange(i, i + 300)] for i in (0, 300))
-    ]
+    reached = [attempt(node, SECOND_HALF[chance.randrange(*among)]) for among in ((0, 100), (300, 600))]
     print("services of the crowd that are served:", before, *reached)
     if node.lab.backend == "nft":
         assert any(before < served < MANY for served in reached), "killed half way"
