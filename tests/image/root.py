@@ -1,5 +1,6 @@
 """A Debian root file system in a folder, entered with a mount namespace and chroot. Needs root and debootstrap."""
 
+import ast
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ _DPKG = "".join(f"path-exclude /usr/share/{name}/*\n" for name in _SLIM)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # How this machine reaches the network: taken along where it is set, and files that are named, too.
 _NETWORK = re.compile(r"(?i)(https?|no)_proxy|(ssl_cert|pip|curl_ca|requests_ca|uv)_\w+")
+# What pip may have been told in a file of this machine.
+_PIP = ("cert", "index-url", "proxy", "trusted-host")
 _TRUST = "/run/trust"
 
 _ENTER = """
@@ -93,13 +96,23 @@ def copy(source: Path, target: Path, ignore: Callable[[str, list[str]], set[str]
         shutil.copy2(source, target)
 
 
+def settings() -> dict[str, str]:
+    """How this machine reaches the network, as variables: those it has, and what files tell pip."""
+    listing = [sys.executable, "-m", "pip", "config", "list"]
+    told = subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, str] = {}
+    for line in told.splitlines():
+        name, _, value = line.partition("=")
+        if (key := name.rpartition(".")[2]) in _PIP:
+            found[f"PIP_{key}".upper().replace("-", "_")] = ast.literal_eval(value)
+    return found | {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
+
+
 def _network() -> tuple[dict[str, str], list[str]]:
     """Variables to pass on, and the commands that bring along the files that they name."""
     variables: dict[str, str] = {}
     commands: list[str] = []
-    for name, value in os.environ.items():
-        if not _NETWORK.fullmatch(name):
-            continue
+    for name, value in settings().items():
         if value.startswith("/"):
             if not Path(value).is_file():
                 continue
