@@ -29,7 +29,8 @@ def needed(tmp_path: Path) -> None:
     own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     lying_about = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")
     environment = own | {name: value for name, value in settings().items() if name not in lying_about}
-    download = [sys.executable, *"-m pip download --quiet --no-deps hatchling --dest".split(), tmp_path]
+    pip = [sys.executable, "-m", "pip"]
+    download = [*pip, "download", "--quiet", "--no-deps", "--dest", tmp_path, "hatchling"]
     if subprocess.run(download, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("the index of Python packages is out of reach")
 
