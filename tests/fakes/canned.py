@@ -11,11 +11,13 @@ Answer = Callable[[str, socket.socket], None]
 
 
 def whole(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """A complete HTTP answer."""
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+    """A complete HTTP answer, the last on its connection."""
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{_LAST}{headers}\r\n".encode() + body
 
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+# Without it the next request may be sent just when the server closes, and meet a reset.
+_LAST = "Connection: close\r\n"
+CHUNKED = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{_LAST}\r\n".encode()
 
 
 def chunk(body: bytes) -> bytes:
