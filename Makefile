@@ -41,7 +41,7 @@ lint: venv ## style, types, import layers
 
 .PHONY: test
 test: lint ## lint, then every test; those for root run in network namespaces of their own
-	$(SUDO) $(BIN)/python -m pytest -n 5 --dist worksteal
+	$(SUDO) $(BIN)/python -m pytest -n 4 --dist worksteal
 
 .PHONY: bench
 bench: venv ## measure: starts, changes, memory, first packets; a quarter of an hour
