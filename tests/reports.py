@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.sync.report import Report
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.selection import Place
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import NodeTopology
 
 HERE, ELSEWHERE = "node1", "node2"
 
@@ -43,9 +43,11 @@ def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) 
     return [item.port.name for item in _served(objects, family)]
 
 
-def _served(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[Served, ...]:
+def _served(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     keys: set[Key] = set()
     for object_ in objects:
         keys |= cluster.apply(Updated(object_))
-    return tuple(item for key in sorted(keys) for item in served_ports(cluster, key, family, Place(HERE)))
+    return tuple(
+        item for key in sorted(keys) for item in resolve_ports(cluster, key, family, NodeTopology(HERE))
+    )

@@ -7,21 +7,21 @@ from functools import partial
 
 import structlog
 
-from pykubeproxy.agent.enquiries import Enquiry
-from pykubeproxy.agent.flows import FlowCleaner
-from pykubeproxy.agent.journal import Journal
+from pykubeproxy.agent.drift.schedule import DriftSchedule, DriftScope
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Reconfigured, Stop
-from pykubeproxy.agent.observers import Observers
-from pykubeproxy.agent.pace import MAX_PERIOD, Pace
-from pykubeproxy.agent.privileged import set_up
-from pykubeproxy.agent.report import Report
+from pykubeproxy.agent.node_setup import set_up
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.startup import Families, Opened, remove_nftables_mode, settle_memory
-from pykubeproxy.agent.tables import SyncFailed
-from pykubeproxy.agent.vigil import Suspicion, Vigil
+from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
+from pykubeproxy.agent.sync.log import SyncLog
+from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.tables import SyncFailed
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.kernel import Foreign, KernelError, memory
+from pykubeproxy.kernel import ExternalWrite, KernelError, memory
 from pykubeproxy.objects import Event, Family, Key, Kind, Listed, Node
-from pykubeproxy.rules.terms import node_port_networks, primary_family, terms
+from pykubeproxy.rules.context import node_port_networks, primary_family, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 
@@ -64,8 +64,8 @@ class Agent:
         self._clock = clock
         self._cluster = Cluster()
         self._touched: set[Key] = set()
-        self._pace = Pace(config.iptables.min_sync_period, config.iptables.sync_period)
-        self._journal = Journal(config.logging.verbosity)
+        self._pace = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
+        self._journal = SyncLog(config.logging.verbosity)
         self._wait_for_node = wait_for_node
         self._node: Node | None = None
         self._started = clock()
@@ -73,8 +73,8 @@ class Agent:
         self._last_full = self._started
         self._in_place = False
         period = config.iptables.sync_period
-        self._vigils = {it.tables.family: Vigil(period, self._started) for it in families.opened}
-        self._suspected: dict[Family, Suspicion] = {}
+        self._vigils = {it.tables.family: DriftSchedule(period, self._started) for it in families.opened}
+        self._suspected: dict[Family, DriftScope] = {}
         for it in families.opened:
             it.tables.when_trying(partial(observers.at_work, it.tables.family))
 
@@ -86,9 +86,9 @@ class Agent:
                     say = log.error if message.code else log.info
                     say("stopping; the rules stay in place", reason=message.reason)
                     return message.code
-                if isinstance(message, Enquiry):
+                if isinstance(message, Query):
                     message.meet(self._cluster, [family.tables for family in self._families])
-                elif isinstance(message, Foreign):
+                elif isinstance(message, ExternalWrite):
                     self._hear(message)
                 elif self._take_in(message):
                     self._request()
@@ -167,7 +167,7 @@ class Agent:
         by_node = self._config.detect_local.mode is DetectLocalMode.NODE_CIDR
         return by_node and self._wait_for_node and not (self._node and self._node.pod_cidrs)
 
-    def _hear(self, foreign: Foreign) -> None:
+    def _hear(self, foreign: ExternalWrite) -> None:
         if foreign.family in self._vigils:
             self._vigils[foreign.family].heard(foreign, self._clock())
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from pykubeproxy.agent.enquiries import Enquiry
+from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import Foreign
+from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Event
 
 
@@ -28,7 +28,7 @@ class AddressesChanged(msgspec.Struct, frozen=True):
     """Addresses of this node came or went."""
 
 
-Message = Event | Foreign | AddressesChanged | Reconfigured | Enquiry[Any] | Stop
+Message = Event | ExternalWrite | AddressesChanged | Reconfigured | Query[Any] | Stop
 # Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
 _LONGEST_WAIT = 3600.0
 

@@ -10,13 +10,13 @@ import msgspec
 import structlog
 
 import pykubeproxy
-from pykubeproxy.agent.desk import Desk
-from pykubeproxy.agent.events import ApiRecorder, NoRecorder
-from pykubeproxy.agent.flows import FlowCleaner
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
-from pykubeproxy.agent.observers import Observers
-from pykubeproxy.agent.privileged import set_up
+from pykubeproxy.agent.node_setup import set_up
+from pykubeproxy.agent.observe.events import ApiRecorder, NoRecorder
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.reload import ConfigWatch
 from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
 from pykubeproxy.config import Config, Loaded
@@ -26,7 +26,7 @@ from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_w
 log = structlog.get_logger()
 
 
-class Order(msgspec.Struct, frozen=True):
+class RunOptions(msgspec.Struct, frozen=True):
     """What a process is to do.
 
     `loaded` is the configuration, whose warnings the caller tells. `manifests` is where objects come from, None for an
@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True):
     once: bool = False
 
 
-def serve(order: Order) -> int:
+def serve(order: RunOptions) -> int:
     """Be the agent of this node until told to stop; returns the exit status.
 
     Raises KernelError, SourceError and BindFailed for what stands in the way of a start.
@@ -81,7 +81,7 @@ def serve(order: Order) -> int:
     try:
         if order.once:
             return _run_once(agent, watches, mailbox, flows)
-        desk = Desk(node_name, families, observers, mailbox.put, watches)
+        desk = StatusService(node_name, families, observers, mailbox.put, watches)
         observers.serve(order.flags, desk.status, desk.objects)
         observers.metrics.watching(watches)
         _start_threads(order, watches, mailbox, flows)
@@ -118,7 +118,9 @@ def _run_once(agent: Agent, watches: tuple[Watch, ...], mailbox: Mailbox, flows:
     return code
 
 
-def _start_threads(order: Order, watches: tuple[Watch, ...], mailbox: Mailbox, flows: FlowCleaner) -> None:
+def _start_threads(
+    order: RunOptions, watches: tuple[Watch, ...], mailbox: Mailbox, flows: FlowCleaner
+) -> None:
     """Whatever thread dies, the process ends, for whoever started it to start it anew."""
 
     def died(args: threading.ExceptHookArgs) -> None:

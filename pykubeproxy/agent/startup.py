@@ -7,14 +7,14 @@ import msgspec
 import structlog
 
 from pykubeproxy import kernel
-from pykubeproxy.agent.privileged import provide_modules
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.node_setup import provide_modules
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import memory, nfacct, nftables, sysctl
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
-from pykubeproxy.rules.terms import Kernel
 
 _LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
@@ -28,11 +28,11 @@ class Opened(msgspec.Struct, frozen=True):
     features: kernel.Features
     nfacct: bool
 
-    def facts(self, with_addresses: bool) -> Kernel:
+    def facts(self, with_addresses: bool) -> KernelFacts:
         """What rules need to know of the kernel, read anew; its addresses only if asked for. Raises KernelError."""
         family = self.tables.family
         found = kernel.local_addresses(family) if with_addresses else ()
-        return Kernel(
+        return KernelFacts(
             addresses=tuple(local.address for local in found),
             random_fully=self.features.random_fully,
             nfacct=self.nfacct,
@@ -52,7 +52,7 @@ class Families(msgspec.Struct, frozen=True):
     watch: kernel.DriftWatch | None = None
 
 
-def open_families(config: Config, heard: Callable[[kernel.Foreign], None] | None = None) -> Families:
+def open_families(config: Config, heard: Callable[[kernel.ExternalWrite], None] | None = None) -> Families:
     """Look at kernel and tools. Raises KernelError if something is missing that nothing works without.
 
     `heard` is to be told of what others write into the tables.
@@ -84,7 +84,9 @@ def _open(backend: kernel.Backend, family: Family, watch: kernel.DriftWatch | No
     return Opened(FamilyTables(tables, limit), features, features.nfacct and _counters(family))
 
 
-def _watch(backend: kernel.Backend, heard: Callable[[kernel.Foreign], None]) -> kernel.DriftWatch | None:
+def _watch(
+    backend: kernel.Backend, heard: Callable[[kernel.ExternalWrite], None]
+) -> kernel.DriftWatch | None:
     try:
         return kernel.watch_tables(backend, heard)
     except OSError as error:

@@ -11,8 +11,8 @@ from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.output import echo_json, echo_styled
 from pykubeproxy.cli.present import host_name
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.fitness import cluster, forms, neighbours, settings, tables, tools
-from pykubeproxy.inspect.fitness.finding import Finding, fit
+from pykubeproxy.inspect.preflight import cluster, forms, neighbours, settings, tables, tools
+from pykubeproxy.inspect.preflight.finding import Finding, fit
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
@@ -28,8 +28,8 @@ from pykubeproxy.kernel import (
     trial,
 )
 from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.rules.context import primary_family
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.terms import primary_family
 from pykubeproxy.sources import Client, SourceError
 from pykubeproxy.sources.access import access
 
@@ -182,7 +182,7 @@ def _others(config: Config) -> Iterator[Finding]:
         "metrics-bind-address": config.metrics_address,
     }
     wanted = {flag: address.port for flag, address in addresses.items() if address}
-    yield neighbours.proxies(processes.neighbours())
+    yield neighbours.proxies(processes.namespace_processes())
     yield from neighbours.ports(wanted, processes.listeners(wanted.values()))
 
 

@@ -9,15 +9,15 @@ from pykubeproxy import API_VERSION
 from pykubeproxy.cli.output import echo_json, output_option
 from pykubeproxy.inspect.ruleset_forms import chain_entry
 from pykubeproxy.kernel import (
+    AlreadyRunning,
     Backend,
     Failed,
+    InstanceLock,
     Iptables,
     KernelError,
     Missing,
     NotPermitted,
-    Occupied,
     Runner,
-    Sole,
     open_iptables,
     unavailable,
 )
@@ -55,9 +55,9 @@ def clean_up_alone(verbose: bool = False, as_json: bool = False) -> bool:
     Raises ClickException if one does.
     """
     try:
-        with Sole():
+        with InstanceLock():
             return clean_up(verbose=verbose, as_json=as_json)
-    except Occupied as error:
+    except AlreadyRunning as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -61,7 +61,7 @@ def _is_named(it: PortName) -> bool:
 
 def _of_agent() -> Iterator[PortName]:
     """Raises NoAnswer, ValueError."""
-    from pykubeproxy.agent.told import decode
+    from pykubeproxy.agent.observe.object_documents import decode
     from pykubeproxy.cli.asking import DEFAULT_URL, ask
 
     for it in decode(ask(DEFAULT_URL, "/servicez")).objects.services:

@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy import kernel
 from pykubeproxy.agent.startup import Opened
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
 from pykubeproxy.cli.live import backend_to_read
 from pykubeproxy.cli.manifests import read_objects
@@ -20,10 +20,10 @@ from pykubeproxy.inspect.changes import Changes, changes
 from pykubeproxy.inspect.desired import as_installed
 from pykubeproxy.kernel import TABLES, Iptables, KernelError
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 
 _FAMILIES = {family.value.lower(): family for family in Family}
@@ -44,10 +44,14 @@ class _Side(NamedTuple):
     node: Node
     config: Config
 
-    def ruleset(self, family: Family, facts: Kernel | None) -> Ruleset:
+    def ruleset(self, family: Family, facts: KernelFacts | None) -> Ruleset:
         """The rules of a family; without facts about a kernel, it is one that can do everything."""
         on = terms(
-            self.config, self.node.name, self.node, facts or Kernel(addresses=self.node.addresses), family
+            self.config,
+            self.node.name,
+            self.node,
+            facts or KernelFacts(addresses=self.node.addresses),
+            family,
         )
         return as_installed(render(self.cluster, on), on.options)
 
@@ -165,7 +169,7 @@ def _drift(side: _Side, iptables: Iptables) -> Changes:
     return changes(own_part(iptables.save(TABLES), wanted), wanted)
 
 
-def _facts(config: Config, iptables: Iptables) -> Kernel:
+def _facts(config: Config, iptables: Iptables) -> KernelFacts:
     """What the agent would find out about this kernel before it writes rules. Makes no nfacct counters, as it would."""
     features = kernel.probe(iptables)
     opened = Opened(FamilyTables(iptables, None), features, features.nfacct)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import click
 import msgspec
 
-from pykubeproxy.agent.told import Objects, decode
+from pykubeproxy.agent.observe.object_documents import Objects, decode
 from pykubeproxy.cli.asking import DEFAULT_URL, NoAnswer, ask
 from pykubeproxy.cli.completing import namespaces, services
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
@@ -16,10 +16,10 @@ from pykubeproxy.inspect import explain_forms
 from pykubeproxy.inspect.explain import Explanation, explain_all
 from pykubeproxy.inspect.wanted import Wanted, parse_wanted
 from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.selection import Place
+from pykubeproxy.services.selection import NodeTopology
 
 
 @click.command(
@@ -177,15 +177,15 @@ def _marked(found: Sequence[Explanation], aside: Mapping[tuple[str, PortName], s
     ]
 
 
-def _place(node: Node) -> Place:
-    return Place(node.name, node.zone)
+def _place(node: Node) -> NodeTopology:
+    return NodeTopology(node.name, node.zone)
 
 
 def _explanations(
     cluster: Cluster, config: Config, node: Node, wanted: Wanted, families: Collection[Family]
 ) -> Sequence[Explanation]:
     """The explanations for a node. Raises ClickException if what is asked for is not there."""
-    kernel = Kernel(addresses=node.addresses)
+    kernel = KernelFacts(addresses=node.addresses)
     on = {family: terms(config, node.name, node, kernel, family) for family in Family}
     try:
         found = explain_all(cluster, wanted, on)

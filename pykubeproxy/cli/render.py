@@ -8,9 +8,9 @@ from pykubeproxy.cli.output import echo_json
 from pykubeproxy.config import Config
 from pykubeproxy.inspect import ruleset_forms
 from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.render import full_input
 from pykubeproxy.rules.render import render as render_rules
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 
 
 @click.command(
@@ -65,6 +65,6 @@ def render(
         click.echo(full_input(ruleset, its.options), nl=False)
 
 
-def _terms(config: Config, node: Node, family: Family, addresses: tuple[str, ...]) -> Terms:
+def _terms(config: Config, node: Node, family: Family, addresses: tuple[str, ...]) -> RuleContext:
     own = tuple(it for it in (addresses or node.addresses) if family_of(it) is family)
-    return terms(config, node.name, node, Kernel(addresses=own), family)
+    return terms(config, node.name, node, KernelFacts(addresses=own), family)

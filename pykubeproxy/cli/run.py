@@ -7,14 +7,14 @@ import click
 import structlog
 
 import pykubeproxy
-from pykubeproxy.agent.observers import BindFailed
-from pykubeproxy.agent.privileged import provide_modules, set_up
-from pykubeproxy.agent.process import Order, serve
+from pykubeproxy.agent.node_setup import provide_modules, set_up
+from pykubeproxy.agent.observe.observers import BindFailed
+from pykubeproxy.agent.process import RunOptions, serve
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
 from pykubeproxy.config import Config, dump
-from pykubeproxy.kernel import KernelError, Occupied, Sole
+from pykubeproxy.kernel import AlreadyRunning, InstanceLock, KernelError
 from pykubeproxy.sources import SourceError
 
 log = structlog.get_logger()
@@ -61,7 +61,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     if is_on(flags, "init-only"):
         _init(config)
         return
-    order = Order(
+    order = RunOptions(
         loaded=loaded,
         flags=flags,
         reload=lambda: load_config(flags),
@@ -70,11 +70,11 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         once=once,
     )
     try:
-        with Sole():
+        with InstanceLock():
             sys.exit(serve(order))
     except (KernelError, SourceError, BindFailed) as error:
         log.error(str(error))
-        sys.exit(OCCUPIED if isinstance(error, Occupied) else 1)
+        sys.exit(OCCUPIED if isinstance(error, AlreadyRunning) else 1)
 
 
 def _init(config: Config) -> None:

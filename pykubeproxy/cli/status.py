@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from pykubeproxy.agent.status import Status, decode
-from pykubeproxy.agent.status_words import (
+from pykubeproxy.agent.observe.status import Status, decode
+from pykubeproxy.agent.observe.status_text import (
     SET_ASIDE,
     aside_in_words,
     duration,

@@ -19,9 +19,9 @@ from pykubeproxy.inspect.trace import walk
 from pykubeproxy.kernel import KernelError
 from pykubeproxy.kernel.routes import routes
 from pykubeproxy.objects import Family, family_of
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 
 _Origin = Literal["pod", "node", "outside"]
 
@@ -155,7 +155,7 @@ def _rendered(
 ) -> tuple[Ruleset, Host]:
     cluster, node = read_objects(filename, config)
     own = tuple(it for it in (addresses or node.addresses) if family_of(it) is family)
-    on = terms(config, node.name, node, Kernel(addresses=own), family)
+    on = terms(config, node.name, node, KernelFacts(addresses=own), family)
     return as_installed(render(cluster, on), on.options), Host(frozenset((*own, on.options.node_ip)))
 
 

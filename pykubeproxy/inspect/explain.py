@@ -13,18 +13,18 @@ from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.objects import EndpointSlice, Family, Service
 from pykubeproxy.rules import names
-from pykubeproxy.rules.terms import Terms
-from pykubeproxy.services.backends import Backend, Ignored, Passed, unnoticed
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import LeftOut, PortName, ServicePort, service_ports
-from pykubeproxy.services.selection import Reason, Topology, Unheeded, unheeded_hints
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, SkipReason, unnoticed
+from pykubeproxy.services.ports import PortName, ServicePort, ServiceSkipReason, service_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import IgnoredHints, Reason, Topology, ignored_hints
 
 
 class EndpointWhy(msgspec.Struct, frozen=True, gc=False):
     """An endpoint under one policy: why it is used or not, and its share of new connections, 0 if it is not."""
 
-    backend: Backend
+    backend: ResolvedEndpoint
     reason: Reason
     share: float
 
@@ -53,12 +53,12 @@ class PortWhy(msgspec.Struct, frozen=True):
     """
 
     family: Family
-    terms: Terms
+    terms: RuleContext
     port: ServicePort
     policies: tuple[PolicyWhy, ...]
     topology: Topology | None
-    unheeded: tuple[Unheeded, ...]
-    passed: tuple[Passed, ...]
+    unheeded: tuple[IgnoredHints, ...]
+    passed: tuple[Skipped, ...]
     slices: int
     set_aside: str = ""
 
@@ -72,7 +72,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     service: Service
     ports: tuple[PortWhy, ...]
-    left_out: Mapping[Family, LeftOut]
+    left_out: Mapping[Family, ServiceSkipReason]
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -81,12 +81,14 @@ class Difference(msgspec.Struct, frozen=True):
     name: PortName
     family: Family
     policy: Policy
-    backend: Backend
+    backend: ResolvedEndpoint
     here: Reason
     there: Reason
 
 
-def explain_all(cluster: Cluster, wanted: Wanted, terms: Mapping[Family, Terms]) -> tuple[Explanation, ...]:
+def explain_all(
+    cluster: Cluster, wanted: Wanted, terms: Mapping[Family, RuleContext]
+) -> tuple[Explanation, ...]:
     """Explain the Services and ports that are asked for, by namespace.
 
     Raises LookupError with a line that says what there is instead, if there is no such Service or port.
@@ -109,13 +111,13 @@ def explain_all(cluster: Cluster, wanted: Wanted, terms: Mapping[Family, Terms])
     return found
 
 
-def explain(cluster: Cluster, service: Service, terms: Mapping[Family, Terms]) -> Explanation:
+def explain(cluster: Cluster, service: Service, terms: Mapping[Family, RuleContext]) -> Explanation:
     """Explain a Service of a cluster in each of the families that there are terms for."""
     ports: list[PortWhy] = []
-    left_out: dict[Family, LeftOut] = {}
+    left_out: dict[Family, ServiceSkipReason] = {}
     for family, on in terms.items():
         kept = service_ports(service, family, on.allow_external_ips)
-        if isinstance(kept, LeftOut):
+        if isinstance(kept, ServiceSkipReason):
             left_out[family] = kept
     for family, on in terms.items():
         if family not in left_out:
@@ -123,7 +125,7 @@ def explain(cluster: Cluster, service: Service, terms: Mapping[Family, Terms]) -
             unseen = tuple(_unseen(cluster.all_slices_of(service.key), family, left_out))
             ports += (
                 _port(family, on, served, unseen, len(slices))
-                for served in served_ports(cluster, service.key, family, on.place, on.allow_external_ips)
+                for served in resolve_ports(cluster, service.key, family, on.place, on.allow_external_ips)
             )
     return Explanation(service, tuple(ports), left_out)
 
@@ -174,16 +176,18 @@ def frontends(port: ServicePort) -> tuple[Frontend, ...]:
 
 
 def _unseen(
-    slices: Iterable[EndpointSlice], family: Family, left_out: Mapping[Family, LeftOut]
-) -> Iterator[Passed]:
+    slices: Iterable[EndpointSlice], family: Family, left_out: Mapping[Family, ServiceSkipReason]
+) -> Iterator[Skipped]:
     """Slices that a proxy takes no notice of; those of the other family only where it has no rules."""
     for slice_ in slices:
         reason = unnoticed(slice_, family)
-        if reason and (reason is not Ignored.OTHER_FAMILY or slice_.family in left_out):
-            yield Passed(slice_.name, "", reason)
+        if reason and (reason is not SkipReason.OTHER_FAMILY or slice_.family in left_out):
+            yield Skipped(slice_.name, "", reason)
 
 
-def _port(family: Family, terms: Terms, served: Served, unseen: tuple[Passed, ...], slices: int) -> PortWhy:
+def _port(
+    family: Family, terms: RuleContext, served: ResolvedPort, unseen: tuple[Skipped, ...], slices: int
+) -> PortWhy:
     port, selection = served.port, served.selection
     hints_matter = port.uses_cluster_endpoints
     backends = tuple(verdict.backend for verdict in selection.verdicts)
@@ -193,13 +197,13 @@ def _port(family: Family, terms: Terms, served: Served, unseen: tuple[Passed, ..
         port=port,
         policies=tuple(_policies(served)),
         topology=selection.topology if hints_matter else None,
-        unheeded=unheeded_hints(backends, terms.place) if hints_matter else (),
+        unheeded=ignored_hints(backends, terms.place) if hints_matter else (),
         passed=(*served.passed, *unseen),
         slices=slices,
     )
 
 
-def _policies(served: Served) -> Iterator[PolicyWhy]:
+def _policies(served: ResolvedPort) -> Iterator[PolicyWhy]:
     """The policies that some traffic of a service port goes by."""
     port, selection = served.port, served.selection
     internal, *external = frontends(port)
@@ -224,7 +228,7 @@ def _policy(
     chain: str,
     to: tuple[Frontend, ...],
     from_this_node: tuple[Frontend, ...],
-    reasons: list[tuple[Backend, Reason]],
+    reasons: list[tuple[ResolvedEndpoint, Reason]],
     any_usable: bool,
 ) -> PolicyWhy:
     used = sum(reason.used for _, reason in reasons)

@@ -20,14 +20,14 @@ from pykubeproxy.inspect.sentences import (
     why_unheeded,
 )
 from pykubeproxy.objects import Endpoint
-from pykubeproxy.services.selection import Place, Reason, Topology, Unheeded
+from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, Topology
 
 _INDENT = "  "
 # How wide a target may be for its reason to stand beside it.
 _BESIDE = 21
 
 
-def text(explanations: Iterable[Explanation], place: Place) -> str:
+def text(explanations: Iterable[Explanation], place: NodeTopology) -> str:
     """Explanations for people, as the Services are served at a place; styled, which click.echo undoes for files."""
     parts = [f"On {click.style(place_in_words(place), bold=True)}:\n"]
     for explanation in explanations:
@@ -38,7 +38,7 @@ def text(explanations: Iterable[Explanation], place: Place) -> str:
     return "\n".join(parts)
 
 
-def comparison(there: Sequence[Explanation], here: Sequence[Explanation], place: Place) -> str:
+def comparison(there: Sequence[Explanation], here: Sequence[Explanation], place: NodeTopology) -> str:
     """How `here`, which is at `place`, differs from what has been explained for another place, `there`."""
     found = differences(_ports(here), _ports(there))
     where = click.style(place_in_words(place), bold=True)
@@ -56,8 +56,8 @@ def comparison(there: Sequence[Explanation], here: Sequence[Explanation], place:
 
 def document(
     explanations: Iterable[Explanation],
-    place: Place,
-    unlike: tuple[Sequence[Explanation], Place] | None = None,
+    place: NodeTopology,
+    unlike: tuple[Sequence[Explanation], NodeTopology] | None = None,
 ) -> dict[str, object]:
     """Explanations as a document for JSON, of version pykubeproxy/v1.
 
@@ -172,7 +172,7 @@ def _wrapped(text: str, indent: str, start: str | None = None) -> list[str]:
     return [line.replace(TIE, " ") for line in lines]
 
 
-def _place(place: Place) -> dict[str, object]:
+def _place(place: NodeTopology) -> dict[str, object]:
     return {"node": place.node_name, "zone": place.zone}
 
 
@@ -244,7 +244,7 @@ def _reason(reason: Reason, endpoint: Endpoint) -> dict[str, object]:
     return {"used": reason.used, "reason": _slug(reason.name), "why": why(reason, endpoint)}
 
 
-def _unheeded(unheeded: Unheeded) -> dict[str, object]:
+def _unheeded(unheeded: IgnoredHints) -> dict[str, object]:
     return {
         "hints": "node" if unheeded.hints is Topology.SAME_NODE else "zone",
         "here": unheeded.here,

@@ -9,16 +9,16 @@ from pykubeproxy.inspect.frontends import Frontend
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.rule import read
 from pykubeproxy.objects import Endpoint, Family
-from pykubeproxy.services.backends import Ignored, Passed
-from pykubeproxy.services.ports import LeftOut
-from pykubeproxy.services.selection import Place, Reason, Topology, Unheeded
+from pykubeproxy.services.endpoints import Skipped, SkipReason
+from pykubeproxy.services.ports import ServiceSkipReason
+from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, Topology
 
 # What a list of names is cut to in a sentence.
 _SHOWN = 3
 _POLICIES = {True: Policy.LOCAL, False: Policy.CLUSTER}
 
 
-def place_in_words(place: Place) -> str:
+def place_in_words(place: NodeTopology) -> str:
     """Such as "node1 in zone-a"."""
     name = place.node_name or "a node without a name"
     return f"{name} in {place.zone}" if place.zone else f"{name}, whose zone is not known"
@@ -36,17 +36,17 @@ def why(reason: Reason, endpoint: Endpoint) -> str:
     return str(reason.value)
 
 
-def why_passed_over(passed: Passed) -> str:
+def why_passed_over(passed: Skipped) -> str:
     """Why an entry of an EndpointSlice is no endpoint of a port."""
     if passed.address:
         return f"{passed.address} in slice {passed.slice_name}: {passed.reason.value}"
-    if passed.reason is Ignored.NO_ADDRESS:
+    if passed.reason is SkipReason.NO_ADDRESS:
         return f"an endpoint in slice {passed.slice_name}: {passed.reason.value}"
     # The reasons are those of an endpoint; here the slice itself is spoken of.
     return f"slice {passed.slice_name}: {passed.reason.value.replace('its slice', 'it', 1)}"
 
 
-def why_unheeded(unheeded: Unheeded) -> str:
+def why_unheeded(unheeded: IgnoredHints) -> str:
     """Why hints are not gone by."""
     place = "node" if unheeded.hints is Topology.SAME_NODE else "zone"
     if unheeded.lacking:
@@ -111,7 +111,7 @@ def service_notes(explanation: Explanation) -> Iterator[str]:
         return
     for family, reason in reasons.items():
         # That a Service has one family only is no news; that it has none is.
-        if reason is not LeftOut.OTHER_FAMILY or not served:
+        if reason is not ServiceSkipReason.OTHER_FAMILY or not served:
             yield f"It has no {family.value} rules: {reason.value}."
     if service.external_ips and any(not port.terms.allow_external_ips for port in explanation.ports):
         yield (

@@ -19,23 +19,24 @@ from pykubeproxy.kernel.errors import (
     Unreadable,
 )
 from pykubeproxy.kernel.features import Features, probe, unavailable
-from pykubeproxy.kernel.foreign import TABLES, Foreign, Held
+from pykubeproxy.kernel.foreign import TABLES, ExternalWrite, TableCounts
+from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live, part_about
 from pykubeproxy.kernel.modules import load_modules
 from pykubeproxy.kernel.runner import Outcome, Runner
-from pykubeproxy.kernel.sole import Occupied, Sole
 from pykubeproxy.kernel.tools import Backend
 
 __all__ = [
     "TABLES",
     "AddressWatch",
+    "AlreadyRunning",
     "Backend",
     "DriftWatch",
+    "ExternalWrite",
     "Failed",
     "Features",
-    "Foreign",
-    "Held",
+    "InstanceLock",
     "Iptables",
     "KernelError",
     "Lacking",
@@ -44,11 +45,10 @@ __all__ = [
     "Missing",
     "NotPermitted",
     "NotStarted",
-    "Occupied",
     "Outcome",
     "Refused",
     "Runner",
-    "Sole",
+    "TableCounts",
     "Tables",
     "TimedOut",
     "Unreadable",

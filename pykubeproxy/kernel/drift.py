@@ -12,7 +12,7 @@ import msgspec
 from pykubeproxy.kernel.drift_legacy import LegacyWatch
 from pykubeproxy.kernel.drift_nft import NftWatch
 from pykubeproxy.kernel.errors import KernelError
-from pykubeproxy.kernel.foreign import Foreign, Held
+from pykubeproxy.kernel.foreign import ExternalWrite, TableCounts
 from pykubeproxy.kernel.iptables import Tables
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
@@ -33,14 +33,14 @@ class DriftWatch(Protocol):
         Entering and leaving raise OSError where the kernel does not answer.
         """
 
-    def settled(self, family: Family, held: Held) -> None:
+    def settled(self, family: Family, held: TableCounts) -> None:
         """All that was to be written is, and that is what the tables hold."""
 
     def run(self) -> None:
         """Tell of what others do, for ever."""
 
 
-def watch_tables(backend: Backend, heard: Callable[[Foreign], None]) -> DriftWatch:
+def watch_tables(backend: Backend, heard: Callable[[ExternalWrite], None]) -> DriftWatch:
     """A watch for the tables mangle, filter and nat; `heard` is called from several threads, one at a time.
 
     Raises OSError where the kernel does not give one.

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from pykubeproxy.kernel.foreign import TABLES, Foreign, Held
+from pykubeproxy.kernel.foreign import TABLES, ExternalWrite, TableCounts
 from pykubeproxy.kernel.legacy import Shape, legacy_tables, shape
 from pykubeproxy.objects import Family
 
@@ -21,7 +21,7 @@ class LegacyWatch:
 
     name = "drift"
 
-    def __init__(self, heard: Callable[[Foreign], None]) -> None:
+    def __init__(self, heard: Callable[[ExternalWrite], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
         # The tables of each family that is written, as they were when they were last looked at.
@@ -43,7 +43,7 @@ class LegacyWatch:
                 there = [table for table in legacy_tables(family) if table in TABLES]
                 self._shapes[family] = {table: shape(family, table) for table in there}
 
-    def settled(self, family: Family, held: Held) -> None:
+    def settled(self, family: Family, held: TableCounts) -> None:
         """All that was to be written is, and that is what the tables hold.
 
         If the number of all others is not what it should be, somebody wrote when we did not hold the tables' lock.
@@ -55,7 +55,7 @@ class LegacyWatch:
             others = {table: it.entries - held.ours.get(table, 0) for table, it in shapes.items()}
             self._others[family] = others
             if wrong := frozenset(table for table in shapes if others[table] != expected[table]):
-                self._heard(Foreign(family, wrong))
+                self._heard(ExternalWrite(family, wrong))
 
     def run(self) -> None:
         """Look, for ever."""
@@ -73,4 +73,4 @@ class LegacyWatch:
             others = self._others.get(family, {})
             for table in changed & others.keys():
                 others[table] += now[table].entries - known[table].entries
-            self._heard(Foreign(family, changed))
+            self._heard(ExternalWrite(family, changed))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pykubeproxy.kernel import netfilter
 from pykubeproxy.kernel.domain import DOMAIN
-from pykubeproxy.kernel.foreign import TABLES, Foreign, Held
+from pykubeproxy.kernel.foreign import TABLES, ExternalWrite, TableCounts
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
@@ -52,7 +52,7 @@ class NftWatch:
 
     name = "drift"
 
-    def __init__(self, heard: Callable[[Foreign], None]) -> None:
+    def __init__(self, heard: Callable[[ExternalWrite], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
         # The processes that write for us, as long as they do: others may get their numbers after that.
@@ -98,7 +98,7 @@ class NftWatch:
                 self._writing = False
                 self._own.clear()
 
-    def settled(self, family: Family, held: Held) -> None:
+    def settled(self, family: Family, held: TableCounts) -> None:
         """All that came meanwhile was heard."""
 
     def run(self) -> None:
@@ -175,11 +175,11 @@ class NftWatch:
         writer = f'"{_text(said.get(_PROCESS_NAME, b""))}" (process {_number(said.get(_PROCESS, b""))})'
         for family, keys in touched.items():
             tables = frozenset(key.table for key in keys if not key.chain)
-            self._heard(Foreign(family, tables, frozenset(key for key in keys if key.chain), writer))
+            self._heard(ExternalWrite(family, tables, frozenset(key for key in keys if key.chain), writer))
 
     def _anything(self) -> None:
         for family in Family:
-            self._heard(Foreign.anywhere(family))
+            self._heard(ExternalWrite.anywhere(family))
 
 
 class _Passed:

@@ -11,7 +11,7 @@ from pykubeproxy.rules.ruleset import ChainKey
 TABLES = ("mangle", "filter", "nat")
 
 
-class Foreign(msgspec.Struct, frozen=True):
+class ExternalWrite(msgspec.Struct, frozen=True):
     """Somebody wrote into a family's tables: into these chains, or it is not known where in these tables.
 
     The chains are those named KUBE-… and those that lost a rule which leads there. `writer` is who it was, such as
@@ -24,12 +24,12 @@ class Foreign(msgspec.Struct, frozen=True):
     writer: str = ""
 
     @classmethod
-    def anywhere(cls, family: Family) -> "Foreign":
+    def anywhere(cls, family: Family) -> "ExternalWrite":
         """Nothing is known but that somebody may have written."""
         return cls(family, frozenset(TABLES))
 
 
-class Held(msgspec.Struct, frozen=True):
+class TableCounts(msgspec.Struct, frozen=True):
     """How many entries a family's tables hold after a write, by table: one for a rule, two for a chain.
 
     `ours` are those of our chains. `others` are those of others in tables that were read before it; in the rest they are

@@ -41,7 +41,7 @@ def listeners(ports: Collection[int]) -> tuple[Listener, ...]:
     return tuple(sorted(found, key=lambda it: (it.port, it.process.pid if it.process else 0)))
 
 
-def neighbours() -> tuple[Process, ...]:
+def namespace_processes() -> tuple[Process, ...]:
     """The processes of the network namespace of the calling thread that can be seen, by number."""
     here = _link(_PROC / "thread-self/ns/net")
     found = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)

@@ -10,7 +10,7 @@ from pykubeproxy.rules import names
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.text import host, printed, probability
 from pykubeproxy.rules.tree import Tree
-from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import ServicePort
 
 # Every bit of the client's address counts for affinity.
@@ -81,7 +81,9 @@ def _grouped(chain: str, targets: list[_Target]) -> list[tuple[str, list[_Target
     return [(names.branch_chain(f"{chain} {i} of {count}"), members[i]) for i in sorted(members)]
 
 
-def endpoint_rules(port: ServicePort, backend: Backend, chain: str, options: RuleOptions) -> tuple[str, str]:
+def endpoint_rules(
+    port: ServicePort, backend: ResolvedEndpoint, chain: str, options: RuleOptions
+) -> tuple[str, str]:
     """The rules of one backend's chain.
 
     A backend that reaches itself through the service is masqueraded, for it would take the answer to its own packet

@@ -5,23 +5,23 @@ from collections.abc import Mapping
 import msgspec
 
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
 from pykubeproxy.rules.plan import Chain, Change, restore_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import PortRules, Rules, port_rules
-from pykubeproxy.rules.terms import Terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.serving import served_ports
+from pykubeproxy.services.resolve import resolve_ports
 
 
-def render(cluster: Cluster, terms: Terms) -> Ruleset:
+def render(cluster: Cluster, terms: RuleContext) -> Ruleset:
     """The chains that the objects of a cluster call for on these terms; the jumps of the kernel's chains apart."""
     served = [
         item
         for service in cluster.services()
-        for item in served_ports(
+        for item in resolve_ports(
             cluster, service.key, terms.options.family, terms.place, terms.allow_external_ips
         )
     ]

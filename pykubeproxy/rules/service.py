@@ -11,7 +11,7 @@ from pykubeproxy.rules.balancing import balance, endpoint_rules
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import from_local, host, not_from_local, rule
-from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
 
@@ -79,7 +79,11 @@ def note_rules(port: ServicePort) -> PortRules:
 
 
 def _path(
-    port: ServicePort, chain: str, backends: tuple[Backend, ...], any_usable: bool, options: RuleOptions
+    port: ServicePort,
+    chain: str,
+    backends: tuple[ResolvedEndpoint, ...],
+    any_usable: bool,
+    options: RuleOptions,
 ) -> _Path:
     """Without a backend anywhere clients are refused; with some elsewhere, packets for local ones are dropped."""
     if backends:

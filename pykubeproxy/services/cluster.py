@@ -15,7 +15,7 @@ from pykubeproxy.objects import (
     Service,
     Updated,
 )
-from pykubeproxy.services.backends import belongs
+from pykubeproxy.services.endpoints import belongs
 
 
 class Cluster:

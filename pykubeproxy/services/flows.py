@@ -11,7 +11,7 @@ import msgspec
 
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.serving import Served
+from pykubeproxy.services.resolve import ResolvedPort
 
 # An address in network order, of 4 or 16 bytes, and a port. As something that leads to a service port, an empty address
 # stands for all of this node's at which node ports are served.
@@ -69,7 +69,7 @@ class UdpPorts:
 
     def follow(
         self,
-        served: Iterable[Served],
+        served: Iterable[ResolvedPort],
         gone: Iterable[PortName],
         at: NodePortAddresses,
         repaired: bool = False,
@@ -93,7 +93,9 @@ class UdpPorts:
             return None
         return Flush(self._family, dict(self._ports), frozenset(left), at)
 
-    def _changed(self, served: Iterable[Served], gone: Iterable[PortName]) -> dict[PortName, UdpPort | None]:
+    def _changed(
+        self, served: Iterable[ResolvedPort], gone: Iterable[PortName]
+    ) -> dict[PortName, UdpPort | None]:
         """The UDP service ports that differ from before; None for one that is no more."""
         now: dict[PortName, UdpPort | None] = dict.fromkeys(name for name in gone if name in self._ports)
         now |= {item.port.name: udp_port(item) for item in served if item.port.protocol is Protocol.UDP}
@@ -148,7 +150,7 @@ class Frontends:
         return self._node_addresses[address]
 
 
-def udp_port(served: Served) -> UdpPort:
+def udp_port(served: ResolvedPort) -> UdpPort:
     """What flows to a UDP service port are held against.
 
     A backend that other traffic prefers not to use - it terminates, or is hinted for elsewhere - but that still

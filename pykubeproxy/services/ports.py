@@ -64,7 +64,7 @@ class ServicePort(msgspec.Struct, frozen=True):
         return self.internal_local or (self.external_local and self.externally_accessible)
 
 
-class LeftOut(enum.Enum):
+class ServiceSkipReason(enum.Enum):
     """Why a Service has no service ports in a family."""
 
     OTHER_PROXY = "its label service.kubernetes.io/service-proxy-name gives it to another proxy"
@@ -77,10 +77,10 @@ class LeftOut(enum.Enum):
 
 def service_ports(
     service: Service, family: Family, allow_external_ips: bool = True
-) -> tuple[ServicePort, ...] | LeftOut:
+) -> tuple[ServicePort, ...] | ServiceSkipReason:
     """The service ports of a Service in one family, or why there are none."""
     cluster_ip = _cluster_ip(service, family)
-    if isinstance(cluster_ip, LeftOut):
+    if isinstance(cluster_ip, ServiceSkipReason):
         return cluster_ip
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
@@ -105,17 +105,17 @@ def service_ports(
     )
 
 
-def _cluster_ip(service: Service, family: Family) -> str | LeftOut:
+def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
     if service.proxy_name is not None:
-        return LeftOut.OTHER_PROXY
+        return ServiceSkipReason.OTHER_PROXY
     if service.type == "ExternalName":
-        return LeftOut.EXTERNAL_NAME
+        return ServiceSkipReason.EXTERNAL_NAME
     if service.headless:
-        return LeftOut.HEADLESS
+        return ServiceSkipReason.HEADLESS
     if not service.cluster_ips:
         refused = any(it.field.startswith("spec.clusterIPs") for it in service.refused)
-        return LeftOut.REFUSED_CLUSTER_IP if refused else LeftOut.NO_CLUSTER_IP
-    return next(iter(_of_family(service.cluster_ips, family)), LeftOut.OTHER_FAMILY)
+        return ServiceSkipReason.REFUSED_CLUSTER_IP if refused else ServiceSkipReason.NO_CLUSTER_IP
+    return next(iter(_of_family(service.cluster_ips, family)), ServiceSkipReason.OTHER_FAMILY)
 
 
 def _takes_external_traffic(service: Service) -> bool:

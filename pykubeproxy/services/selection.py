@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 from pykubeproxy.objects import Endpoint
-from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import ServicePort
 
 
-class Place(msgspec.Struct, frozen=True):
+class NodeTopology(msgspec.Struct, frozen=True):
     """Where this proxy runs: the node's name, and its zone by the label topology.kubernetes.io/zone, or ""."""
 
     node_name: str
@@ -42,7 +42,7 @@ class Topology(enum.Enum):
     SAME_ZONE = "same zone"
 
 
-class Unheeded(msgspec.Struct, frozen=True):
+class IgnoredHints(msgspec.Struct, frozen=True):
     """Why the hints of one topology, here called `hints`, are not heeded.
 
     `lacking` are the targets of ready backends without such a hint; if there are none, then none is hinted for `here`:
@@ -57,7 +57,7 @@ class Unheeded(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What became of one backend under each traffic policy; None where the service port never uses that policy."""
 
-    backend: Backend
+    backend: ResolvedEndpoint
     cluster: Reason | None
     local: Reason | None
 
@@ -70,15 +70,15 @@ class Selection(msgspec.Struct, frozen=True):
     elsewhere only, packets under policy Local are dropped, for a load balancer may still send them to another node.
     """
 
-    cluster: tuple[Backend, ...]
-    local: tuple[Backend, ...]
-    reachable: tuple[Backend, ...]
+    cluster: tuple[ResolvedEndpoint, ...]
+    local: tuple[ResolvedEndpoint, ...]
+    reachable: tuple[ResolvedEndpoint, ...]
     any_usable: bool
     topology: Topology
     verdicts: tuple[Verdict, ...]
 
 
-def select(port: ServicePort, backends: tuple[Backend, ...], place: Place) -> Selection:
+def select(port: ServicePort, backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> Selection:
     """Choose among all backends of a service port."""
     topology = topology_of(backends, place)
     cluster = _cluster_reasons(backends, place, topology) if port.uses_cluster_endpoints else None
@@ -99,7 +99,7 @@ def select(port: ServicePort, backends: tuple[Backend, ...], place: Place) -> Se
     )
 
 
-def topology_of(backends: tuple[Backend, ...], place: Place) -> Topology:
+def topology_of(backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> Topology:
     """Hints count only if every ready backend has them and one is for here; others' hints do not matter (KEP-2433).
 
     Hints for nodes are looked at first (KEP-3015).
@@ -112,7 +112,7 @@ def topology_of(backends: tuple[Backend, ...], place: Place) -> Topology:
     return Topology.ALL
 
 
-def unheeded_hints(backends: tuple[Backend, ...], place: Place) -> tuple[Unheeded, ...]:
+def ignored_hints(backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> tuple[IgnoredHints, ...]:
     """Of the hints that some ready backend has, those that `topology_of` does not go by, and why."""
     ready = [b for b in backends if _ready(b)]
     unheeded = []
@@ -121,7 +121,7 @@ def unheeded_hints(backends: tuple[Backend, ...], place: Place) -> tuple[Unheede
             break
         lacking = tuple(b.target for b in ready if not _hints(topology, b.endpoint))
         if len(lacking) < len(ready):
-            unheeded.append(Unheeded(topology, _here(topology, place), lacking))
+            unheeded.append(IgnoredHints(topology, _here(topology, place), lacking))
     return tuple(unheeded)
 
 
@@ -129,7 +129,7 @@ def unheeded_hints(backends: tuple[Backend, ...], place: Place) -> tuple[Unheede
 _BY_HINTS = (Topology.SAME_NODE, Topology.SAME_ZONE)
 
 
-def _heeded(topology: Topology, ready: Sequence[Backend], place: Place) -> bool:
+def _heeded(topology: Topology, ready: Sequence[ResolvedEndpoint], place: NodeTopology) -> bool:
     here = _here(topology, place)
     return all(_hints(topology, b.endpoint) for b in ready) and any(
         here in _hints(topology, b.endpoint) for b in ready
@@ -140,22 +140,24 @@ def _hints(topology: Topology, endpoint: Endpoint) -> tuple[str, ...]:
     return endpoint.node_hints if topology is Topology.SAME_NODE else endpoint.zone_hints
 
 
-def _here(topology: Topology, place: Place) -> str:
+def _here(topology: Topology, place: NodeTopology) -> str:
     return place.node_name if topology is Topology.SAME_NODE else place.zone
 
 
-def _cluster_reasons(backends: tuple[Backend, ...], place: Place, topology: Topology) -> list[Reason]:
+def _cluster_reasons(
+    backends: tuple[ResolvedEndpoint, ...], place: NodeTopology, topology: Topology
+) -> list[Reason]:
     none_ready = not any(_ready(b) for b in backends)
     return [_unready_reason(b, none_ready) or _hint_reason(b, place, topology) for b in backends]
 
 
-def _hint_reason(backend: Backend, place: Place, topology: Topology) -> Reason:
+def _hint_reason(backend: ResolvedEndpoint, place: NodeTopology, topology: Topology) -> Reason:
     if topology is Topology.ALL or _here(topology, place) in _hints(topology, backend.endpoint):
         return Reason.READY
     return Reason.OTHER_NODE_HINTED if topology is Topology.SAME_NODE else Reason.OTHER_ZONE_HINTED
 
 
-def _local_reasons(backends: tuple[Backend, ...]) -> list[Reason]:
+def _local_reasons(backends: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
     """Under policy Local the last resort is decided among this node's own backends (KEP-1669)."""
     none_ready = not any(b.local and _ready(b) for b in backends)
     return [
@@ -163,7 +165,7 @@ def _local_reasons(backends: tuple[Backend, ...]) -> list[Reason]:
     ]
 
 
-def _unready_reason(backend: Backend, none_ready: bool) -> Reason | None:
+def _unready_reason(backend: ResolvedEndpoint, none_ready: bool) -> Reason | None:
     """The reason that readiness alone gives, or None for a backend that is ready."""
     if _ready(backend):
         return None
@@ -174,9 +176,9 @@ def _unready_reason(backend: Backend, none_ready: bool) -> Reason | None:
     return Reason.LAST_RESORT if none_ready else Reason.TERMINATING
 
 
-def _ready(backend: Backend) -> bool:
+def _ready(backend: ResolvedEndpoint) -> bool:
     return backend.endpoint.ready
 
 
-def _last_resort(backend: Backend) -> bool:
+def _last_resort(backend: ResolvedEndpoint) -> bool:
     return backend.endpoint.serving and backend.endpoint.terminating

@@ -29,7 +29,7 @@ class Client:
     def __init__(self, kubeconfig: str = "", master: str = "", qps: float = 5.0, burst: int = 10) -> None:
         self._where = (kubeconfig, master)
         self._plugin = credentials.uses_plugin(kubeconfig)
-        self._pace = Pace(qps, burst)
+        self._pace = TokenBucket(qps, burst)
         self._lock = threading.Lock()
         self._renew()
 
@@ -110,7 +110,7 @@ class Client:
         self._api, self._loaded, self._rejected = api, time.monotonic(), False
 
 
-class Pace:
+class TokenBucket:
     """A token bucket: `burst` requests at once, `qps` a second after that; no limit if `qps` is not above 0."""
 
     def __init__(

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import click
 import msgspec
 
-from pykubeproxy.agent import reload, status
-from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.agent import reload
+from pykubeproxy.agent.observe import status
+from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.cli import cleanup, main
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting, Zero
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.inspect import changes_forms, explain_forms, forms, ruleset_forms, trace_forms
-from pykubeproxy.inspect.fitness import forms as fitness
+from pykubeproxy.inspect.preflight import forms as fitness
 from pykubeproxy.lab import documents
 from tests.docs.pages import DOCS
 

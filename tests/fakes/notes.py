@@ -1,6 +1,6 @@
 """A recorder of events that keeps what it is told."""
 
-from pykubeproxy.agent.events import Event
+from pykubeproxy.agent.observe.events import Event
 
 
 class Notes:

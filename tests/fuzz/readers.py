@@ -9,7 +9,9 @@ import click
 import msgspec
 
 from pykubeproxy import config
-from pykubeproxy.agent import http, pages, status, told
+from pykubeproxy.agent import http
+from pykubeproxy.agent.observe import object_documents as told
+from pykubeproxy.agent.observe import pages, status
 from pykubeproxy.cli import explain, terminal
 from pykubeproxy.inspect import explain_forms, matching
 from pykubeproxy.inspect.dump import views
@@ -22,12 +24,12 @@ from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.kernel import chains, conntrack, netfilter, nfacct
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.programmed import Programmed
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import parse
 from pykubeproxy.rules.saved import read_counted
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import documents, wire
 from pykubeproxy.sources.failures import Failure
@@ -52,7 +54,7 @@ def an_object(kind: Kind) -> Callable[[bytes], None]:
                 cluster.apply(Updated(decode(other, json.dumps(whole).encode())))
         cluster.apply(Updated(made))
         for family in Family:
-            on = terms(CONFIG, NODE, cluster.node(NODE), Kernel(), family)
+            on = terms(CONFIG, NODE, cluster.node(NODE), KernelFacts(), family)
             assert not violations(full_input(render(cluster, on), on.options))
 
     return run
@@ -81,7 +83,7 @@ def configuration(raw: bytes) -> None:
     assert all(warning.isprintable() for warning in loaded.warnings)
     assert config.load(config.dump(loaded.config), {}).config == loaded.config
     for family in Family:
-        on = terms(loaded.config, NODE, None, Kernel(), family)
+        on = terms(loaded.config, NODE, None, KernelFacts(), family)
         assert not violations(full_input(render(Cluster(), on), on.options))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from pykubeproxy import config
-from pykubeproxy.agent import told
+from pykubeproxy.agent.observe import object_documents as told
 from pykubeproxy.kernel import netfilter
 from pykubeproxy.objects import Family, Kind, Node
 from tests.cases import NAMES, expected, load_case

@@ -6,9 +6,9 @@ from pykubeproxy.kernel import Backend, open_iptables
 from pykubeproxy.kernel.namespace import in_namespace_of_its_own
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 from tests.cases import ADDRESSES, NAMES, cluster_of, comparable, config_of, expected, load_case, node_of
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 def rendered_as_recorded(name: str, family: Family) -> None:
     """What kube-proxy programmed, rule by rule."""
     case = load_case(name)
-    on = terms(config_of(case), "node1", node_of(case), Kernel(ADDRESSES), family)
+    on = terms(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
     ensured = {**skeleton.JUMPS, skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(on.options)}
     whole = Ruleset(family, {**render(cluster_of(case), on).chains, **ensured})
     assert comparable(whole) == comparable(expected(case, family)), f"{name} {family.value} differs"
@@ -34,7 +34,7 @@ def rendered_as_recorded(name: str, family: Family) -> None:
 def reads_back(name: str, family: Family, backend: Backend) -> None:
     """The kernel takes the rules, and gives them back as they were written."""
     case = load_case(name)
-    on = terms(config_of(case), "node1", node_of(case), Kernel(ADDRESSES, nfacct=False), family)
+    on = terms(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES, nfacct=False), family)
     rendered = render(cluster_of(case), on)
     iptables = open_iptables(backend, family)
     iptables.restore(full_input(rendered, on.options))

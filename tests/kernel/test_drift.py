@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.reading import Reader
-from pykubeproxy.agent.report import Report
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.vigil import Vigil
+from pykubeproxy.agent.drift.reading import Reader
+from pykubeproxy.agent.drift.schedule import DriftSchedule
+from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
-from pykubeproxy.kernel import TABLES, Backend, Foreign, Runner, Watched, open_iptables, watch_tables
+from pykubeproxy.kernel import TABLES, Backend, ExternalWrite, Runner, Watched, open_iptables, watch_tables
 from pykubeproxy.kernel.legacy import legacy_tables
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.damage import Damage
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.follower import eventually
 from tests.objects import service, slice_of
@@ -58,7 +58,7 @@ class Node:
         self.runner = Runner(environment={"XTABLES_LOCKFILE": str(lock)})
         self.real = open_iptables(backend, family, self.runner)
         self.run("restore", "--noflush", text=OF_OTHERS)
-        self.heard: list[Foreign] = []
+        self.heard: list[ExternalWrite] = []
         self.watch = watch_tables(backend, self.heard.append)
         self.real = open_iptables(
             backend, family, Runner(environment=self.runner.environment, started=self.watch.started)
@@ -90,14 +90,14 @@ class Node:
         assert outcome.exit_code == 0, outcome.stderr
 
     def sync(self, *touched: Key) -> Report:
-        on = terms(load(DOCUMENT, {}).config, NODE, None, Kernel(nfacct=False), self.family)
+        on = terms(load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family)
         report = self.tables.sync(self.cluster, touched, on)
         self.watch.settled(self.family, report.held)
         return report
 
     def suspected(self) -> bool:
         """Look at what was heard of, as the agent does."""
-        vigil = Vigil(1000.0, 0.0)
+        vigil = DriftSchedule(1000.0, 0.0)
         heard, self.heard[:] = [*self.heard], []
         for foreign in heard:
             if foreign.family is self.family:
@@ -439,7 +439,7 @@ def test_a_rule_replaced_by_one_of_its_size(node: Node) -> None:
 @pytest.mark.parametrize("backend", [Backend.LEGACY], ids=["legacy"], indirect=True)
 def test_looking_creates_no_table(inside: str, family: Family, backend: Backend) -> None:
     """Before anything is written there is none, and none comes of it."""
-    heard: list[Foreign] = []
+    heard: list[ExternalWrite] = []
     watch = watch_tables(backend, heard.append)
     with watch.writing(family, []):
         pass

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pykubeproxy.agent import set_aside
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.quarantine import quarantine as set_aside
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import PortRules, port_rules
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.root
 
 SERVICES, ROUNDS, KILLS = 40, 4, 3
 CONFIG = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-ON = terms(CONFIG, "node1", None, Kernel(nfacct=False), Family.IPV4)
+ON = terms(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.cli.dump_rules import ROOTS
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump import views
@@ -10,9 +10,9 @@ from pykubeproxy.inspect.listing import AROUND, listing
 from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.kernel import Backend, Failed, Iptables, Runner, live, open_iptables, part_about
 from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
 from tests.kernel.test_dump_rules import program
@@ -53,7 +53,7 @@ def many(inside: str, iptables: Iptables) -> Iptables:
     )
     cluster.apply(Listed(Kind.SERVICE, services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    on = terms(load(None, {}).config, "node1", None, Kernel(nfacct=False), iptables.family)
+    on = terms(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
     limit = NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None
     FamilyTables(iptables, limit).sync(cluster, (), on)
     return iptables

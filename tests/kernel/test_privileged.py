@@ -34,7 +34,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from structlog.testing import capture_logs
-from pykubeproxy.agent.privileged import set_up
+from pykubeproxy.agent.node_setup import set_up
 from pykubeproxy.config import load
 
 with capture_logs() as logs:

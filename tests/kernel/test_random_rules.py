@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Dispatch
 from pykubeproxy.kernel import Backend, Iptables, Runner, nfacct, open_iptables
 from pykubeproxy.objects import (
@@ -21,13 +21,13 @@ from pykubeproxy.objects import (
     Service,
 )
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Terms
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.selection import Place
+from pykubeproxy.services.selection import NodeTopology
 from tests.strategies import NODE, odd_addresses, odd_networks
 
 LONG = "x" * 63
@@ -78,8 +78,8 @@ def worlds(family: Family) -> st.SearchStrategy[tuple[Service, EndpointSlice]]:
     )
 
 
-def odd_terms(family: Family) -> st.SearchStrategy[Terms]:
-    """Terms with any mark, any way to tell local traffic, and any address for node ports."""
+def odd_terms(family: Family) -> st.SearchStrategy[RuleContext]:
+    """RuleContext with any mark, any way to tell local traffic, and any address for node ports."""
     options = st.builds(
         RuleOptions,
         family=st.just(family),
@@ -100,7 +100,7 @@ def odd_terms(family: Family) -> st.SearchStrategy[Terms]:
     wanted = st.lists(odd_networks(family), max_size=2).map(tuple)
     addresses = st.lists(odd_addresses(family), max_size=3).map(tuple)
     return st.tuples(options, wanted, addresses).map(
-        lambda drawn: Terms(Place(NODE), drawn[0], node_port_jumps(drawn[1], drawn[2], drawn[0]))
+        lambda drawn: RuleContext(NodeTopology(NODE), drawn[0], node_port_jumps(drawn[1], drawn[2], drawn[0]))
     )
 
 
@@ -126,7 +126,7 @@ def test_any_rules_read_back(backend: Backend, family: Family, runner: Runner, i
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(worlds(family), odd_terms(family))
-    def follow(world: tuple[Service, EndpointSlice], on: Terms) -> None:
+    def follow(world: tuple[Service, EndpointSlice], on: RuleContext) -> None:
         cluster = cluster_of(*world)
         rendered = render(cluster, on)
         # What the example before this one left is foreign to it: each starts from tables that it has to put right.
@@ -166,7 +166,7 @@ def test_any_number_of_endpoints_reads_back(iptables: Iptables, inside: str, cou
         tuple(Endpoint(str(first + n), node_name=NODE) for n in range(count)),
         (EndpointPort(LONG, Protocol.SCTP, 65535),),
     )
-    on = Terms(Place(NODE), RuleOptions(iptables.family), ())
+    on = RuleContext(NodeTopology(NODE), RuleOptions(iptables.family), ())
     cluster = cluster_of(service, slice_)
     FamilyTables(iptables, 200).sync(cluster, (), on)
     rendered = render(cluster, on)

@@ -2,17 +2,17 @@
 
 import pytest
 
-from pykubeproxy.agent import set_aside
-from pykubeproxy.agent.report import Report
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.quarantine import quarantine as set_aside
+from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import Entries, PortRules, port_rules, refusing_rules
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
@@ -60,7 +60,7 @@ class Followed:
         self.cluster = Cluster()
         self.tables = FamilyTables(tables, 30 if tables.backend is Backend.NFT else None)
         config = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-        self.terms = terms(config, "node1", None, Kernel(nfacct=False), tables.family)
+        self.terms = terms(config, "node1", None, KernelFacts(nfacct=False), tables.family)
 
     def sync(self, *events: Event) -> Report:
         touched = {key for event in events for key in self.cluster.apply(event)}

@@ -12,15 +12,15 @@ import pytest
 from pyroute2 import netns
 from structlog.testing import capture_logs
 
-from pykubeproxy.kernel import Occupied, Sole
+from pykubeproxy.kernel import AlreadyRunning, InstanceLock
 
 pytestmark = pytest.mark.root
 
-HOLD = "from pykubeproxy.kernel import Sole; Sole(); print('held', flush=True); input()"
+HOLD = "from pykubeproxy.kernel import InstanceLock; InstanceLock(); print('held', flush=True); input()"
 SHORT = """
 import resource
-from pykubeproxy.kernel import Sole
-Sole()
+from pykubeproxy.kernel import InstanceLock
+InstanceLock()
 least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
 print("held", flush=True)
@@ -51,8 +51,8 @@ def test_the_second_is_told_of_the_first(inside: str) -> None:
     """Its number and command line are in the message, however often one asks."""
     with holding() as first:
         for _ in range(300):  # more than a queue of connections nobody takes could hold
-            with pytest.raises(Occupied, match=rf"process {first.pid} \(.*python.* -c from") as caught:
-                Sole()
+            with pytest.raises(AlreadyRunning, match=rf"process {first.pid} \(.*python.* -c from") as caught:
+                InstanceLock()
             assert caught.value.holder == first.pid
 
 
@@ -60,16 +60,16 @@ def test_it_survives_a_want_of_file_descriptors(inside: str) -> None:
     """While it can take no connection it can still be told who has it, and afterwards as often as before."""
     with holding(SHORT) as first:
         for _ in range(5):
-            with pytest.raises(Occupied):
-                Sole()
+            with pytest.raises(AlreadyRunning):
+                InstanceLock()
         assert first.stdin is not None
         assert first.stdout is not None
         first.stdin.write(b"\n")
         first.stdin.flush()
         assert first.stdout.readline() == b"again\n"
         for _ in range(300):
-            with pytest.raises(Occupied):
-                Sole()
+            with pytest.raises(AlreadyRunning):
+                InstanceLock()
 
 
 def test_from_another_container_it_has_no_number(inside: str) -> None:
@@ -86,20 +86,20 @@ def test_it_is_free_when_its_holder_ends(inside: str) -> None:
     with holding() as first:
         first.send_signal(signal.SIGKILL)
         first.wait()
-        with Sole(), pytest.raises(Occupied):
-            Sole()
-        Sole().close()
-        Sole().close()
+        with InstanceLock(), pytest.raises(AlreadyRunning):
+            InstanceLock()
+        InstanceLock().close()
+        InstanceLock().close()
 
 
 def test_another_namespace_is_another_matter(inside: str) -> None:
     """The tables are others, and so is the lock."""
-    with Sole():
+    with InstanceLock():
         name = f"{inside}-b"
         netns.create(name)
         try:
             netns.pushns(name)
-            Sole().close()
+            InstanceLock().close()
         finally:
             netns.popns()
             netns.remove(name)
@@ -108,7 +108,7 @@ def test_another_namespace_is_another_matter(inside: str) -> None:
 def test_whoever_may_not_write_the_tables_keeps_nobody_out(inside: str) -> None:
     """An abstract name is for any user to take; root goes on then, and says so."""
     with holding(TAKE, user=65534), capture_logs() as lines:
-        Sole().close()
+        InstanceLock().close()
     assert [(line["log_level"], line.get("user")) for line in lines] == [("warning", 65534)]
 
 
@@ -117,9 +117,9 @@ def test_one_that_is_about_to_listen_is_waited_for(inside: str) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind("\0pykubeproxy")
         with capture_logs() as lines:
-            Sole().close()
+            InstanceLock().close()
         assert len(lines) == 1
         other.listen()
-        with pytest.raises(Occupied) as caught:
-            Sole()
+        with pytest.raises(AlreadyRunning) as caught:
+            InstanceLock()
         assert caught.value.holder == os.getpid()

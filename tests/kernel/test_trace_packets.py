@@ -27,9 +27,9 @@ from pykubeproxy.objects import (
     Service,
     address_and_port,
 )
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.kernel.crossroads import BEYOND, CLIENT, NODE, PODS, Crossroads, Shot, fire, owner, sources
 
@@ -114,7 +114,7 @@ class World:
         ports = (EndpointPort("tcp", Protocol.TCP, 8080), EndpointPort("udp", Protocol.UDP, 9090))
         return EndpointSlice("ns", f"web{number}-x", f"web{number}", self.family, tuple(made), ports)
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> RuleContext:
         pick = self._chance.choice
         detection = pick(
             [
@@ -137,7 +137,7 @@ class World:
         }
         both = tuple(NODE[family][0] for family in Family)
         node = Node(HERE, both, ("10.244.1.0/24", "fd00:10:244:1::/64"))
-        known = Kernel(addresses=("127.0.0.1", *NODE[self.family]), nfacct=False)
+        known = KernelFacts(addresses=("127.0.0.1", *NODE[self.family]), nfacct=False)
         return terms(load(document, {}).config, HERE, node, known, self.family)
 
     def restore_input(self) -> str:

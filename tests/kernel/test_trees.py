@@ -4,12 +4,12 @@ from ipaddress import ip_address
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.objects import Family, Key, Kind, Listed, Port, Protocol, Updated
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import endpoint, service, slice_of
 
@@ -44,8 +44,8 @@ def full_cluster(family: Family) -> Cluster:
     return cluster
 
 
-def plain_terms(family: Family) -> Terms:
-    return terms(load(None, {}).config, "node1", None, Kernel(nfacct=False), family)
+def plain_terms(family: Family) -> RuleContext:
+    return terms(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pykubeproxy.agent.flows import FlowCleaner
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.lab.namespaces import Namespace
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.installed import udp_frontends
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 from tests.objects import service, slice_of
@@ -54,7 +54,7 @@ class UdpNode:
             self._answer(pod)
         self.cleaned: list[int] = []
         self._cluster = Cluster()
-        self._terms = terms(load(None, {}).config, "node", None, Kernel(nfacct=False), family)
+        self._terms = terms(load(None, {}).config, "node", None, KernelFacts(nfacct=False), family)
         self.runner = Runner(("ip", "netns", "exec", self.node.name), runner.environment)
         self._iptables = open_iptables(Backend.NFT, family, self.runner)
         self.start()

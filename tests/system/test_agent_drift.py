@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pykubeproxy.agent.status import decode
+from pykubeproxy.agent.observe.status import decode
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of

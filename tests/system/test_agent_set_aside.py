@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.status import decode
+from pykubeproxy.agent.observe.status import decode
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.sources import Client
 from tests.fakes.asking import ask

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.status import decode
+from pykubeproxy.agent.observe.status import decode
 from tests.fakes.asking import ask
 from tests.fakes.follower import eventually
 from tests.fakes.process import METRICS, inside_a_namespace, running

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.inspect.fitness import cluster
-from pykubeproxy.inspect.fitness.finding import Finding
+from pykubeproxy.inspect.preflight import cluster
+from pykubeproxy.inspect.preflight.finding import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pykubeproxy.agent.status import decode
+from pykubeproxy.agent.observe.status import decode
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.lab.prober import Target
 from tests.fakes.asking import ask

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent import events
-from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.agent.observe import events
+from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.config import ACTIONS, SETTINGS
 from tests import specification
 from tests.fakes.asking import RECORDING, recorded

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.agent import desk
-from pykubeproxy.agent.desk import Desk
-from pykubeproxy.agent.enquiries import Enquiry
-from pykubeproxy.agent.status import Filter
+from pykubeproxy.agent.observe import status_service as desk
+from pykubeproxy.agent.observe.query import Query
+from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.objects import Node
 from pykubeproxy.services.cluster import Cluster
 
-Box = queue.SimpleQueue[Enquiry[Any]]
+Box = queue.SimpleQueue[Query[Any]]
 
 
-def desk_with(box: Box) -> Desk:
+def desk_with(box: Box) -> StatusService:
     # Neither families nor observers are asked for the objects.
-    return Desk("n", None, None, box.put)  # type: ignore[arg-type]
+    return StatusService("n", None, None, box.put)  # type: ignore[arg-type]
 
 
 def test_one_question_at_a_time() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import events
-from pykubeproxy.agent.events import ApiRecorder, as_object
+from pykubeproxy.agent.observe import events
+from pykubeproxy.agent.observe.events import ApiRecorder, as_object
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.sources import Client

@@ -7,27 +7,27 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from pykubeproxy.agent.tables import FamilyTables, SyncFailed
+from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Failed, Held, KernelError, Watched
+from pykubeproxy.kernel import Failed, KernelError, TableCounts, Watched
 from pykubeproxy.objects import Endpoint, Event, Family, Updated
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
 
-def on_terms(**iptables: object) -> Terms:
+def on_terms(**iptables: object) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clusterCIDR": "10.244.0.0/16",
         "iptables": iptables,
     }
-    return terms(load(document, {}).config, NODE, None, Kernel(), Family.IPV4)
+    return terms(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4)
 
 
 class Followed:
@@ -40,7 +40,7 @@ class Followed:
         self.tables = FamilyTables(self.live, 200)
         self.apply(*events)
 
-    def apply(self, *events: Event, on: Terms | None = None) -> None:
+    def apply(self, *events: Event, on: RuleContext | None = None) -> None:
         touched = {key for event in events for key in self.cluster.apply(event)}
         self.tables.sync(self.cluster, touched, on or on_terms())
 
@@ -130,7 +130,7 @@ class Deaf:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
     def started(self, process: int) -> None: ...
-    def settled(self, family: Family, held: Held) -> None: ...
+    def settled(self, family: Family, held: TableCounts) -> None: ...
     def run(self) -> None: ...
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import flows
-from pykubeproxy.agent.flows import FlowCleaner
-from pykubeproxy.agent.report import Report
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent import flow_cleaner as flows
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import End, NodePortAddresses
 from tests.fakes.iptables import FakeIptables
@@ -33,7 +33,7 @@ class Syncs:
         self._cleaner = cleaner
         self._cluster = Cluster()
         self._tables = FamilyTables(FakeIptables(Backend.NFT), None)
-        self._terms = terms(load(None, {}).config, "n1", None, Kernel(nfacct=False), Family.IPV4)
+        self._terms = terms(load(None, {}).config, "n1", None, KernelFacts(nfacct=False), Family.IPV4)
 
     def sync(self, *events: Event) -> Report:
         touched = set().union(*(self._cluster.apply(event) for event in events))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubeproxy.agent.health import Health, health_pages, timestamp
+from pykubeproxy.agent.observe.health import Health, health_pages, timestamp
 from pykubeproxy.objects import Family, Node
 from tests.fakes.asking import TRANSPORT, Asked, ask, recorded
 from tests.unit.agent.conftest import Serve

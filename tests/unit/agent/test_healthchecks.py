@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubeproxy.agent.healthchecks import Check, HealthChecks, Wanted, listening_hosts
+from pykubeproxy.agent.observe.healthchecks import Check, HealthChecks, Wanted, listening_hosts
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import EndpointPort, Family, Key, Node, Port, Protocol, Service
 from tests.fakes.asking import TRANSPORT, ask, free_port, recorded

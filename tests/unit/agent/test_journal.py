@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.journal import ENDPOINTS, SYNCS, Journal
+from pykubeproxy.agent.sync.log import ENDPOINTS, SYNCS, SyncLog
 from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.test_family_tables import Followed, on_terms
@@ -12,7 +12,7 @@ WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 
 def told(*steps: tuple[Event, ...], verbosity: int = ENDPOINTS) -> list[dict[str, object]]:
     """What is logged of the last of several syncs."""
-    followed, journal = Followed(), Journal(verbosity)
+    followed, journal = Followed(), SyncLog(verbosity)
     lines: list[dict[str, object]] = []
     for events in steps:
         touched = {key for event in events for key in followed.cluster.apply(event)}

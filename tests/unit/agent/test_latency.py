@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from pykubeproxy.agent.latency import Latencies
+from pykubeproxy.agent.observe.latency import Latencies
 from pykubeproxy.objects import Deleted, EndpointSlice, Family, Key, Kind, Listed, Updated
 from tests.objects import service, slice_of
 

@@ -8,20 +8,20 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent import loop
-from pykubeproxy.agent.enquiries import Enquiry, see
-from pykubeproxy.agent.flows import FlowCleaner
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
-from pykubeproxy.agent.observers import Observers
-from pykubeproxy.agent.status import Filter
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.observe.query import Query, see
+from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
-from pykubeproxy.kernel import Failed, Foreign, KernelError
+from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.damage import Damage
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.terms import Kernel
 from pykubeproxy.services.ports import PortName
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
@@ -81,10 +81,10 @@ class Family4:
         self.tables = FamilyTables(self.live, 200)
         self.complaint: KernelError | None = None
 
-    def facts(self, with_addresses: bool) -> Kernel:
+    def facts(self, with_addresses: bool) -> KernelFacts:
         if self.complaint:
             raise self.complaint
-        return Kernel(("192.168.99.10",))
+        return KernelFacts(("192.168.99.10",))
 
     def rules(self, key: ChainKey) -> tuple[str, ...]:
         return self.live.save().chains.get(key, ())
@@ -268,13 +268,13 @@ def tamper(family: Family4) -> None:
     family.live.tables["nat"][WEB.chain] = ()
 
 
-HEARD = Foreign(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
+HEARD = ExternalWrite(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
 
 
 def test_what_is_heard_of_is_put_right_at_once(family: Family4, clock: Clock) -> None:
     """Without waiting for minSyncPeriod; what others do in another family concerns nobody."""
     settings = config(iptables={"minSyncPeriod": "20s", "syncPeriod": "1000s"})
-    other = Foreign(Family.IPV6, chains=frozenset({WEB}))
+    other = ExternalWrite(Family.IPV6, chains=frozenset({WEB}))
     steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD, other), *at(5.2, STOP)]
     run(family, clock, *steps, settings=settings)
     assert family.rules(WEB)
@@ -397,7 +397,7 @@ def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Cl
 def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock) -> None:
     """Whoever asks gets what is served by then, and nothing is read from or written to the kernel for it."""
     first, second = (
-        Enquiry(lambda cluster, tables: see(cluster, tables, Filter()), Future()) for _ in range(2)
+        Query(lambda cluster, tables: see(cluster, tables, Filter()), Future()) for _ in range(2)
     )
     run(family, clock, *at(0, first), *STARTED, *at(5, second), *at(6, STOP))
     assert first.answer.result(0).matching == 0

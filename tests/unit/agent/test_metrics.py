@@ -8,7 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.sources import ManifestWatch, Trouble
 from tests.fakes.asking import recorded

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import observers
-from pykubeproxy.agent.observers import BindFailed, Observers
+from pykubeproxy.agent.observe import observers
+from pykubeproxy.agent.observe.observers import BindFailed, Observers
 from pykubeproxy.config import load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from tests.fakes.asking import ask, free_port

@@ -5,12 +5,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.pace import MAX_PERIOD, Pace
+from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 
 
 def test_nothing_is_due_before_it_is_asked_for() -> None:
     """The first request is due at once."""
-    pace = Pace(1.0, 30.0)
+    pace = SyncLimiter(1.0, 30.0)
     assert pace.due() == math.inf
     pace.request(5.0)
     assert pace.due() == 5.0
@@ -18,7 +18,7 @@ def test_nothing_is_due_before_it_is_asked_for() -> None:
 
 def test_the_minimum_counts_from_the_end_of_a_run() -> None:
     """A slow run does not lead to the next one right away; requests meanwhile are one run."""
-    pace = Pace(10.0, 30.0)
+    pace = SyncLimiter(10.0, 30.0)
     pace.request(0.0)
     pace.started()
     pace.request(1.0)
@@ -32,7 +32,7 @@ def test_the_minimum_counts_from_the_end_of_a_run() -> None:
 
 def test_a_request_after_the_minimum_is_due_at_once() -> None:
     """A quiet time is not made up for by waiting."""
-    pace = Pace(10.0, 30.0)
+    pace = SyncLimiter(10.0, 30.0)
     pace.finished(0.0, True)
     pace.request(50.0)
     assert pace.due() == 50.0
@@ -40,7 +40,7 @@ def test_a_request_after_the_minimum_is_due_at_once() -> None:
 
 def test_failures_are_tried_again_ever_later() -> None:
     """1, 2, 4 ... seconds, never more than the retry period; one success and it begins anew."""
-    pace = Pace(0.0, 30.0)
+    pace = SyncLimiter(0.0, 30.0)
     delays = []
     for _ in range(2000):
         pace.finished(0.0, False)
@@ -54,7 +54,7 @@ def test_failures_are_tried_again_ever_later() -> None:
 
 def test_a_change_hurries_a_retry_but_not_beyond_the_minimum() -> None:
     """It may be the very change that makes the next run succeed."""
-    pace = Pace(2.0, 30.0)
+    pace = SyncLimiter(2.0, 30.0)
     for _ in range(5):
         pace.finished(0.0, False)
     pace.request(0.5)
@@ -69,7 +69,7 @@ def test_runs_are_never_closer_than_the_minimum(
     minimum: float, gaps: list[tuple[float, float, bool]]
 ) -> None:
     """Whatever is asked for and however runs end; and no request waits longer than that once a run is over."""
-    pace, now, ended = Pace(minimum, 60.0), 0.0, -math.inf
+    pace, now, ended = SyncLimiter(minimum, 60.0), 0.0, -math.inf
     for gap, duration, succeeded in gaps:
         now += gap
         pace.request(now)

@@ -3,8 +3,8 @@
 import pytest
 
 import pykubeproxy
-from pykubeproxy.agent.metrics import Metrics
-from pykubeproxy.agent.pages import metrics_pages, statusz
+from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.agent.observe.pages import metrics_pages, statusz
 from pykubeproxy.config import load
 from tests.fakes.asking import TRANSPORT, Asked, ask, recorded
 from tests.unit.agent.conftest import Serve

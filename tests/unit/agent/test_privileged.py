@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import privileged
-from pykubeproxy.agent.privileged import Wanted, set_up, wanted
+from pykubeproxy.agent import node_setup as privileged
+from pykubeproxy.agent.node_setup import Wanted, set_up, wanted
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Missing

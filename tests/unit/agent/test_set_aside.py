@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import narrowing, set_aside
-from pykubeproxy.agent.complaints import Complaints
-from pykubeproxy.agent.healthchecks import Check, Wanted
-from pykubeproxy.agent.report import Report
-from pykubeproxy.agent.set_aside import Aside
-from pykubeproxy.agent.tables import FamilyTables, SyncFailed
+from pykubeproxy.agent.observe.healthchecks import Check, Wanted
+from pykubeproxy.agent.quarantine import bisect as narrowing
+from pykubeproxy.agent.quarantine import quarantine as set_aside
+from pykubeproxy.agent.quarantine.quarantine import Quarantined
+from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
+from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Failed, LockHeld, Refused
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.service import port_rules
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.serving import served_ports
+from pykubeproxy.services.resolve import resolve_ports
 from tests.fakes.iptables import FakeIptables
 from tests.fakes.notes import Notes
 from tests.objects import endpoint, service, slice_of
@@ -42,7 +43,7 @@ class Followed:
 
     def sync(self, *events: Event) -> Report:
         touched = {key for event in events for key in self.cluster.apply(event)}
-        on = terms(load(None, {}).config, HERE, None, Kernel(nfacct=False), Family.IPV4)
+        on = terms(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
         return self.tables.sync(self.cluster, touched, on)
 
     def refused(self) -> int:
@@ -199,11 +200,11 @@ def test_no_more_are_tried_when_time_is_up() -> None:
     followed = Followed(Backend.LEGACY)
     for event in numbered(1, 2, 3, 4):
         followed.cluster.apply(event)
-    on = terms(load(None, {}).config, HERE, None, Kernel(nfacct=False), Family.IPV4)
+    on = terms(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
     items = [
         it
         for key in followed.cluster.services()
-        for it in served_ports(followed.cluster, key.key, Family.IPV4, on.place)
+        for it in resolve_ports(followed.cluster, key.key, Family.IPV4, on.place)
     ]
     rendered = {it.port.name: port_rules(it.port, it.selection, on.options) for it in items}
     trials = narrowing.Trials(followed.live, on.options, None, -1.0, lambda: None)
@@ -273,14 +274,16 @@ def test_progress_is_told(followed: Followed) -> None:
 
 def with_aside(*services: str, family: Family = Family.IPV4) -> Report:
     made = report(*(service(name) for name in ("one", "two")), family=family)
-    aside = tuple(Aside(PortName("ns", name, "http", "TCP"), "Invalid argument", 1.0) for name in services)
+    aside = tuple(
+        Quarantined(PortName("ns", name, "http", "TCP"), "Invalid argument", 1.0) for name in services
+    )
     return Report(**{**{name: getattr(made, name) for name in made.__struct_fields__}, "aside": aside})
 
 
 def test_it_is_told_once(logged: list[MutableMapping[str, Any]]) -> None:
     """A line in the log for each family, one event for the Service; a line when it is served again."""
     notes = Notes()
-    told = Complaints(HERE, notes)
+    told = QuarantineReporter(HERE, notes)
     assert told.synced(with_aside("one"))
     assert not told.synced(with_aside("one"))
     assert told.synced(with_aside("one", family=Family.IPV6))
@@ -303,7 +306,7 @@ def test_it_is_told_once(logged: list[MutableMapping[str, Any]]) -> None:
 def test_hundreds_are_not_told_one_by_one(logged: list[MutableMapping[str, Any]]) -> None:
     """The first ones are, and how many more there are."""
     notes = Notes()
-    told = Complaints(HERE, notes)
+    told = QuarantineReporter(HERE, notes)
     assert told.synced(with_aside(*(f"svc{number}" for number in range(100))))
     assert (len(notes.events), len(logged)) == (20, 21)
     assert [it["services"] for it in logged if "services" in it] == [80]
@@ -323,5 +326,5 @@ def test_balancers_are_sent_elsewhere() -> None:
     assert wanted.checks() == {Key("ns", "web"): Check(32000, 1)}
     (item,) = made.served
     fields = {name: getattr(made, name) for name in made.__struct_fields__}
-    wanted.follow(Report(**{**fields, "aside": (Aside(item.port.name, "", 1.0),)}))
+    wanted.follow(Report(**{**fields, "aside": (Quarantined(item.port.name, "", 1.0),)}))
     assert wanted.checks() == {Key("ns", "web"): Check(32000, 0)}

@@ -8,18 +8,18 @@ from concurrent.futures import Future
 import msgspec
 import pytest
 
-from pykubeproxy.agent.desk import Desk
-from pykubeproxy.agent.enquiries import Enquiry, see
-from pykubeproxy.agent.metrics import Metrics
-from pykubeproxy.agent.observers import Observers
-from pykubeproxy.agent.pages import metrics_pages, preferred, read_filter
+from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.observe.pages import metrics_pages, preferred, read_filter
+from pykubeproxy.agent.observe.query import Query, see
+from pykubeproxy.agent.observe.status import Filter, Status, decode, encode
+from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.startup import Families
-from pykubeproxy.agent.status import Filter, Status, decode, encode
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import ManifestWatch, Trouble
 from tests.fakes.asking import ask
@@ -44,16 +44,16 @@ class Proxy:
         touched = set()
         for object_ in objects:
             touched |= self.cluster.apply(Updated(object_))  # type: ignore[arg-type]
-        on = terms(CONFIG, "node1", None, Kernel(nfacct=False), Family.IPV4)
+        on = terms(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
         self.observers.synced(self.tables.sync(self.cluster, touched, on), {}, ())
 
-    def put(self, enquiry: Enquiry) -> None:
+    def put(self, enquiry: Query) -> None:
         if self.answers:
             enquiry.meet(self.cluster, [self.tables])
 
     def status(self, wanted: Filter | None = None) -> Status:
         families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
-        return Desk("node1", families, self.observers, self.put).status(wanted or Filter())
+        return StatusService("node1", families, self.observers, self.put).status(wanted or Filter())
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_what_is_asked_for(proxy: Proxy) -> None:
 
 def test_a_loop_that_is_busy_keeps_nobody_waiting(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be told without it is told; the question it finds later costs it nothing."""
-    monkeypatch.setattr("pykubeproxy.agent.desk._PATIENCE", 0.01)
+    monkeypatch.setattr("pykubeproxy.agent.observe.status_service._PATIENCE", 0.01)
     proxy.sync(service())
-    asked: list[Enquiry] = []
+    asked: list[Query] = []
     monkeypatch.setattr(proxy, "put", asked.append)
     status = proxy.status()
     assert status.busy and not status.services
@@ -130,7 +130,7 @@ def test_a_loop_that_is_busy_keeps_nobody_waiting(proxy: Proxy, monkeypatch: pyt
 def test_the_objects(proxy: Proxy) -> None:
     """By name with their EndpointSlices, without a name all Services; the Node is this one, known or not."""
     proxy.sync(service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web"))
-    desk = Desk("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
+    desk = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
     found = desk.objects(Filter(service="web"))
     assert found is not None
     assert [it.name for it in found.services] == ["web"]
@@ -147,7 +147,7 @@ def test_what_is_not_watched(proxy: Proxy) -> None:
     proxy.sync(service("web"))
     away, well = ManifestWatch("-"), ManifestWatch("-")
     away.trouble = Trouble("services", 9.5, "refused")
-    desk = Desk("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well))
+    desk = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well))
     status = desk.status(Filter())
     (unwatched,) = status.unwatched
     assert (unwatched.objects, unwatched.why) == ("services", "refused")
@@ -158,7 +158,7 @@ def test_what_is_not_watched(proxy: Proxy) -> None:
 def test_an_enquiry_never_harms_the_loop(proxy: Proxy) -> None:
     """Whatever goes wrong goes to the one who asks."""
     answer: Future[object] = Future()
-    Enquiry(lambda cluster, tables: see(cluster, tables, Filter()), answer).meet(
+    Query(lambda cluster, tables: see(cluster, tables, Filter()), answer).meet(
         proxy.cluster,
         [object()],  # type: ignore[list-item]
     )
@@ -179,7 +179,7 @@ def test_asking_while_the_cluster_changes(proxy: Proxy) -> None:
 
 def test_very_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
     """The loop is not kept for long by services with thousands of endpoints."""
-    monkeypatch.setattr("pykubeproxy.agent.enquiries._MOST_ENDPOINTS", 30)
+    monkeypatch.setattr("pykubeproxy.agent.observe.query._MOST_ENDPOINTS", 30)
     pods = [Endpoint(f"10.244.0.{n}") for n in range(1, 21)]
     services = [service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(5)]
     proxy.sync(*services, *(slice_of(*pods, service=f"s{n}") for n in range(5)))

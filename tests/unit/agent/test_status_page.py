@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.agent import http
-from pykubeproxy.agent.status import (
+from pykubeproxy.agent.observe.status import (
     EndpointStatus,
     FamilyStatus,
     Filter,
@@ -21,8 +21,8 @@ from pykubeproxy.agent.status import (
     Sync,
     Unwatched,
 )
-from pykubeproxy.agent.status_page import status_page
-from pykubeproxy.agent.status_words import duration, health, pending
+from pykubeproxy.agent.observe.status_page import status_page
+from pykubeproxy.agent.observe.status_text import duration, health, pending
 from pykubeproxy.rules.damage import Damage
 from tests.unit.agent.conftest import Serve
 

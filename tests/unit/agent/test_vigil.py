@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from pykubeproxy.agent.vigil import Suspicion, Vigil
-from pykubeproxy.kernel import TABLES, Foreign
+from pykubeproxy.agent.drift.schedule import DriftSchedule, DriftScope
+from pykubeproxy.kernel import TABLES, ExternalWrite
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ruleset import ChainKey
@@ -15,12 +15,12 @@ IPV4 = Family.IPV4
 OURS = ChainKey("nat", "KUBE-SERVICES")
 
 
-def vigil() -> Vigil:
-    return Vigil(PERIOD, 0.0)
+def vigil() -> DriftSchedule:
+    return DriftSchedule(PERIOD, 0.0)
 
 
-def heard(*chains: ChainKey, writer: str = "x") -> Foreign:
-    return Foreign(IPV4, chains=frozenset(chains), writer=writer)
+def heard(*chains: ChainKey, writer: str = "x") -> ExternalWrite:
+    return ExternalWrite(IPV4, chains=frozenset(chains), writer=writer)
 
 
 def test_a_change_is_looked_at_a_moment_later() -> None:
@@ -28,10 +28,10 @@ def test_a_change_is_looked_at_a_moment_later() -> None:
     it = vigil()
     it.heard(heard(OURS, writer="a"), 10.0)
     it.heard(heard(ChainKey("nat", "PREROUTING"), writer="b"), 10.05)
-    it.heard(Foreign(IPV4, frozenset({"filter"})), 10.06)
+    it.heard(ExternalWrite(IPV4, frozenset({"filter"})), 10.06)
     assert it.due() == pytest.approx(10.1)
     chains = frozenset({OURS, ChainKey("nat", "PREROUTING")})
-    assert it.take(10.1) == Suspicion(10.0, frozenset({"filter"}), chains, ("a", "b"))
+    assert it.take(10.1) == DriftScope(10.0, frozenset({"filter"}), chains, ("a", "b"))
     assert it.due() == PERIOD
 
 
@@ -75,7 +75,7 @@ def test_a_slow_look_is_not_made_all_the_time() -> None:
 
 def test_repairs_wait_ever_longer_in_a_quarrel_and_not_for_ever() -> None:
     """Three are made at once; then half a second passes, then one, two and so on up to a minute."""
-    it = Vigil(1e6, 0.0)
+    it = DriftSchedule(1e6, 0.0)
     now, waits = 100.0, []
     for _ in range(14):
         it.heard(heard(OURS), now)

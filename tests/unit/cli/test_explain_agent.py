@@ -8,14 +8,15 @@ from typing import cast
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.agent import http, told
-from pykubeproxy.agent.enquiries import look
-from pykubeproxy.agent.metrics import Metrics
-from pykubeproxy.agent.pages import metrics_pages
-from pykubeproxy.agent.set_aside import Aside
-from pykubeproxy.agent.status import Filter
-from pykubeproxy.agent.tables import FamilyTables
-from pykubeproxy.agent.told import Objects
+from pykubeproxy.agent import http
+from pykubeproxy.agent.observe import object_documents as told
+from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.agent.observe.object_documents import Objects
+from pykubeproxy.agent.observe.pages import metrics_pages
+from pykubeproxy.agent.observe.query import look
+from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.quarantine.quarantine import Quarantined
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.cli import explain as command
 from pykubeproxy.cli.explain import explain
 from pykubeproxy.config import load
@@ -32,7 +33,7 @@ OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
 REFUSED = PortName("ns", "api", "http", "TCP")
 REFUSING = cast(
     "FamilyTables",
-    SimpleNamespace(family=Family.IPV4, set_aside=lambda: (Aside(REFUSED, "No such file", 1.0),)),
+    SimpleNamespace(family=Family.IPV4, set_aside=lambda: (Quarantined(REFUSED, "No such file", 1.0),)),
 )
 CONFIG = load(None, {"cluster-cidr": "10.42.0.0/16"}).config
 
@@ -137,7 +138,7 @@ def answering(serve: Serve, body: bytes) -> str:
 
 def test_another_version(serve: Serve) -> None:
     """Programs of two versions do not read each other's objects."""
-    body = told.encode(told.Told(Objects(Node("n")), "", version="0.0.1"))
+    body = told.encode(told.ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
     assert "it is of version 0.0.1, and this is" in asked("web", "--url", answering(serve, body)).stderr
 
 
@@ -149,8 +150,8 @@ OBJECTS_OF_WEB = Objects(Node("n"), (service("web"),))
     [
         (b"{", "truncated"),
         (b'{"x":' + b"[" * 100_000, "it is nested too deeply"),
-        (told.encode(told.Told(OBJECTS_OF_WEB, "mode: ipvs")), "kind: is missing"),
-        (told.encode(told.Told(OBJECTS_OF_WEB, "x" * 200_000)), "its configuration is longer than"),
+        (told.encode(told.ObjectDocument(OBJECTS_OF_WEB, "mode: ipvs")), "kind: is missing"),
+        (told.encode(told.ObjectDocument(OBJECTS_OF_WEB, "x" * 200_000)), "its configuration is longer than"),
     ],
 )
 def test_no_agent_at_all(serve: Serve, body: bytes, reason: str) -> None:

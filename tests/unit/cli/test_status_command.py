@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.agent import http
-from pykubeproxy.agent.status import FamilyStatus, Repair, Status, Sync, encode
+from pykubeproxy.agent.observe.status import FamilyStatus, Repair, Status, Sync, encode
 from pykubeproxy.cli.status import status
 from pykubeproxy.rules.damage import Damage
 from tests.fakes.asking import free_port

@@ -18,10 +18,10 @@ from pykubeproxy.inspect.forms import TIE
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import EndpointSlice, Family, Node, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests import strategies
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
@@ -39,7 +39,7 @@ def rules(objects: Objects, family: Family = Family.IPV4, **flags: str) -> Rules
     config = load(
         None, {"cluster-cidr": "10.244.0.0/16", **{k.replace("_", "-"): v for k, v in flags.items()}}
     )
-    on = terms(config.config, "node1", Node("node1", ("192.168.99.10",)), Kernel(), family)
+    on = terms(config.config, "node1", Node("node1", ("192.168.99.10",)), KernelFacts(), family)
     return as_installed(render(cluster, on), on.options)
 
 
@@ -319,7 +319,7 @@ def test_kube_proxys_rules(name: str) -> None:
     case = load_case(name)
     node = node_of(case)
     for family in Family:
-        on = terms(config_of(case), node.name, node, Kernel(addresses=ADDRESSES), family)
+        on = terms(config_of(case), node.name, node, KernelFacts(addresses=ADDRESSES), family)
         on = msgspec.structs.replace(on, options=msgspec.structs.replace(on.options, dispatch=Dispatch.FLAT))
         wanted = as_installed(render(cluster_of(case), on), on.options)
         left = parse(family, canonical("\n".join(case["expected"][family.value.lower()])))

@@ -6,22 +6,22 @@ from pykubeproxy.inspect.dump import ServiceView, Verdict, views
 from pykubeproxy.inspect.frontends import FrontendKind
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
-from pykubeproxy.services.backends import Backend
+from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import PortName, ServicePort
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 
 
-def wanted(name: str, family: Family) -> dict[PortName, Served]:
+def wanted(name: str, family: Family) -> dict[PortName, ResolvedPort]:
     case = load_case(name)
-    on = terms(config_of(case), "node1", node_of(case), Kernel(ADDRESSES), family)
+    on = terms(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
     cluster = cluster_of(case)
     return {
         item.port.name: item
         for service in cluster.services()
-        for item in served_ports(cluster, service.key, family, on.place, on.allow_external_ips)
+        for item in resolve_ports(cluster, service.key, family, on.place, on.allow_external_ips)
     }
 
 
@@ -61,7 +61,7 @@ def test_endpoints_and_frontends(name: str, family: Family) -> None:
             assert by_policy[Policy.CLUSTER].affinity_seconds == item.port.affinity_seconds
 
 
-def check_endpoints(view: ServiceView | None, backends: tuple[Backend, ...]) -> None:
+def check_endpoints(view: ServiceView | None, backends: tuple[ResolvedEndpoint, ...]) -> None:
     assert (targets(view) if view else set()) == {backend.target for backend in backends}
     for endpoint in view.endpoints if view else ():
         assert endpoint.share == pytest.approx(1 / len(backends), abs=1e-8)

@@ -18,11 +18,11 @@ from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.inspect.sentences import notes, why_passed_over
 from pykubeproxy.inspect.wanted import parse_wanted
 from pykubeproxy.objects import Family, Key, Node, Updated
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.selection import Place
+from pykubeproxy.services.selection import NodeTopology
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.objects import endpoint, service, slice_of
 
@@ -55,11 +55,11 @@ CASES = (
 DOCUMENTS = ("dual-stack", "headless", "lb-local", "topology-zone-missing-hint")
 
 
-def on(case: str) -> dict[Family, Terms]:
+def on(case: str) -> dict[Family, RuleContext]:
     loaded = load_case(case)
     node = node_of(loaded)
     return {
-        family: terms(config_of(loaded), node.name, node, Kernel(addresses=ADDRESSES), family)
+        family: terms(config_of(loaded), node.name, node, KernelFacts(addresses=ADDRESSES), family)
         for family in Family
     }
 
@@ -169,7 +169,7 @@ def test_masquerading_as_told(case: str) -> None:
 def test_another_place() -> None:
     """Elsewhere other endpoints are used; the comparison names those that differ, with their reasons here."""
     cluster = cluster_of(load_case("lb-local"))
-    there = _at(cluster, Place("node2", "zone-b"))
+    there = _at(cluster, NodeTopology("node2", "zone-b"))
     here = explained("lb-local")
     said = click.unstyle(explain_forms.comparison(there, here, on("lb-local")[Family.IPV4].place))
     assert said.splitlines() == [
@@ -180,7 +180,9 @@ def test_another_place() -> None:
         "    10.244.2.12:8080 is not used: on another node, and the traffic policy is",
         "      Local (it is on node2)",
     ]
-    document = explain_forms.document(there, Place("node2", "zone-b"), (here, Place("node1", "zone-a")))
+    document = explain_forms.document(
+        there, NodeTopology("node2", "zone-b"), (here, NodeTopology("node1", "zone-a"))
+    )
     differences = document["differences"]
     assert isinstance(differences, dict)
     assert differences["place"] == {"node": "node1", "zone": "zone-a"}
@@ -194,12 +196,14 @@ def test_same_elsewhere() -> None:
     """Where nothing differs that is said too."""
     cluster = cluster_of(load_case("dual-stack"))
     said = explain_forms.comparison(
-        _at(cluster, Place("node2"), "dual-stack"), explained("dual-stack"), Place("node1", "zone-a")
+        _at(cluster, NodeTopology("node2"), "dual-stack"),
+        explained("dual-stack"),
+        NodeTopology("node1", "zone-a"),
     )
     assert click.unstyle(said) == "\nOn node1 in zone-a the same endpoints are used.\n"
 
 
-def _at(cluster: Cluster, place: Place, case: str = "lb-local") -> list[Explanation]:
+def _at(cluster: Cluster, place: NodeTopology, case: str = "lb-local") -> list[Explanation]:
     moved = {family: msgspec.structs.replace(it, place=place) for family, it in on(case).items()}
     return [explain(cluster, it, moved) for it in cluster.services() if it.namespace != "default"]
 
@@ -214,7 +218,7 @@ def cluster(*objects: object) -> Cluster:
 def web(*objects: object, **config: str) -> PortWhy:
     """The one IPv4 port of ns/web among these objects, as node1 in zone-a serves it."""
     node = Node("node1", ("192.168.99.10",), zone="zone-a")
-    its_terms = terms(load(None, config).config, node.name, node, Kernel(), Family.IPV4)
+    its_terms = terms(load(None, config).config, node.name, node, KernelFacts(), Family.IPV4)
     made = cluster(*objects)
     found = made.service(Key("ns", "web"))
     assert found
@@ -262,9 +266,9 @@ def test_masquerading_in_words(config: dict[str, str], says: str) -> None:
 def test_external_ips_that_are_not_served() -> None:
     """With the feature gate off, external IPs are said not to be served."""
     config = load(None, {"feature-gates": "AllowServiceExternalIPs=false"}).config
-    its_terms = terms(config, "node1", Node("node1"), Kernel(), Family.IPV4)
+    its_terms = terms(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
     made = service(external_ips=("192.0.2.1",))
-    said = explain_forms.text([explain(cluster(made), made, {Family.IPV4: its_terms})], Place("node1"))
+    said = explain_forms.text([explain(cluster(made), made, {Family.IPV4: its_terms})], NodeTopology("node1"))
     assert "  Its external IP 192.0.2.1 is not served" in said
 
 

@@ -2,8 +2,8 @@
 
 import click
 
-from pykubeproxy.inspect.fitness import cluster, forms, settings, tables, tools
-from pykubeproxy.inspect.fitness.finding import Finding
+from pykubeproxy.inspect.preflight import cluster, forms, settings, tables, tools
+from pykubeproxy.inspect.preflight.finding import Finding
 from pykubeproxy.kernel.tools import Backend, Tools
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.fitness import neighbours, tables, tools
-from pykubeproxy.inspect.fitness.finding import Level, several
+from pykubeproxy.inspect.preflight import neighbours, tables, tools
+from pykubeproxy.inspect.preflight.finding import Level, several
 from pykubeproxy.kernel.processes import Listener, Process
 from pykubeproxy.kernel.tools import Backend, Tools
 from pykubeproxy.kernel.trial import Lack, Trial

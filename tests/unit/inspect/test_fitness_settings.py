@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.fitness.finding import Level
-from pykubeproxy.inspect.fitness.settings import bridged, connections, forwarding, node_ports, reverse_path
+from pykubeproxy.inspect.preflight.finding import Level
+from pykubeproxy.inspect.preflight.settings import bridged, connections, forwarding, node_ports, reverse_path
 from pykubeproxy.objects import Family
 
 NODE_PORTS = (30000, 32767)

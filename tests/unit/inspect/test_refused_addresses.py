@@ -8,9 +8,9 @@ from pykubeproxy.inspect import explain_forms
 from pykubeproxy.inspect.explain import explain_all
 from pykubeproxy.inspect.wanted import Wanted
 from pykubeproxy.objects import Family, Kind, Updated, decode
-from pykubeproxy.rules.terms import Kernel, terms
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.selection import Place
+from pykubeproxy.services.selection import NodeTopology
 
 CONFIG = load(None, {}).config
 
@@ -26,10 +26,10 @@ def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[st
     cluster = Cluster()
     for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
-    on = {family: terms(CONFIG, "n", None, Kernel(), family) for family in Family}
+    on = {family: terms(CONFIG, "n", None, KernelFacts(), family) for family in Family}
     found = explain_all(cluster, Wanted(name="web"), on)
-    text = click.unstyle(explain_forms.text(found, Place("n")))
-    return " ".join(text.split()), explain_forms.document(found, Place("n"))
+    text = click.unstyle(explain_forms.text(found, NodeTopology("n")))
+    return " ".join(text.split()), explain_forms.document(found, NodeTopology("n"))
 
 
 def test_addresses_of_a_service() -> None:

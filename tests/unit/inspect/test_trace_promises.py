@@ -11,9 +11,9 @@ from pykubeproxy.inspect.packet import Host, Packet
 from pykubeproxy.inspect.trace import Trace, walk
 from pykubeproxy.objects import Family, Kind, Listed
 from pykubeproxy.rules.render import render
-from pykubeproxy.services.backends import Backend
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.serving import served_ports
+from pykubeproxy.services.endpoints import ResolvedEndpoint
+from pykubeproxy.services.resolve import resolve_ports
 from tests.strategies import PODS
 from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
 from tests.walk import Packet as ModelPacket
@@ -38,7 +38,7 @@ def traced(world: World, packet: Packet) -> Trace:
     return walk(as_installed(render(cluster, on), on.options), packet, host)
 
 
-def targets(backends: tuple[Backend, ...]) -> dict[tuple[str, int], float]:
+def targets(backends: tuple[ResolvedEndpoint, ...]) -> dict[tuple[str, int], float]:
     return {(backend.endpoint.address, backend.port): 1 / len(backends) for backend in backends}
 
 
@@ -51,7 +51,7 @@ def test_cluster_ips(world: World, outside: bool) -> None:
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
     source = (CLIENT if outside else POD)[world.family]
     for service in world.services:
-        for served in served_ports(cluster, service.key, world.family, world.terms().place):
+        for served in resolve_ports(cluster, service.key, world.family, world.terms().place):
             port, selection = served.port, served.selection
             trace = traced(world, Packet(port.protocol.value.lower(), source, port.cluster_ip, port.port))
             chosen = selection.local if port.internal_local else selection.cluster

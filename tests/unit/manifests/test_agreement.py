@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import pykubeproxy
-from pykubeproxy.agent.health import Health, health_pages
 from pykubeproxy.agent.http import Request
+from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.cli.flags import load_config
 from pykubeproxy.cli.run import run
 from pykubeproxy.config import Config, load

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubeproxy.agent.metrics import Metrics
+from pykubeproxy.agent.observe.metrics import Metrics
 from tests.unit.manifests.overlays import MANIFESTS, Object, container, dashboard, one, read
 
 PROJECT = MANIFESTS.parent

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
@@ -21,7 +21,7 @@ from tests.walk import Packet, Walker
 NODE_IP = "192.168.99.10"
 
 
-def on_terms(node_ports: tuple[str, ...] = ()) -> Terms:
+def on_terms(node_ports: tuple[str, ...] = ()) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -29,7 +29,7 @@ def on_terms(node_ports: tuple[str, ...] = ()) -> Terms:
         "nodePortAddresses": list(node_ports),
     }
     node = Node(NODE, (NODE_IP,), (), "zone-a")
-    return terms(load(document, {}).config, NODE, node, Kernel((NODE_IP,)), Family.IPV4)
+    return terms(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
 
 
 class BlockByBlock(FakeIptables):

@@ -6,11 +6,11 @@ import pytest
 
 from pykubeproxy.config import Dispatch, load
 from pykubeproxy.objects import Family, Updated
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.skeleton import NAT_SERVICES
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import service, slice_of
 from tests.strategies import NODE
@@ -31,7 +31,7 @@ def rendered(dispatch: str) -> Ruleset:
         cluster.apply(Updated(it))
         cluster.apply(Updated(slice_of(f"10.244.{1 + number // 250}.{number % 250 + 1}", service=it.name)))
     config = load(None, {"dispatch": dispatch}).config
-    return render(cluster, terms(config, NODE, None, Kernel(), Family.IPV4))
+    return render(cluster, terms(config, NODE, None, KernelFacts(), Family.IPV4))
 
 
 @pytest.mark.parametrize("dispatch", ["flat", "tree", "auto"])
@@ -52,7 +52,7 @@ def test_one_cluster_ip_in_two_services(dispatch: str, first: str) -> None:
         cluster.apply(Updated(service(name, cluster_ip=DNS)))
         cluster.apply(Updated(slice_of(pods[name], service=name)))
     config = load(None, {"dispatch": dispatch}).config
-    rules = render(cluster, terms(config, NODE, None, Kernel(), Family.IPV4))
+    rules = render(cluster, terms(config, NODE, None, KernelFacts(), Family.IPV4))
     outcomes = Walker(rules).walk(Packet("10.244.1.77", DNS, "tcp", 80), "nat", "KUBE-SERVICES")
     assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]
 

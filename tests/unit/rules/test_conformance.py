@@ -4,9 +4,9 @@ import pytest
 
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, terms
 from tests.cases import ADDRESSES, NAMES, cluster_of, comparable, config_of, expected, load_case, node_of
 
 
@@ -15,7 +15,7 @@ def test_same_rules_as_kube_proxy(name: str) -> None:
     """Both families' chains, jumps included, are those of kube-proxy."""
     case = load_case(name)
     for family in Family:
-        on = terms(config_of(case), "node1", node_of(case), Kernel(ADDRESSES), family)
+        on = terms(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
         rendered = render(cluster_of(case), on)
         ensured = {**skeleton.JUMPS, skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(on.options)}
         whole = Ruleset(family, {**rendered.chains, **ensured})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.objects import (
     Deleted,
@@ -22,7 +22,7 @@ from pykubeproxy.objects import (
     decode,
 )
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.terms import Kernel, Terms, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.grammar import rule_violation, violations
@@ -35,13 +35,13 @@ _SOURCE_OR_DESTINATION = re.compile(r"-[sd] (\S+)")
 _TARGET = re.compile(r"--to-destination \[?([^]\s]+?)\]?:\d+$")
 
 
-def on_terms(family: Family, dispatch: str) -> Terms:
+def on_terms(family: Family, dispatch: str) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
     }
-    return terms(load(document, {"dispatch": dispatch}).config, NODE, None, Kernel(), family)
+    return terms(load(document, {"dispatch": dispatch}).config, NODE, None, KernelFacts(), family)
 
 
 def decoded(kind: Kind, raw: bytes) -> list[Object]:

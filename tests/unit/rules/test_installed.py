@@ -5,8 +5,8 @@ import pytest
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.rules.installed import udp_frontends
 from pykubeproxy.rules.ruleset import parse
-from pykubeproxy.services.selection import Place
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import NodeTopology
 from tests.cases import NAMES, cluster_of, expected, load_case
 
 
@@ -53,7 +53,9 @@ def test_what_kube_proxy_had_programmed(name: str) -> None:
         ports = [
             item
             for service in cluster.services()
-            for item in served_ports(cluster, service.key, family, Place(case["node"]["metadata"]["name"]))
+            for item in resolve_ports(
+                cluster, service.key, family, NodeTopology(case["node"]["metadata"]["name"])
+            )
             if item.port.protocol is Protocol.UDP
         ]
         found = udp_frontends(expected(case, family))
@@ -62,7 +64,7 @@ def test_what_kube_proxy_had_programmed(name: str) -> None:
         assert found >= {way for item in served for way in ways_in(item)}
 
 
-def ways_in(item: Served) -> set[tuple[str, int]]:
+def ways_in(item: ResolvedPort) -> set[tuple[str, int]]:
     """What leads to a service port, by its object."""
     port = item.port
     addresses = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)

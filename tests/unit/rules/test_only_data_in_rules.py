@@ -6,8 +6,8 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
+from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.rules.render import render
-from pykubeproxy.rules.terms import Kernel, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.junk import SYNTAX, WHOLE
 from tests.objects import slice_of
@@ -37,7 +37,7 @@ def test_syntax_never_becomes_part_of_a_rule(family: Family, place: str, text: s
         cluster.apply(Updated(decode(Kind.SERVICE, json.dumps(whole).encode())))
     except Undecodable as error:
         assert str(error).isprintable()
-    for rules in render(cluster, terms(CONFIG, NODE, None, Kernel(), family)).chains.values():
+    for rules in render(cluster, terms(CONFIG, NODE, None, KernelFacts(), family)).chains.values():
         for rule in rules:
             assert rule.isascii()
             assert rule.isprintable()

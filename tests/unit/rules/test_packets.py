@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pykubeproxy.config import load
 from pykubeproxy.objects import Endpoint, EndpointSlice, Family, Kind, Listed, Node, Port, Service, family_of
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.strategies import NAMES, NODE, ZONE, services, slices
 from tests.walk import Packet, Walker
@@ -76,7 +76,7 @@ class World(NamedTuple):
     masquerade_all: bool
     dispatch: str
 
-    def terms(self) -> Terms:
+    def terms(self) -> RuleContext:
         document = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -84,7 +84,7 @@ class World(NamedTuple):
             **DETECTION[self.detection],
             "pykubeproxy": {"dispatch": self.dispatch},
         }
-        return terms(load(document, {}).config, NODE, NODE_OBJECT, Kernel(), self.family)
+        return terms(load(document, {}).config, NODE, NODE_OBJECT, KernelFacts(), self.family)
 
     def rules(self) -> Ruleset:
         cluster = Cluster()

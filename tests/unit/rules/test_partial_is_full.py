@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Event, Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.terms import Kernel, Terms, terms
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.strategies import NODE, events
@@ -19,7 +19,9 @@ from tests.strategies import NODE, events
 pytestmark = pytest.mark.usefixtures("small_trees")
 
 
-def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool, dispatch: str = "auto") -> Terms:
+def terms_for(
+    node_port_addresses: tuple[str, ...], masquerade_all: bool, dispatch: str = "auto"
+) -> RuleContext:
     config = load(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -31,7 +33,7 @@ def terms_for(node_port_addresses: tuple[str, ...], masquerade_all: bool, dispat
         },
         {},
     ).config
-    return terms(config, NODE, None, Kernel(("192.168.99.10",)), Family.IPV4)
+    return terms(config, NODE, None, KernelFacts(("192.168.99.10",)), Family.IPV4)
 
 
 def without_kubelets(tables: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
@@ -56,7 +58,7 @@ varied_terms = st.builds(
     chains_per_block=st.sampled_from([None, 1, 5]),
 )
 def test_partial_syncs_leave_what_a_full_one_writes(
-    steps: list[tuple[list[Event], Terms]], backend: Backend, chains_per_block: int | None
+    steps: list[tuple[list[Event], RuleContext]], backend: Backend, chains_per_block: int | None
 ) -> None:
     """Also when the terms change on the way, and with any size of blocks."""
     cluster = Cluster()
@@ -73,7 +75,7 @@ def test_partial_syncs_leave_what_a_full_one_writes(
 
 @settings(max_examples=100, deadline=None)
 @given(changes=st.lists(events(), max_size=12), on=varied_terms)
-def test_a_second_full_sync_writes_nothing(changes: list[Event], on: Terms) -> None:
+def test_a_second_full_sync_writes_nothing(changes: list[Event], on: RuleContext) -> None:
     """A restart over unchanged objects, and a full sync over tables that are right, leave the tables alone."""
     cluster = Cluster()
     for change in changes:

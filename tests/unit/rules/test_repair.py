@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.tables import FamilyTables
+from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Event, Updated
 from pykubeproxy.rules import skeleton

@@ -5,8 +5,8 @@ import pytest
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, node_ips, primary_family, terms
 from pykubeproxy.rules.options import LocalTraffic
-from pykubeproxy.rules.terms import Kernel, Terms, node_ips, primary_family, terms
 from tests.strategies import NODE
 
 ADDRESSES = ("127.0.0.1", "127.0.0.53", "192.168.99.10", "10.244.1.1", "::1", "fd00:99::10", "fe80::1")
@@ -24,11 +24,11 @@ def config(**fields: object) -> Config:
     ).config
 
 
-def on(family: Family, node: Node | None = BOTH, **fields: object) -> Terms:
-    return terms(config(**fields), NODE, node, Kernel(ADDRESSES), family)
+def on(family: Family, node: Node | None = BOTH, **fields: object) -> RuleContext:
+    return terms(config(**fields), NODE, node, KernelFacts(ADDRESSES), family)
 
 
-def jumps(it: Terms) -> list[str]:
+def jumps(it: RuleContext) -> list[str]:
     """The matches of the jumps to the node ports, without comment and target."""
     said = (
         '-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" '
@@ -147,7 +147,7 @@ def test_the_masquerade_mark(bit: int, mark: str) -> None:
 
 def test_what_the_kernel_can_do_is_heeded() -> None:
     """With liberal TCP tracking INVALID packets are let through; without nfacct nothing is counted."""
-    kernel = Kernel(ADDRESSES, random_fully=False, nfacct=False, tcp_be_liberal=True)
+    kernel = KernelFacts(ADDRESSES, random_fully=False, nfacct=False, tcp_be_liberal=True)
     it = terms(config(), NODE, BOTH, kernel, Family.IPV4)
     text = str(skeleton.fixed_chains(it.options))
     assert "INVALID" not in text

@@ -5,8 +5,8 @@ import ipaddress
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import End, Flush, Frontends, NodePortAddresses, UdpPorts
-from pykubeproxy.services.selection import Place
-from pykubeproxy.services.serving import served_ports
+from pykubeproxy.services.resolve import resolve_ports
+from pykubeproxy.services.selection import NodeTopology
 from tests.objects import endpoint, service, slice_of
 
 EVERYWHERE = NodePortAddresses()
@@ -38,7 +38,7 @@ def flush_for(
         cluster.apply(Listed(Kind.SERVICE, services))
         cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
         names = {it.key for it in (*before, *services)}
-        served = [it for key in names for it in served_ports(cluster, key, Family.IPV4, Place("n1"))]
+        served = [it for key in names for it in resolve_ports(cluster, key, Family.IPV4, NodeTopology("n1"))]
         gone = [it for it in flush.ports if it not in {s.port.name for s in served}] if flush else []
         flush = ports.follow(served, gone, at) or flush
     assert flush
@@ -149,7 +149,7 @@ def test_two_services_with_one_external_address() -> None:
             (slice_of("10.244.0.5", service="a", ports=udp), slice_of("10.244.0.6", service="b", ports=udp)),
         )
     )
-    served = [it for s in both for it in served_ports(cluster, s.key, Family.IPV4, Place("n1"))]
+    served = [it for s in both for it in resolve_ports(cluster, s.key, Family.IPV4, NodeTopology("n1"))]
     flush = ports.follow(served, (), NodePortAddresses())
     assert flush
     for pod, goes in (("10.244.0.5", False), ("10.244.0.6", False), ("10.244.0.7", True)):

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pykubeproxy.objects import EndpointPort, EndpointSlice, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import Flush, NodePortAddresses, UdpPorts
-from pykubeproxy.services.selection import Place
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import NodeTopology
 from tests.objects import service, slice_of
 
 # A node port counts as one of an empty address.
@@ -16,15 +16,17 @@ UDP = (Port("dns", Protocol.UDP, 53, 30053), Port("http", Protocol.TCP, 80, 3008
 PODS = (EndpointPort("dns", Protocol.UDP, 53), EndpointPort("http", Protocol.TCP, 80))
 
 
-def served(*services: Service, slices: Iterable[EndpointSlice] = ()) -> list[Served]:
+def served(*services: Service, slices: Iterable[EndpointSlice] = ()) -> list[ResolvedPort]:
     """What a full sync of these objects looks at."""
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
-    return [item for it in services for item in served_ports(cluster, it.key, Family.IPV4, Place("n1"))]
+    return [
+        item for it in services for item in resolve_ports(cluster, it.key, Family.IPV4, NodeTopology("n1"))
+    ]
 
 
-def names(items: list[Served]) -> list[object]:
+def names(items: list[ResolvedPort]) -> list[object]:
     return [item.port.name for item in items]
 
 

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.objects import Endpoint, Family
-from pykubeproxy.services.backends import Backend, Ignored, belongs, unnoticed
-from pykubeproxy.services.selection import Place, Topology, Unheeded, topology_of, unheeded_hints
+from pykubeproxy.services.endpoints import ResolvedEndpoint, SkipReason, belongs, unnoticed
+from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Topology, ignored_hints, topology_of
 from tests.objects import endpoint, slice_of
 
-HERE = Place("node1", "zone-a")
+HERE = NodeTopology("node1", "zone-a")
 
 
-def backends(*endpoints: Endpoint) -> tuple[Backend, ...]:
-    return tuple(Backend(f"{it.address}:80", it, 80, it.node_name == "node1") for it in endpoints)
+def backends(*endpoints: Endpoint) -> tuple[ResolvedEndpoint, ...]:
+    return tuple(ResolvedEndpoint(f"{it.address}:80", it, 80, it.node_name == "node1") for it in endpoints)
 
 
 def zoned(address: str, *zones: str, **fields: object) -> Endpoint:
@@ -27,38 +27,38 @@ def noded(address: str, *nodes: str, **fields: object) -> Endpoint:
 def test_no_hints_need_no_excuse() -> None:
     """Where no ready endpoint has a hint there is nothing to say."""
     found = backends(endpoint("10.0.0.1"), zoned("10.0.0.2", "zone-a", ready=False))
-    assert unheeded_hints(found, HERE) == ()
+    assert ignored_hints(found, HERE) == ()
 
 
 def test_lacking() -> None:
     """Ready endpoints without a hint are named; those that are not ready do not count."""
     found = backends(zoned("10.0.0.1", "zone-a"), endpoint("10.0.0.2"), endpoint("10.0.0.3", ready=False))
-    assert unheeded_hints(found, HERE) == (Unheeded(Topology.SAME_ZONE, "zone-a", ("10.0.0.2:80",)),)
+    assert ignored_hints(found, HERE) == (IgnoredHints(Topology.SAME_ZONE, "zone-a", ("10.0.0.2:80",)),)
 
 
 def test_none_for_this_zone() -> None:
     """With a hint for each but none for here, nobody is lacking one, and the zone is named."""
     found = backends(zoned("10.0.0.1", "zone-b"), zoned("10.0.0.2", "zone-c"))
-    assert unheeded_hints(found, HERE) == (Unheeded(Topology.SAME_ZONE, "zone-a", ()),)
+    assert ignored_hints(found, HERE) == (IgnoredHints(Topology.SAME_ZONE, "zone-a", ()),)
 
 
 def test_zone_not_known() -> None:
     """A node without a zone label is told by an empty zone."""
     found = backends(zoned("10.0.0.1", "zone-b"))
-    assert unheeded_hints(found, Place("node1")) == (Unheeded(Topology.SAME_ZONE, "", ()),)
+    assert ignored_hints(found, NodeTopology("node1")) == (IgnoredHints(Topology.SAME_ZONE, "", ()),)
 
 
 def test_heeded() -> None:
     """Hints that are heeded need no excuse, and neither do those that are not looked at any more."""
     both = endpoint("10.0.0.1", node_hints=("node1",), zone_hints=("zone-b",))
-    assert unheeded_hints(backends(both), HERE) == ()
+    assert ignored_hints(backends(both), HERE) == ()
     assert topology_of(backends(both), HERE) is Topology.SAME_NODE
 
 
 def test_node_hints_fall_back_to_zones() -> None:
     """Node hints that do not count are excused though zone hints count."""
     found = backends(endpoint("10.0.0.1", node_hints=("node2",), zone_hints=("zone-a",)))
-    assert unheeded_hints(found, HERE) == (Unheeded(Topology.SAME_NODE, "node1", ()),)
+    assert ignored_hints(found, HERE) == (IgnoredHints(Topology.SAME_NODE, "node1", ()),)
     assert topology_of(found, HERE) is Topology.SAME_ZONE
 
 
@@ -73,13 +73,13 @@ def test_node_hints_fall_back_to_zones() -> None:
         ),
         max_size=4,
     ),
-    st.sampled_from([HERE, Place("node3", "zone-c"), Place("node1", "")]),
+    st.sampled_from([HERE, NodeTopology("node3", "zone-c"), NodeTopology("node1", "")]),
 )
-def test_heeded_or_excused(endpoints: list[Endpoint], place: Place) -> None:
+def test_heeded_or_excused(endpoints: list[Endpoint], place: NodeTopology) -> None:
     """Hints that a ready endpoint has are heeded or excused, never both, unless better ones are heeded."""
     found = backends(*endpoints)
     topology = topology_of(found, place)
-    excused = {it.hints for it in unheeded_hints(found, place)}
+    excused = {it.hints for it in ignored_hints(found, place)}
     ready = [it for it in endpoints if it.ready]
     assert topology not in excused
     if any(it.node_hints for it in ready):
@@ -93,10 +93,10 @@ def test_heeded_or_excused(endpoints: list[Endpoint], place: Place) -> None:
     ("fields", "reason"),
     [
         ({}, None),
-        ({"headless": True}, Ignored.HEADLESS),
+        ({"headless": True}, SkipReason.HEADLESS),
     ],
 )
-def test_slices(fields: dict[str, bool], reason: Ignored | None) -> None:
+def test_slices(fields: dict[str, bool], reason: SkipReason | None) -> None:
     """A slice is looked at unless it is labelled headless or of another family, and belongs only then."""
     slice_ = slice_of("10.0.0.1", **fields)
     assert unnoticed(slice_, Family.IPV4) is reason
@@ -106,7 +106,7 @@ def test_slices(fields: dict[str, bool], reason: Ignored | None) -> None:
 
 def test_slices_of_others() -> None:
     """A slice of the other family, or of names, says so."""
-    assert unnoticed(slice_of("10.0.0.1"), Family.IPV6) is Ignored.OTHER_FAMILY
+    assert unnoticed(slice_of("10.0.0.1"), Family.IPV6) is SkipReason.OTHER_FAMILY
     names = slice_of("10.0.0.1")
     fqdn = type(names)("ns", "names", "web", None)
-    assert unnoticed(fqdn, Family.IPV4) is Ignored.FQDN
+    assert unnoticed(fqdn, Family.IPV4) is SkipReason.FQDN

@@ -16,24 +16,26 @@ from pykubeproxy.objects import (
     decode,
 )
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import LeftOut, service_ports
-from pykubeproxy.services.selection import Place, Selection
-from pykubeproxy.services.serving import Served, served_ports
+from pykubeproxy.services.ports import ServiceSkipReason, service_ports
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import NodeTopology, Selection
 from tests.objects import endpoint, service, slice_of
 
-HERE = Place("node1", "zone-a")
+HERE = NodeTopology("node1", "zone-a")
 HTTP = Port("http", Protocol.TCP, 80)
 
 
-def served(*slices: EndpointSlice, of: Service | None = None, place: Place = HERE) -> tuple[Served, ...]:
+def served(
+    *slices: EndpointSlice, of: Service | None = None, place: NodeTopology = HERE
+) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     it = of or service()
     cluster.apply(Listed(Kind.SERVICE, (it,)))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    return served_ports(cluster, it.key, Family.IPV4, place)
+    return resolve_ports(cluster, it.key, Family.IPV4, place)
 
 
-def targets(*slices: EndpointSlice, of: Service | None = None, place: Place = HERE) -> list[str]:
+def targets(*slices: EndpointSlice, of: Service | None = None, place: NodeTopology = HERE) -> list[str]:
     """The endpoints in use under policy Cluster."""
     ((it),) = served(*slices, of=of, place=place)
     return [backend.target for backend in it.selection.cluster]
@@ -125,7 +127,7 @@ def test_a_node_without_a_zone_heeds_no_zone_hints() -> None:
     hinted = slice_of(
         endpoint("10.0.0.1", zone_hints=("zone-a",)), endpoint("10.0.0.2", zone_hints=("zone-b",))
     )
-    assert len(targets(hinted, place=Place("node1", ""))) == 2
+    assert len(targets(hinted, place=NodeTopology("node1", ""))) == 2
 
 
 def test_node_hints_come_first() -> None:
@@ -133,7 +135,7 @@ def test_node_hints_come_first() -> None:
     here = endpoint("10.0.0.1", node_hints=("node1",), zone_hints=("zone-b",))
     there = endpoint("10.0.0.2", node_hints=("node2",), zone_hints=("zone-a",))
     assert targets(slice_of(here, there)) == ["10.0.0.1:8080"]
-    assert targets(slice_of(here, there), place=Place("node3", "zone-a")) == ["10.0.0.2:8080"]
+    assert targets(slice_of(here, there), place=NodeTopology("node3", "zone-a")) == ["10.0.0.2:8080"]
 
 
 def test_hints_of_unready_endpoints_do_not_matter() -> None:
@@ -178,7 +180,7 @@ def test_the_last_resort_is_decided_apart_for_this_node() -> None:
 
 def test_without_a_node_name_nothing_is_local() -> None:
     """An endpoint without nodeName does not run on a node without a name."""
-    ((it),) = served(slice_of("10.0.0.1"), of=service(internal_local=True), place=Place(""))
+    ((it),) = served(slice_of("10.0.0.1"), of=service(internal_local=True), place=NodeTopology(""))
     assert it.selection.local == ()
     assert it.selection.any_usable
 
@@ -201,21 +203,25 @@ def test_slices_that_do_not_count(slice_: EndpointSlice) -> None:
 @pytest.mark.parametrize(
     ("fields", "labels", "reason"),
     [
-        ({"clusterIP": ""}, {}, LeftOut.NO_CLUSTER_IP),
-        ({"clusterIP": "None"}, {}, LeftOut.HEADLESS),
-        ({"clusterIP": "None", "clusterIPs": ["None"]}, {}, LeftOut.HEADLESS),
-        ({"clusterIP": "fd00::1"}, {}, LeftOut.OTHER_FAMILY),
-        ({"type": "ExternalName", "clusterIP": "10.0.0.1"}, {}, LeftOut.EXTERNAL_NAME),
-        ({"clusterIP": "10.0.0.1"}, {"service.kubernetes.io/service-proxy-name": ""}, LeftOut.OTHER_PROXY),
+        ({"clusterIP": ""}, {}, ServiceSkipReason.NO_CLUSTER_IP),
+        ({"clusterIP": "None"}, {}, ServiceSkipReason.HEADLESS),
+        ({"clusterIP": "None", "clusterIPs": ["None"]}, {}, ServiceSkipReason.HEADLESS),
+        ({"clusterIP": "fd00::1"}, {}, ServiceSkipReason.OTHER_FAMILY),
+        ({"type": "ExternalName", "clusterIP": "10.0.0.1"}, {}, ServiceSkipReason.EXTERNAL_NAME),
+        (
+            {"clusterIP": "10.0.0.1"},
+            {"service.kubernetes.io/service-proxy-name": ""},
+            ServiceSkipReason.OTHER_PROXY,
+        ),
         (
             {"clusterIP": "10.0.0.1"},
             {"service.kubernetes.io/service-proxy-name": "kube-proxy"},
-            LeftOut.OTHER_PROXY,
+            ServiceSkipReason.OTHER_PROXY,
         ),
     ],
 )
 def test_services_that_are_left_out(
-    fields: dict[str, object], labels: dict[str, str], reason: LeftOut
+    fields: dict[str, object], labels: dict[str, str], reason: ServiceSkipReason
 ) -> None:
     """Whatever else they say."""
     spec = {"ports": [{"port": 80}], "externalIPs": ["192.0.2.1"], **fields}

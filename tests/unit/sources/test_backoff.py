@@ -1,7 +1,7 @@
 """Pauses after failures, and what is logged of them."""
 
 from pykubeproxy.sources.backoff import Backoff, Troubles
-from pykubeproxy.sources.client import Pace
+from pykubeproxy.sources.client import TokenBucket
 from pykubeproxy.sources.watch import Trouble
 
 
@@ -64,7 +64,7 @@ def test_requests_are_paced() -> None:
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    pace = Pace(5, 3, clock=lambda: now[0], sleep=sleep)
+    pace = TokenBucket(5, 3, clock=lambda: now[0], sleep=sleep)
     for _ in range(5):
         pace.wait()
     assert slept == [0.2, 0.2]
@@ -77,7 +77,7 @@ def test_requests_are_paced() -> None:
 def test_pace_without_limit() -> None:
     """A qps that is not above zero means no limit."""
     slept: list[float] = []
-    pace = Pace(-1, 1, sleep=slept.append)
+    pace = TokenBucket(-1, 1, sleep=slept.append)
     for _ in range(50):
         pace.wait()
     assert not slept

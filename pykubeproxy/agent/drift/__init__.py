@@ -1,0 +1,1 @@
+"""Detect what other programs changed in our chains, and schedule checks and repairs."""

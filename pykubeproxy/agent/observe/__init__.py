@@ -1,0 +1,1 @@
+"""What the agent shows of itself: health, metrics, events, status, logs of syncs."""

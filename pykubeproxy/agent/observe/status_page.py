@@ -1,0 +1,292 @@
+"""The status as a page of HTML: one document without scripts or anything from elsewhere, fit for a phone."""
+
+import time
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from math import sqrt
+
+from pykubeproxy.agent.observe.status import (
+    ANY_LOCAL,
+    EndpointStatus,
+    Frontend,
+    PortStatus,
+    Repair,
+    Status,
+    Sync,
+)
+from pykubeproxy.agent.observe.status_text import (
+    SET_ASIDE,
+    aside_in_words,
+    duration,
+    family_state,
+    health,
+    kind_of,
+    pending,
+    typical,
+    unwatched,
+)
+from pykubeproxy.objects import address_and_port
+
+# How many endpoints of a service port, syncs, and service ports that are set aside are listed.
+_ENDPOINTS, _SYNCS, _ASIDE = 50, 10, 100
+_KINDS = {
+    "cluster-ip": "cluster IP",
+    "external-ip": "external IP",
+    "load-balancer-ip": "load balancer",
+    "node-port": "node port",
+}
+# The chart, in units of its own; a bar of the least height can still be seen.
+_BAR, _GAP, _HEIGHT, _LEAST = 8, 2, 60, 1.5
+_STYLE = """
+:root { color-scheme: light dark; --text: #22262b; --soft: #626a73; --line: #dcdfe3; --ground: #fdfdfc;
+  --bar: #7d9cb8; --full: #3e6a91; --good: #2c7a4b; --bad: #b3372f; }
+@media (prefers-color-scheme: dark) { :root { --text: #d9dde1; --soft: #98a1aa; --line: #353b41;
+  --ground: #17191c; --bar: #56748f; --full: #8fb6d9; --good: #6cc08b; --bad: #ef8078; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 52rem; color: var(--text);
+  background: var(--ground); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.35rem; font-weight: 600; margin: 0; }
+h2 { font-size: 1.05rem; font-weight: 600; margin: 2.25rem 0 .5rem; }
+p { margin: .25rem 0; }
+.soft, small, th { color: var(--soft); }
+.good { color: var(--good); } .bad { color: var(--bad); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { font-weight: 400; text-align: left; white-space: nowrap; }
+th, td { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+.number { text-align: right; white-space: nowrap; }
+.wide { overflow-x: auto; }
+time { white-space: nowrap; }
+svg { display: block; width: 100%; height: 5rem; border-bottom: 1px solid var(--line); }
+.bar { fill: var(--bar); } .full { fill: var(--full); } .failed { fill: var(--bad); }
+form { display: flex; flex-wrap: wrap; gap: .5rem; margin: .5rem 0 1rem; }
+input, button { font: inherit; color: inherit; background: transparent; border: 1px solid var(--line);
+  border-radius: .3rem; padding: .35rem .6rem; min-width: 0; }
+input { flex: 1 1 12rem; }
+details { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+summary { cursor: pointer; }
+summary b { font-weight: 600; }
+details table { margin: .5rem 0 .75rem; }
+@media (max-width: 36rem) {
+  .stacked, .stacked tbody { display: block; }
+  .stacked tr { display: flex; flex-wrap: wrap; column-gap: .75rem; padding: .3rem 0;
+    border-bottom: 1px solid var(--line); }
+  .stacked tr:first-child { display: none; }
+  .stacked td { border: 0; padding: 0; min-width: 0; }
+  .stacked .long { flex-basis: 100%; }
+  .stacked [data-of]::after { content: " " attr(data-of); }
+  .stacked [data-done]::before { content: attr(data-done) " "; }
+}
+"""
+
+
+def status_page(status: Status) -> str:
+    """The whole document."""
+    title = f"pykubeproxy on {escape(status.node)}"
+    parts = (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style>\n</head>\n<body>",
+        *_head(status, title),
+        *_families(status),
+        *_set_aside(status),
+        *_repairs(status.repairs, status.now),
+        *_last_syncs(status.syncs, status.now),
+        *_services(status),
+        "</body>\n</html>\n",
+    )
+    return "\n".join(parts)
+
+
+def _head(status: Status, title: str) -> Iterator[str]:
+    yield f"<h1>{title}</h1>"
+    yield f"<p>{_health(status)}</p>"
+    up = duration(max(0.0, status.now - status.started))
+    yield (
+        f'<p class="soft">Version {escape(status.version)}, iptables backend {escape(status.backend)}.'
+        f" Up {up}, since {_moment(status.started)}.</p>"
+    )
+    if away := unwatched(status):
+        yield f'<p class="bad">{escape(away)}</p>'
+    waiting = pending(status)
+    if waiting:
+        yield f"<p>{escape(waiting)}</p>"
+
+
+def _health(status: Status) -> str:
+    kind = "good" if status.healthy and not status.unwatched else "bad"
+    return f'<span class="{kind}">{escape(health(status))}</span>'
+
+
+def _families(status: Status) -> Iterator[str]:
+    yield "<h2>Families</h2>"
+    yield '<table class="stacked"><tr><th>Family<th>State<th class="number">Services'
+    yield '<th class="number">Endpoints<th class="number">Rules<th>Last updated</tr>'
+    for family in status.families:
+        state = family_state(family)
+        kind = "good" if state == "up to date" else "bad"
+        updated = _ago(status.now, family.last_updated) if family.last_updated else "never"
+        yield (
+            f'<tr><td>{escape(family.family)}<td class="{kind}">{state}'
+            f'<td class="number" data-of="services">{family.services}'
+            f'<td class="number" data-of="endpoints">{family.endpoints}'
+            f'<td class="number" data-of="rules">{sum(family.rules.values())}'
+            f'<td data-done="updated">{updated}</tr>'
+        )
+    yield "</table>"
+    for name, reason in status.lacking.items():
+        yield f'<p class="soft">{escape(name)} is left out: {escape(reason)}</p>'
+
+
+def _set_aside(status: Status) -> Iterator[str]:
+    aside = [(family.family, it) for family in status.families for it in family.set_aside]
+    if not aside:
+        return
+    yield "<h2>Set aside</h2>"
+    yield f"<p>{escape(SET_ASIDE)}</p>"
+    yield '<table class="stacked"><tr><th>Service<th>Family<th>Since<th>Reason</tr>'
+    for family, it in aside[:_ASIDE]:
+        yield (
+            f"<tr><td>{escape(it.title)} <small>{escape(it.protocol)}</small><td>{escape(family)}"
+            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(aside_in_words(it))}</tr>'
+        )
+    yield "</table>"
+    if len(aside) > _ASIDE:
+        yield f"<p><small>and {len(aside) - _ASIDE} more, which the JSON form has</small></p>"
+
+
+def _repairs(repairs: Sequence[Repair], now: float) -> Iterator[str]:
+    if not repairs:
+        return
+    yield "<h2>Repairs</h2>"
+    yield "<p>Others changed our rules, which were then put right.</p>"
+    yield '<table class="stacked"><tr><th>When<th>Family<th class="number">Time<th>What<th>By</tr>'
+    for repair in reversed(repairs):
+        yield (
+            f'<tr><td>{_ago(now, repair.time)}<td>{escape(repair.family)}<td class="number">'
+            f'{duration(repair.seconds)}<td class="long">{escape(repair.what)}'
+            f'<td class="long">{escape(", ".join(repair.writers))}</tr>'
+        )
+    yield "</table>"
+
+
+def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
+    yield "<h2>Last syncs</h2>"
+    if not syncs:
+        yield '<p class="soft">There has been none yet.</p>'
+        return
+    middle, worst = typical(syncs)
+    number = f"The last {len(syncs)}" if len(syncs) > 1 else "One so far"
+    yield f"<p>{number}: median {duration(middle)}, longest {duration(worst)}.</p>"
+    yield from _chart(syncs, worst)
+    yield "<p><small>A bar for each sync, the newest at the right, its height by the square root of the time; one in a stronger colour was full, a red one failed."
+    yield "</small></p>"
+    yield '<table class="stacked"><tr><th>Ended<th>Family<th>Kind<th class="number">Time'
+    yield '<th class="number">Rules written</tr>'
+    for sync in reversed(syncs[-_SYNCS:]):
+        rules = (
+            f'<td class="long bad">{escape(sync.failure)}'
+            if sync.failure
+            else f'<td class="number" data-of="rules">{sync.rules}'
+        )
+        yield (
+            f"<tr><td>{_ago(now, sync.time)}<td>{escape(sync.family)}<td>{kind_of(sync)}"
+            f'<td class="number">{duration(sync.seconds)}{rules}</tr>'
+        )
+    yield "</table>"
+
+
+def _chart(syncs: Sequence[Sync], worst: float) -> Iterator[str]:
+    width = len(syncs) * (_BAR + _GAP)
+    # Few bars do not get broader for it.
+    box = max(width, 30 * (_BAR + _GAP))
+    yield (
+        f'<svg viewBox="0 0 {box} {_HEIGHT}" preserveAspectRatio="none" role="img"'
+        f' aria-label="Time of the last {len(syncs)} syncs, up to {duration(worst)}">'
+    )
+    for position, sync in enumerate(syncs):
+        # Partial syncs take a hundredth of the time of full ones, and are to be seen beside them.
+        height = max(_LEAST, _HEIGHT * sqrt(sync.seconds / worst)) if worst else _LEAST
+        kind = "failed" if sync.failure else "full" if sync.full else "bar"
+        left = box - width + position * (_BAR + _GAP)
+        yield (
+            f'<rect class="{kind}" x="{left}" y="{_HEIGHT - height:.1f}" width="{_BAR}" height="{height:.1f}">'
+            f"<title>{_moment(sync.time)}, {escape(sync.family)}, {kind_of(sync)}: {duration(sync.seconds)}"
+            "</title></rect>"
+        )
+    yield "</svg>"
+
+
+def _services(status: Status) -> Iterator[str]:
+    yield "<h2>Services</h2>"
+    yield from _form(status)
+    if status.busy:
+        yield "<p>A sync is running; ask again for the services.</p>"
+        return
+    names = {(port.namespace, port.name) for port in status.services}
+    if not names:
+        yield f'<p class="soft">{"None is asked for." if status.matching else "There are none."}</p>'
+    elif len(names) < status.matching:
+        yield f"<p>The first {len(names)} of {status.matching}; name one above to see it.</p>"
+    by_port = groupby(status.services, key=lambda port: (port.title, port.protocol, port.family))
+    for (title, protocol, family), policies in by_port:
+        yield f"<details{' open' if len(names) == 1 else ''}><summary><b>{escape(title)}</b>"
+        several = [*policies]
+        numbers = ", ".join(_in_short(port, with_policy=len(several) > 1) for port in several)
+        yield f'<span class="soft">{escape(protocol)} {escape(family)}</span> {numbers}</summary>'
+        for port in several:
+            yield from _policy(port)
+        yield "</details>"
+
+
+def _form(status: Status) -> Iterator[str]:
+    wanted = status.filter
+    yield '<form method="get">'
+    for name, value in (("namespace", wanted.namespace), ("service", wanted.service)):
+        yield (
+            f'<input name="{name}" value="{escape(value)}" placeholder="{name}" aria-label="{name}"'
+            ' autocapitalize="none" autocomplete="off">'
+        )
+    yield "<button>Show</button></form>"
+
+
+def _in_short(port: PortStatus, with_policy: bool) -> str:
+    used = sum(endpoint.used for endpoint in port.endpoints)
+    kind = "" if used else ' class="bad"'
+    under = f" under {escape(port.policy)}" if with_policy else ""
+    return f"<span{kind}>{used} of {len(port.endpoints)} endpoints{under}</span>"
+
+
+def _policy(port: PortStatus) -> Iterator[str]:
+    frontends = ", ".join(_frontend(frontend) for frontend in port.frontends)
+    yield f"<p>{escape(frontends)} <small>policy {escape(port.policy)}</small></p>"
+    if not port.endpoints:
+        return
+    shown = port.endpoints[:_ENDPOINTS]
+    yield '<div class="wide"><table><tr><th>Endpoint<th class="number">Share<th>State</tr>'
+    yield from map(_endpoint, shown)
+    yield "</table></div>"
+    if others := len(port.endpoints) - len(shown):
+        yield f"<p><small>and {others} more, which the JSON form has</small></p>"
+
+
+def _endpoint(endpoint: EndpointStatus) -> str:
+    at = escape(address_and_port(endpoint.address, endpoint.port))
+    share = f"{100 * endpoint.share:.3g}%"
+    return f'<tr><td>{at}<td class="number">{share}<td>{escape(endpoint.state)}</tr>'
+
+
+def _frontend(frontend: Frontend) -> str:
+    kind = _KINDS.get(frontend.kind, frontend.kind)
+    if frontend.address == ANY_LOCAL:
+        return f"{kind} {frontend.port}"
+    return f"{kind} {address_and_port(frontend.address, frontend.port)}"
+
+
+def _ago(now: float, then: float) -> str:
+    """How long ago, and the exact time where a pointer rests on it."""
+    return f'<time title="{_moment(then)}">{duration(max(0.0, now - then))} ago</time>'
+
+
+def _moment(seconds: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds or 0))

@@ -1,0 +1,1 @@
+"""Find service ports whose rules iptables rejects, and keep them from blocking all others."""

@@ -1,0 +1,110 @@
+"""The terms on which a family's rules are made, from configuration, Node object and kernel."""
+
+import ipaddress
+from collections.abc import Iterable
+
+import msgspec
+
+from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
+from pykubeproxy.rules.options import LocalTraffic, RuleOptions
+from pykubeproxy.rules.text import host
+from pykubeproxy.services.selection import NodeTopology
+
+_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - not bound to, only recognised
+_FALLBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+
+
+class KernelFacts(msgspec.Struct, frozen=True):
+    """What rules need to know of this node's kernel.
+
+    `addresses` are those of the node's interfaces, of both families. `tcp_be_liberal` is the sysctl
+    nf_conntrack_tcp_be_liberal, `nfacct` whether the counters exist.
+    """
+
+    addresses: tuple[str, ...] = ()
+    random_fully: bool = True
+    nfacct: bool = True
+    tcp_be_liberal: bool = False
+
+
+class RuleContext(msgspec.Struct, frozen=True):
+    """All that the rules of one family depend on besides Services and EndpointSlices."""
+
+    place: NodeTopology
+    options: RuleOptions
+    node_port_jumps: tuple[str, ...]
+    allow_external_ips: bool = True
+
+
+def terms(
+    config: Config, node_name: str, node: Node | None, kernel: KernelFacts, family: Family
+) -> RuleContext:
+    """Put together the terms of one family; `node` may be None as long as the Node object is not known."""
+    node_ip = node_ips(config, node)[family]
+    wanted = node_port_networks(config, node_ip, family)
+    options = RuleOptions(
+        family=family,
+        masquerade_bit=config.iptables.masquerade_bit,
+        masquerade_all=config.iptables.masquerade_all,
+        local_traffic=_local_traffic(config, node, family),
+        localhost_node_ports=config.iptables.localhost_node_ports
+        and (family is Family.IPV6 or serves_loopback(wanted)),
+        node_ip=node_ip,
+        random_fully=kernel.random_fully,
+        nfacct=kernel.nfacct,
+        drop_invalid=not kernel.tcp_be_liberal,
+        dispatch=config.dispatch,
+    )
+    return RuleContext(
+        place=NodeTopology(node_name, node.zone if node else ""),
+        options=options,
+        node_port_jumps=node_port_jumps(wanted, _of_family(kernel.addresses, family), options),
+        allow_external_ips=config.feature_gates.allow_service_external_ips,
+    )
+
+
+def node_ips(config: Config, node: Node | None) -> dict[Family, str]:
+    """This node's address in each family: bindAddress if it names one, else the Node's, else loopback."""
+    addresses = dict(_FALLBACK)
+    for address in reversed(node.addresses if node else ()):
+        addresses[family_of(address)] = address
+    if config.bind_address and config.bind_address not in _UNSPECIFIED:
+        addresses[family_of(config.bind_address)] = config.bind_address
+    return addresses
+
+
+def primary_family(config: Config, node: Node | None) -> Family:
+    """The family this node cannot do without: that of bindAddress, else of the Node's first address, else IPv4."""
+    if config.bind_address and config.bind_address not in _UNSPECIFIED:
+        return family_of(config.bind_address)
+    return family_of(node.addresses[0]) if node and node.addresses else Family.IPV4
+
+
+def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTraffic | None:
+    detect = config.detect_local
+    match detect.mode:
+        case DetectLocalMode.BRIDGE_INTERFACE:
+            return LocalTraffic(interface=detect.bridge_interface)
+        case DetectLocalMode.INTERFACE_NAME_PREFIX:
+            return LocalTraffic(interface=f"{detect.interface_name_prefix}+")
+        case DetectLocalMode.NODE_CIDR:
+            cidrs = _of_family(node.pod_cidrs if node else (), family)
+        case DetectLocalMode.CLUSTER_CIDR:
+            cidrs = _of_family(detect.cluster_cidrs, family)
+    return LocalTraffic(source=cidrs[0]) if cidrs else None
+
+
+def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[str, ...]:
+    """The networks whose addresses serve node ports; empty for all of them.
+
+    With "primary" too it is all of them in a family in which the node has no address of its own.
+    """
+    if config.node_port_addresses == ("primary",):
+        return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)
+    return _of_family(config.node_port_addresses, family)
+
+
+def _of_family(texts: Iterable[str], family: Family) -> tuple[str, ...]:
+    return tuple(text for text in texts if family_of(text) is family)
