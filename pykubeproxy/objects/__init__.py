@@ -1,7 +1,6 @@
-"""The fields of Service, EndpointSlice and Node that decide about rules, decoded once and checked.
+"""Decode and validate the fields of Service, EndpointSlice and Node that decide about rules.
 
-Pure: bytes or parsed JSON come in, frozen values go out. Nothing unchecked leaves this room: every name, address and
-port in these values is safe to stand in a rule.
+Pure: JSON comes in, frozen values go out. Every name, address and port in these values is safe to write into a rule.
 """
 
 from pykubeproxy.objects.decode import Undecodable, decode
@@ -17,11 +16,11 @@ from pykubeproxy.objects.values import (
     Object,
     Port,
     Protocol,
-    Refused,
+    RejectedAddress,
     Service,
     address_and_port,
+    address_warning,
     family_of,
-    remark,
 )
 
 __all__ = [
@@ -38,12 +37,12 @@ __all__ = [
     "Object",
     "Port",
     "Protocol",
-    "Refused",
+    "RejectedAddress",
     "Service",
     "Undecodable",
     "Updated",
     "address_and_port",
+    "address_warning",
     "decode",
     "family_of",
-    "remark",
 ]

@@ -1,4 +1,7 @@
-"""Checks and canonical forms of the values inside objects; each raises ValueError with a short reason."""
+"""Validate single values and return them in canonical form. Each function raises ValueError with a short reason.
+
+`field` names the value in that reason.
+"""
 
 import ipaddress
 import re
@@ -10,7 +13,7 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
-# The beginnings, or the whole, of addresses in canonical form.
+# Prefixes of, or whole, canonical addresses.
 _SPECIAL = re.compile(
     r"(?P<unspecified>0\.0\.0\.0$|::$)"
     r"|(?P<loopback>127\.|::1$)"
@@ -20,67 +23,67 @@ _SPECIAL = re.compile(
 )
 
 
-def label(text: str, what: str) -> str:
-    """A DNS label: at most 63 of a-z, 0-9 and '-'; so a comment made of three of them fits iptables' 255 characters."""
+def label(text: str, field: str) -> str:
+    """Check a DNS label: at most 63 of a-z, 0-9 and '-'. Three labels fit an iptables comment of 255 characters."""
     if not _LABEL.fullmatch(text):
-        raise ValueError(f"{what} is {text!r}, not a DNS label")
+        raise ValueError(f"{field} is {text!r}, not a DNS label")
     return text
 
 
-def subdomain(text: str, what: str) -> str:
-    """A DNS subdomain name: at most 253 of a-z, 0-9, '-' and '.'."""
+def subdomain(text: str, field: str) -> str:
+    """Check a DNS subdomain name: at most 253 of a-z, 0-9, '-' and '.'."""
     if not _SUBDOMAIN.fullmatch(text):
-        raise ValueError(f"{what} is {text!r}, not a DNS subdomain name")
+        raise ValueError(f"{field} is {text!r}, not a DNS subdomain name")
     return text
 
 
-def port(number: int | None, what: str) -> int:
-    """A port from 1 to 65535; None and 0 both mean that there is none, and give 0."""
+def port(number: int | None, field: str) -> int:
+    """Check a port from 1 to 65535. Return 0 for None and 0, which both mean unset."""
     if number is None or 0 <= number <= 65535:
         return number or 0
-    raise ValueError(f"{what} is {number}, not a port from 1 to 65535")
+    raise ValueError(f"{field} is {number}, not a port from 1 to 65535")
 
 
-def protocol(text: str | None, what: str) -> Protocol:
-    """A protocol; one that is missing is TCP."""
+def protocol(text: str | None, field: str) -> Protocol:
+    """Return a protocol, TCP if missing."""
     try:
         return Protocol(text or "TCP")
     except ValueError:
-        raise ValueError(f"{what} is {text!r}, not TCP, UDP or SCTP") from None
+        raise ValueError(f"{field} is {text!r}, not TCP, UDP or SCTP") from None
 
 
-def address(text: str, what: str) -> str:
-    """An IP address in canonical form.
+def address(text: str, field: str) -> str:
+    """Return an IP address in canonical form.
 
-    As in Go's net package, leading zeros of IPv4 octets are dropped rather than read as octal, and an IPv4-mapped IPv6
-    address is that IPv4 address.
+    As in Go's net package, leading zeros of IPv4 octets are dropped, not octal, and an IPv4-mapped IPv6 address is that
+    IPv4 address.
     """
     if _CANONICAL_IPV4.fullmatch(text):
         return text
     try:
         ip = ipaddress.ip_address(_without_leading_zeros(text))
     except ValueError:
-        raise ValueError(f"{what} is {text!r}, not an IP address") from None
+        raise ValueError(f"{field} is {text!r}, not an IP address") from None
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.scope_id:
-            raise ValueError(f"{what} is {text!r}, with a zone that no rule can hold")
+            raise ValueError(f"{field} is {text!r}, with a zone, which rules cannot match")
         if ip.ipv4_mapped:
             return str(ip.ipv4_mapped)
     return str(ip)
 
 
-def special(canonical: str, link_local_too: bool) -> str:
-    """Why an address is nobody's to serve, such as "a loopback address"; "" for any that may be.
+def special(canonical: str, reject_link_local: bool) -> str:
+    """Return the type of an address that must not be served, such as "a loopback address", or "".
 
-    With `link_local_too` it is what the API server refuses in externalIPs and EndpointSlices, and multicast and
-    broadcast addresses besides.
+    `reject_link_local` applies the API server's rules for externalIPs and EndpointSlices. Multicast and broadcast
+    addresses are always rejected.
     """
     match = _SPECIAL.match(canonical)
     match match.lastgroup if match else None:
         case None:
             return ""
         case "linklocal":
-            return "a link-local address" if link_local_too else ""
+            return "a link-local address" if reject_link_local else ""
         case "unspecified":
             return "the unspecified address"
         case "broadcast":
@@ -89,27 +92,27 @@ def special(canonical: str, link_local_too: bool) -> str:
             return f"a {kind} address"
 
 
-def address_of(family: Family, text: str, what: str) -> str:
-    """An IP address of one family, in canonical form."""
-    canonical = address(text, what)
+def address_of(family: Family, text: str, field: str) -> str:
+    """Return an IP address of one family in canonical form."""
+    canonical = address(text, field)
     if (":" in canonical) is not (family is Family.IPV6):
-        raise ValueError(f"{what} is {text!r}, not an {family.value} address")
+        raise ValueError(f"{field} is {text!r}, not an {family.value} address")
     return canonical
 
 
-def cidr(text: str, what: str) -> str:
-    """A network in canonical form, host bits cleared; white space around it is dropped, as kube-proxy does."""
+def cidr(text: str, field: str) -> str:
+    """Return a network in canonical form: host bits cleared, surrounding white space stripped as in kube-proxy."""
     host, slash, prefix = text.strip().partition("/")
-    # Python would take a zone ("fe80::%eth0") into the network, whatever characters it is made of.
+    # Python accepts any text as a zone ("fe80::%eth0") and keeps it in the network.
     if slash and "%" not in host and prefix.isascii() and prefix.isdigit():
         try:
             return str(ipaddress.ip_network(f"{_without_leading_zeros(host)}/{prefix}", strict=False))
         except ValueError:
             pass
-    raise ValueError(f"{what} is {text!r}, not a network such as 10.0.0.0/8")
+    raise ValueError(f"{field} is {text!r}, not a network such as 10.0.0.0/8")
 
 
 def _without_leading_zeros(text: str) -> str:
-    """Drop them where Python would refuse them: in IPv4, also at the end of an IPv6 address."""
+    """Drop the leading zeros that Python rejects: those of an IPv4 address, also inside an IPv6 address."""
     head, colon, quad = text.rpartition(":")
     return head + colon + _LEADING_ZEROS.sub("", quad) if "." in quad else text

@@ -1,4 +1,4 @@
-"""JSON of the API to checked values. An object that does not fit is refused whole, with one line that says why."""
+"""Decode JSON of the API to validated values. An object with an invalid field is rejected as a whole."""
 
 import datetime
 import sys
@@ -16,7 +16,7 @@ from pykubeproxy.objects.values import (
     Node,
     Object,
     Port,
-    Refused,
+    RejectedAddress,
     Service,
 )
 
@@ -26,27 +26,27 @@ SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 
-# What kube-apiserver fills in for ClientIP affinity without a timeout, in seconds.
+# The default of kube-apiserver, in seconds.
 _DEFAULT_AFFINITY = 10800
 _MAX_AFFINITY = 86400
-# Times that one Service may say its ports for each of its addresses and source ranges: each is a rule or more. A text of
-# a hundred kilobytes could ask for ten million otherwise. It is some hundred times what any Service has.
-_MOST_PLACES = 100_000
+# Ports times addresses and source ranges of one Service: each product is at least one rule. Without a limit an object
+# of 100 kB could require ten million rules.
+_MAX_RULES = 100_000
 
 
 class Undecodable(ValueError):
-    """An object that cannot be used. `namespace` and `name` are what could be read of them; str() is one line."""
+    """An object cannot be decoded. `namespace` and `name` are as far as readable; str() is one line."""
 
     def __init__(self, kind: Kind, namespace: str, name: str, reason: str) -> None:
         self.kind, self.namespace, self.name, self.reason = kind, namespace, name, reason
         title = f"{namespace}/{name}" if namespace else name
         shown = title if title.isascii() and title.isprintable() and title else repr(title)
-        line = f"{_shortened(shown, 320)} is passed over: {_shortened(' '.join(reason.split()), 300)}"
+        line = f"{_shortened(shown, 320)} is skipped: {_shortened(' '.join(reason.split()), 300)}"
         super().__init__(f"{kind.value} {line}")
 
 
 def _shortened(text: str, longest: int) -> str:
-    """A text without its middle if it is too long to be read; what is wrong with a value stands at the end."""
+    """Cut the middle out of a long text; the end tells what is wrong with a value."""
     return text if len(text) <= longest else f"{text[: longest - 80]} ... {text[-75:]}"
 
 
@@ -58,8 +58,7 @@ _nodes = msgspec.json.Decoder(wire.Node)
 def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
     """Decode one object of the API.
 
-    Raises Undecodable for a field that is missing, of a wrong type or not a legal value. Fields this program does not
-    know are skipped.
+    Raise Undecodable if a required field is missing or a field has a wrong type or value. Ignore unknown fields.
     """
     try:
         match kind:
@@ -70,24 +69,24 @@ def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
             case Kind.NODE:
                 return _node(_nodes.decode(raw))
     except (ValueError, RecursionError) as error:
-        namespace, name = _title(raw)
+        namespace, name = _key(raw)
         raise Undecodable(kind, namespace, name, _reason(error)) from None
 
 
 def _reason(error: Exception) -> str:
-    """msgspec writes "Expected `int`, got `str` - at `$.spec.ports[0].port`"; the field reads better in front."""
+    """Put the field first: msgspec writes "Expected `int`, got `str` - at `$.spec.ports[0].port`"."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    said, at, path = str(error).partition(" - at `$.")
-    return f"{path.rstrip('`')}: {said[0].lower()}{said[1:]}" if at else said
+    message, at, path = str(error).partition(" - at `$.")
+    return f"{path.rstrip('`')}: {message[0].lower()}{message[1:]}" if at else message
 
 
-class _Titled(msgspec.Struct):
+class _Head(msgspec.Struct):
     metadata: dict[str, msgspec.Raw]
 
 
-def _title(raw: bytes | msgspec.Raw) -> tuple[str, str]:
-    """Namespace and name of an object that is otherwise not to be decoded, "?" for a name that is not there."""
+def _key(raw: bytes | msgspec.Raw) -> tuple[str, str]:
+    """Return namespace and name of an undecodable object, "?" for a missing name."""
 
     def text(field: str, missing: str) -> str:
         try:
@@ -96,33 +95,33 @@ def _title(raw: bytes | msgspec.Raw) -> tuple[str, str]:
             return missing
 
     try:
-        metadata = msgspec.json.decode(raw, type=_Titled).metadata
+        metadata = msgspec.json.decode(raw, type=_Head).metadata
     except (ValueError, RecursionError):
         return "", "?"
     return text("namespace", ""), text("name", "?")
 
 
-def _service(it: wire.Service) -> Service:
-    meta, spec = it.metadata, it.spec
+def _service(service: wire.Service) -> Service:
+    meta, spec = service.metadata, service.spec
     labels = meta.labels or {}
     headless = spec.clusterIP == "None"
     affinity = None
     if spec.sessionAffinity == "ClientIP":
         affinity = _affinity_seconds(spec.sessionAffinityConfig)
-    _check_extent(it)
-    refused: list[Refused] = []
+    _check_size(service)
+    rejected: list[RejectedAddress] = []
     return Service(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.label(meta.name, "metadata.name"),
         type=spec.type or "ClusterIP",
-        cluster_ips=() if headless else _cluster_ips(spec, refused),
+        cluster_ips=() if headless else _cluster_ips(spec, rejected),
         ports=tuple(_service_port(port, i) for i, port in enumerate(spec.ports or ())),
-        external_ips=_served(
+        external_ips=_servable(
             ((f"spec.externalIPs[{i}]", ip) for i, ip in enumerate(spec.externalIPs or ())),
-            refused,
-            link_local_too=True,
+            rejected,
+            reject_link_local=True,
         ),
-        load_balancer_ips=_load_balancer_ips(it.status, refused),
+        load_balancer_ips=_load_balancer_ips(service.status, rejected),
         source_ranges=tuple(
             check.cidr(text, f"spec.loadBalancerSourceRanges[{i}]")
             for i, text in enumerate(spec.loadBalancerSourceRanges or ())
@@ -133,42 +132,42 @@ def _service(it: wire.Service) -> Service:
         health_check_node_port=check.port(spec.healthCheckNodePort, "spec.healthCheckNodePort"),
         proxy_name=labels.get(PROXY_NAME_LABEL),
         headless=headless,
-        refused=tuple(refused),
+        rejected=tuple(rejected),
     )
 
 
-def _check_extent(it: wire.Service) -> None:
-    spec, balancer = it.spec, it.status.loadBalancer if it.status else None
+def _check_size(service: wire.Service) -> None:
+    spec, balancer = service.spec, service.status.loadBalancer if service.status else None
     ports, ranges = len(spec.ports or ()), len(spec.loadBalancerSourceRanges or ())
     addresses = len(spec.externalIPs or ()) + len(balancer.ingress or () if balancer else ())
-    if ports * (1 + addresses + ranges) > _MOST_PLACES:
+    if ports * (1 + addresses + ranges) > _MAX_RULES:
         raise ValueError(
-            f"{ports} ports for {addresses} addresses and {ranges} source ranges are more than {_MOST_PLACES} rules"
+            f"{ports} ports for {addresses} addresses and {ranges} source ranges are more than {_MAX_RULES} rules"
         )
 
 
-def _served(
-    addresses: Iterable[tuple[str, str]], refused: list[Refused], link_local_too: bool = False
+def _servable(
+    addresses: Iterable[tuple[str, str]], rejected: list[RejectedAddress], reject_link_local: bool = False
 ) -> tuple[str, ...]:
-    """The addresses of these fields that may be served; the others are added to `refused`.
+    """Return the canonical addresses that may be served; add the others to `rejected`.
 
-    A rule for 127.0.0.1 or 0.0.0.0 would take the node's own connections away from it.
+    Rules for 127.0.0.1 or 0.0.0.0 would redirect connections of the node itself.
     """
-    found = []
+    servable = []
     for field, text in addresses:
         address = check.address(text, field)
-        if reason := check.special(address, link_local_too):
-            refused.append(Refused(field, address, reason))
+        if reason := check.special(address, reject_link_local):
+            rejected.append(RejectedAddress(field, address, reason))
         else:
-            found.append(address)
-    return tuple(found)
+            servable.append(address)
+    return tuple(servable)
 
 
-def _cluster_ips(spec: wire.ServiceSpec, refused: list[Refused]) -> tuple[str, ...]:
+def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedAddress]) -> tuple[str, ...]:
     if not spec.clusterIP:
         return ()
     addresses = spec.clusterIPs or [spec.clusterIP]
-    return _served(((f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(addresses)), refused)
+    return _servable(((f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(addresses)), rejected)
 
 
 def _affinity_seconds(config: wire.SessionAffinityConfig | None) -> int:
@@ -182,39 +181,39 @@ def _affinity_seconds(config: wire.SessionAffinityConfig | None) -> int:
     return seconds
 
 
-def _service_port(it: wire.Port, index: int) -> Port:
+def _service_port(port: wire.Port, index: int) -> Port:
     at = f"spec.ports[{index}]"
-    number = check.port(it.port, f"{at}.port")
+    number = check.port(port.port, f"{at}.port")
     if not number:
         raise ValueError(f"{at}.port is 0, not a port from 1 to 65535")
     return Port(
-        name=check.label(it.name, f"{at}.name") if it.name else "",
-        protocol=check.protocol(it.protocol, f"{at}.protocol"),
+        name=check.label(port.name, f"{at}.name") if port.name else "",
+        protocol=check.protocol(port.protocol, f"{at}.protocol"),
         port=number,
-        node_port=check.port(it.nodePort, f"{at}.nodePort"),
+        node_port=check.port(port.nodePort, f"{at}.nodePort"),
     )
 
 
-def _load_balancer_ips(status: wire.ServiceStatus | None, refused: list[Refused]) -> tuple[str, ...]:
-    """Addresses of the ingresses that want rules: with ipMode Proxy the balancer keeps its packets (KEP-1860)."""
+def _load_balancer_ips(status: wire.ServiceStatus | None, rejected: list[RejectedAddress]) -> tuple[str, ...]:
+    """Return the ingress addresses that need rules: not those of ipMode Proxy (KEP-1860)."""
     balancer = status.loadBalancer if status else None
     addresses = (
         (f"status.loadBalancer.ingress[{i}].ip", ingress.ip)
         for i, ingress in enumerate(balancer.ingress or () if balancer else ())
         if ingress.ip and ingress.ipMode in (None, "VIP")
     )
-    return _served(addresses, refused)
+    return _servable(addresses, rejected)
 
 
-def _slice(it: wire.EndpointSlice) -> EndpointSlice:
-    meta = it.metadata
+def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
+    meta = slice_.metadata
     labels, annotations = meta.labels or {}, meta.annotations or {}
     service = labels.get(SERVICE_NAME_LABEL, "")
-    if it.addressType not in ("IPv4", "IPv6", "FQDN"):
-        raise ValueError(f"addressType is {it.addressType!r}, not IPv4, IPv6 or FQDN")
-    family = None if it.addressType == "FQDN" else Family(it.addressType)
+    if slice_.addressType not in ("IPv4", "IPv6", "FQDN"):
+        raise ValueError(f"addressType is {slice_.addressType!r}, not IPv4, IPv6 or FQDN")
+    family = None if slice_.addressType == "FQDN" else Family(slice_.addressType)
     endpoints = (
-        tuple(_endpoint(family, endpoint, i) for i, endpoint in enumerate(it.endpoints or ()))
+        tuple(_endpoint(family, endpoint, i) for i, endpoint in enumerate(slice_.endpoints or ()))
         if family
         else ()
     )
@@ -224,63 +223,63 @@ def _slice(it: wire.EndpointSlice) -> EndpointSlice:
         service=check.label(service, f"label {SERVICE_NAME_LABEL}") if service else "",
         family=family,
         endpoints=endpoints,
-        ports=tuple(_endpoint_port(port, i) for i, port in enumerate(it.ports or ())),
+        ports=tuple(_endpoint_port(port, i) for i, port in enumerate(slice_.ports or ())),
         headless=HEADLESS_LABEL in labels,
         trigger_time=_timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
-        refused=tuple(
-            Refused(f"endpoints[{i}].addresses[0]", endpoint.address, reason)
+        rejected=tuple(
+            RejectedAddress(f"endpoints[{i}].addresses[0]", endpoint.address, reason)
             for i, endpoint in enumerate(endpoints)
-            if (reason := check.special(endpoint.address, link_local_too=True))
+            if (reason := check.special(endpoint.address, reject_link_local=True))
         ),
     )
 
 
-def _endpoint(family: Family, it: wire.Endpoint, index: int) -> Endpoint:
-    conditions = it.conditions or wire.Conditions()
-    hints = it.hints or wire.Hints()
-    first = it.addresses[0] if it.addresses else ""
+def _endpoint(family: Family, endpoint: wire.Endpoint, index: int) -> Endpoint:
+    conditions = endpoint.conditions or wire.Conditions()
+    hints = endpoint.hints or wire.Hints()
+    first = endpoint.addresses[0] if endpoint.addresses else ""
     return Endpoint(
         address=check.address_of(family, first, f"endpoints[{index}].addresses[0]") if first else "",
         ready=conditions.ready is not False,
         serving=conditions.serving is not False,
         terminating=conditions.terminating is True,
-        node_name=sys.intern(it.nodeName or ""),
-        zone=sys.intern(it.zone or ""),
+        node_name=sys.intern(endpoint.nodeName or ""),
+        zone=sys.intern(endpoint.zone or ""),
         zone_hints=tuple(sys.intern(zone.name) for zone in hints.forZones or ()),
         node_hints=tuple(sys.intern(node.name) for node in hints.forNodes or ()),
-        pod=(it.targetRef.name or "") if it.targetRef else "",
+        pod=(endpoint.targetRef.name or "") if endpoint.targetRef else "",
     )
 
 
-def _endpoint_port(it: wire.EndpointPort, index: int) -> EndpointPort:
+def _endpoint_port(port: wire.EndpointPort, index: int) -> EndpointPort:
     at = f"ports[{index}]"
     return EndpointPort(
-        name=check.label(it.name, f"{at}.name") if it.name else it.name,
-        protocol=check.protocol(it.protocol, f"{at}.protocol"),
-        port=check.port(it.port, f"{at}.port") or None,
+        name=check.label(port.name, f"{at}.name") if port.name else port.name,
+        protocol=check.protocol(port.protocol, f"{at}.protocol"),
+        port=check.port(port.port, f"{at}.port") or None,
     )
 
 
 def _timestamp(text: str | None) -> float | None:
-    """Seconds since 1970 of an RFC 3339 time; None if there is none or it is malformed, for it only feeds a metric."""
+    """Return an RFC 3339 time in seconds since 1970; None if missing or malformed, as it only feeds a metric."""
     try:
         time = datetime.datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
-    # Without an offset it would be taken for the time of wherever this process runs.
+    # Python takes a time without offset as local time.
     return time.timestamp() if time and time.tzinfo else None
 
 
-def _node(it: wire.Node) -> Node:
-    meta, spec, status = it.metadata, it.spec or wire.NodeSpec(), it.status or wire.NodeStatus()
+def _node(node: wire.Node) -> Node:
+    meta, spec, status = node.metadata, node.spec or wire.NodeSpec(), node.status or wire.NodeStatus()
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
     return Node(
         name=check.subdomain(meta.name, "metadata.name"),
         addresses=tuple(
             check.address(it.address, f"status.addresses[{i}].address")
-            for wanted in ("InternalIP", "ExternalIP")
+            for type_ in ("InternalIP", "ExternalIP")
             for i, it in enumerate(status.addresses or ())
-            if it.type == wanted
+            if it.type == type_
         ),
         pod_cidrs=tuple(check.cidr(text, f"spec.podCIDRs[{i}]") for i, text in enumerate(pod_cidrs)),
         zone=(meta.labels or {}).get(ZONE_LABEL, ""),

@@ -1,4 +1,4 @@
-"""What a source tells: the whole state of a kind, or one object that came, changed or went."""
+"""Events from sources: all objects of a kind, or one object added, updated or deleted."""
 
 import msgspec
 
@@ -6,20 +6,20 @@ from pykubeproxy.objects.values import Key, Kind, Object
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The complete present state of a kind: an object that is not in it is gone."""
+    """All objects of a kind: any other object of the kind has been deleted."""
 
     kind: Kind
     objects: tuple[Object, ...]
 
 
 class Updated(msgspec.Struct, frozen=True):
-    """One object as it is now, whether new or changed."""
+    """One object, added or updated."""
 
     object: Object
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """One object that is gone, or that can no longer be decoded and counts as gone."""
+    """One object that was deleted or can no longer be decoded."""
 
     kind: Kind
     key: Key

@@ -1,4 +1,4 @@
-"""The objects of the Kubernetes API as the rest of the program sees them: small, frozen, already checked."""
+"""Validated, frozen values of the Kubernetes objects this program reads."""
 
 import enum
 from typing import NamedTuple
@@ -7,14 +7,14 @@ import msgspec
 
 
 class Family(enum.Enum):
-    """An address family; the value is the one of EndpointSlice.addressType and of the metric label ip_family."""
+    """An address family, with the values of EndpointSlice.addressType and of the metric label ip_family."""
 
     IPV4 = "IPv4"
     IPV6 = "IPv6"
 
 
 class Protocol(enum.Enum):
-    """A transport protocol as Kubernetes writes it."""
+    """A transport protocol, spelled as in Kubernetes."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -22,7 +22,7 @@ class Protocol(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """The kinds of objects that are watched."""
+    """A watched kind of object."""
 
     SERVICE = "Service"
     ENDPOINT_SLICE = "EndpointSlice"
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Key(NamedTuple):
-    """What identifies an object within its kind; the namespace of a Node is empty."""
+    """The identity of an object within its kind; the namespace of a Node is empty."""
 
     namespace: str
     name: str
@@ -40,31 +40,28 @@ class Key(NamedTuple):
 
 
 def family_of(address: str) -> Family:
-    """The family of a canonical IP address or CIDR."""
+    """Return the family of a canonical IP address or CIDR."""
     return Family.IPV6 if ":" in address else Family.IPV4
 
 
 def address_and_port(address: str, port: int) -> str:
-    """Such as 10.0.0.1:80 or [fd00::1]:80."""
+    """Return text such as 10.0.0.1:80 or [fd00::1]:80."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-class Refused(NamedTuple):
-    """A legal address of an object that is not served all the same: its field, the address, and what it is.
-
-    str() goes on from "Service ns/name: ".
-    """
+class RejectedAddress(NamedTuple):
+    """A well-formed address that is never served; `reason` is its type, such as "a loopback address"."""
 
     field: str
     address: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.address}, {self.reason}: it is passed over"
+        return f"{self.field} is {self.address}, {self.reason}: it is skipped"
 
 
 class Port(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a Service's spec.ports; `name` may be empty, `node_port` is 0 when there is none."""
+    """One entry of a Service's spec.ports. `name` may be empty; `node_port` is 0 if unset."""
 
     name: str
     protocol: Protocol
@@ -75,11 +72,11 @@ class Port(msgspec.Struct, frozen=True, gc=False):
 class Service(msgspec.Struct, frozen=True):
     """A Service.
 
-    `load_balancer_ips` holds only addresses that a proxy serves: those of an ingress with ipMode Proxy are left out
-    (KEP-1860). `affinity_seconds` is None without ClientIP affinity. `proxy_name` is the label
-    service.kubernetes.io/service-proxy-name, with which a Service asks for another proxy; None if it is not there.
-    `headless` means that clusterIP is None: clients go to the pods themselves. `refused` are addresses that were left
-    out.
+    - `load_balancer_ips`: without those of ipMode Proxy (KEP-1860)
+    - `affinity_seconds`: None without ClientIP affinity
+    - `proxy_name`: the label service.kubernetes.io/service-proxy-name, None if missing
+    - `headless`: clusterIP is "None"
+    - `rejected`: addresses left out of the other fields
     """
 
     namespace: str
@@ -96,7 +93,7 @@ class Service(msgspec.Struct, frozen=True):
     health_check_node_port: int = 0
     proxy_name: str | None = None
     headless: bool = False
-    refused: tuple[Refused, ...] = ()
+    rejected: tuple[RejectedAddress, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -104,7 +101,7 @@ class Service(msgspec.Struct, frozen=True):
 
 
 class EndpointPort(msgspec.Struct, frozen=True, gc=False):
-    """One entry of an EndpointSlice's ports; a name or port of None is to be ignored by proxies."""
+    """One entry of an EndpointSlice's ports. Proxies ignore entries whose name or port is None."""
 
     name: str | None
     protocol: Protocol
@@ -112,9 +109,9 @@ class EndpointPort(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """One endpoint of an EndpointSlice, reduced to its first address; `address` is empty when it has none.
+    """One endpoint of an EndpointSlice with its first address, "" if it has none.
 
-    Conditions that the API leaves out are filled in here: ready and serving are true, terminating is false.
+    Missing conditions default to ready, serving and not terminating.
     """
 
     address: str
@@ -131,10 +128,11 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 class EndpointSlice(msgspec.Struct, frozen=True):
     """An EndpointSlice.
 
-    `service` is the label kubernetes.io/service-name, empty if missing. `family` is None for slices of type FQDN.
-    `headless` is the label service.kubernetes.io/headless. `trigger_time` is the annotation
-    endpoints.kubernetes.io/last-change-trigger-time in seconds since 1970.
-    `refused` are addresses of `endpoints` that are not to be used.
+    - `service`: the label kubernetes.io/service-name, "" if missing
+    - `family`: None for addressType FQDN
+    - `headless`: the label service.kubernetes.io/headless is set
+    - `trigger_time`: the annotation endpoints.kubernetes.io/last-change-trigger-time in seconds since 1970
+    - `rejected`: addresses of `endpoints` that must not be used
     """
 
     namespace: str
@@ -145,7 +143,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     ports: tuple[EndpointPort, ...] = ()
     headless: bool = False
     trigger_time: float | None = None
-    refused: tuple[Refused, ...] = ()
+    rejected: tuple[RejectedAddress, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -157,7 +155,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A Node: `addresses` are its InternalIPs followed by its ExternalIPs, `taints` the keys of its taints."""
+    """A Node. `addresses` are its InternalIPs, then its ExternalIPs; `taints` are the keys of its taints."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -174,10 +172,10 @@ class Node(msgspec.Struct, frozen=True):
 Object = Service | EndpointSlice | Node
 
 
-def remark(object_: Object) -> str:
-    """What of an object is never served although the API may have it, in one line; "" as a rule."""
-    if isinstance(object_, Node) or not object_.refused:
+def address_warning(object_: Object) -> str:
+    """Return one line about the rejected addresses of an object; "" if it has none."""
+    if isinstance(object_, Node) or not object_.rejected:
         return ""
-    more = len(object_.refused) - 1
-    others = f", and so are {more} others" if more > 1 else ", and so is another" if more else ""
-    return f"{type(object_).__name__} {object_.key}: {object_.refused[0]}{others}"
+    first, *others = object_.rejected
+    more = f", and {len(others)} more" if others else ""
+    return f"{type(object_).__name__} {object_.key}: {first}{more}"

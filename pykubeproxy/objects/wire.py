@@ -1,7 +1,6 @@
-"""The JSON of the Kubernetes API, as far as it is read: one struct for each level, named as the API names it.
+"""The JSON of the Kubernetes API as msgspec structs, with the field names of the API.
 
-A field that the API may leave out or send as null has a default; a field without one is required. Unknown fields are
-skipped by msgspec without building them.
+Fields that may be missing or null have a default. msgspec skips unknown fields.
 """
 
 import msgspec

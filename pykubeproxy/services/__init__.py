@@ -1,4 +1,4 @@
-"""From objects to who serves whom: service ports, endpoints, and the reason for each that is left out.
+"""Resolve Services and EndpointSlices to service ports and their endpoints, with a reason for each one skipped.
 
-Pure: no clock, no environment, no logging; what it decides it returns.
+Pure: no clock, no environment, no logging.
 """

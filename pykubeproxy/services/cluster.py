@@ -1,4 +1,4 @@
-"""The present objects of the cluster: the one place where they are kept."""
+"""The current Services, EndpointSlices and Nodes of the cluster."""
 
 from collections.abc import Iterator
 
@@ -15,14 +15,11 @@ from pykubeproxy.objects import (
     Service,
     Updated,
 )
-from pykubeproxy.services.endpoints import belongs
+from pykubeproxy.services.endpoints import is_usable_slice
 
 
 class Cluster:
-    """Services, their EndpointSlices and Nodes as the events so far leave them.
-
-    Not thread-safe: one thread applies events and reads.
-    """
+    """Store objects as events report them. Not thread-safe: one thread applies events and reads."""
 
     def __init__(self) -> None:
         self._listed: set[Kind] = set()
@@ -32,7 +29,7 @@ class Cluster:
         self._nodes: dict[str, Node] = {}
 
     def apply(self, event: Event) -> set[Key]:
-        """Take in one event; returns the Services that it concerns. One that changes nothing concerns none."""
+        """Apply one event and return the keys of the Services it changes."""
         match event:
             case Listed(kind, objects):
                 return self._replace(kind, objects)
@@ -42,7 +39,7 @@ class Cluster:
                 return self._remove(kind, key)
 
     def has_listed(self, *kinds: Kind) -> bool:
-        """Whether the complete state of all these kinds has been seen."""
+        """Return whether all these kinds have been listed."""
         return self._listed.issuperset(kinds)
 
     def service(self, key: Key) -> Service | None:
@@ -52,11 +49,11 @@ class Cluster:
         return iter(self._services.values())
 
     def slices_of(self, key: Key, family: Family) -> tuple[EndpointSlice, ...]:
-        """The EndpointSlices of a Service that count in a family, in the order of their names."""
-        return tuple(slice_ for slice_ in self.all_slices_of(key) if belongs(slice_, family))
+        """Return the usable EndpointSlices of a Service in a family, sorted by name."""
+        return tuple(slice_ for slice_ in self.all_slices_of(key) if is_usable_slice(slice_, family))
 
     def all_slices_of(self, key: Key) -> tuple[EndpointSlice, ...]:
-        """The EndpointSlices that bear the name of a Service, in the order of their names, whether they count or not."""
+        """Return all EndpointSlices labelled with a Service, usable or not, sorted by name."""
         slices = self._slices_of.get(key, {})
         return tuple(slices[name] for name in sorted(slices))
 
@@ -64,18 +61,18 @@ class Cluster:
         return self._nodes.get(name)
 
     def counts(self) -> tuple[int, int]:
-        """How many Services and how many EndpointSlices there are."""
+        """Return the number of Services and of EndpointSlices."""
         return len(self._services), len(self._slices)
 
     def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> set[Key]:
         self._listed.add(kind)
         present = {object_.key for object_ in objects}
-        concerned: set[Key] = set()
+        affected: set[Key] = set()
         for key in self._keys(kind) - present:
-            concerned |= self._remove(kind, key)
+            affected |= self._remove(kind, key)
         for object_ in objects:
-            concerned |= self._put(object_)
-        return concerned
+            affected |= self._put(object_)
+        return affected
 
     def _keys(self, kind: Kind) -> set[Key]:
         match kind:
@@ -102,11 +99,11 @@ class Cluster:
     def _put_slice(self, slice_: EndpointSlice) -> set[Key]:
         if self._slices.get(slice_.key) == slice_:
             return set()
-        # The label may have moved the slice to another Service; then both are concerned.
-        concerned = self._remove(Kind.ENDPOINT_SLICE, slice_.key)
+        # A changed label moves the slice to another Service; both are affected.
+        affected = self._remove(Kind.ENDPOINT_SLICE, slice_.key)
         self._slices[slice_.key] = slice_
         self._slices_of.setdefault(slice_.service_key, {})[slice_.name] = slice_
-        return concerned | {slice_.service_key}
+        return affected | {slice_.service_key}
 
     def _remove(self, kind: Kind, key: Key) -> set[Key]:
         match kind:

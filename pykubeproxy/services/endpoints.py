@@ -1,7 +1,7 @@
-"""EndpointSlices to the backends of a service port: each address and port once, in a fixed order."""
+"""Resolve EndpointSlices to the endpoints of a service port: each address and port once, sorted."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -19,34 +19,34 @@ class ResolvedEndpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class SkipReason(enum.Enum):
-    """Why an endpoint, a port or all of an EndpointSlice is no backend at all."""
+    """Why an endpoint, a port or a whole EndpointSlice is skipped."""
 
-    HEADLESS = "its slice is labelled service.kubernetes.io/headless, which proxies have to ignore"
-    FQDN = "its slice holds names, not addresses"
+    HEADLESS = "its slice has the label service.kubernetes.io/headless, which proxies must ignore"
+    FQDN = "its slice has addressType FQDN"
     OTHER_FAMILY = "its slice is of the other address family"
     NO_ADDRESS = "it has no address"
-    SPECIAL = "a loopback, link-local, multicast, broadcast or unspecified address is no endpoint's"
-    NO_PORT = "its slice gives the port no number"
-    NO_PORT_NAME = "its slice leaves the port's name out, which proxies have to ignore"
+    SPECIAL = "its address is loopback, link-local, multicast, broadcast or unspecified"
+    NO_PORT = "its slice has no number for this port"
+    NO_PORT_NAME = "its slice has a port without a name, which proxies must ignore"
     OTHER_PORT = "its slice has no port of this name and protocol"
     DUPLICATE = "another entry for the same address and port is used"
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """An entry of an EndpointSlice that was passed over: the slice, the address ("" for all of it), and why."""
+    """A skipped entry of an EndpointSlice; `address` is "" if the whole slice or port is skipped."""
 
     slice_name: str
     address: str
     reason: SkipReason
 
 
-def belongs(slice_: EndpointSlice, family: Family) -> bool:
-    """Whether a slice is one that a proxy for this family takes notice of."""
-    return bool(slice_.service) and unnoticed(slice_, family) is None
+def is_usable_slice(slice_: EndpointSlice, family: Family) -> bool:
+    """Return whether a proxy for this family uses a slice."""
+    return bool(slice_.service) and slice_skip_reason(slice_, family) is None
 
 
-def unnoticed(slice_: EndpointSlice, family: Family) -> SkipReason | None:
-    """Why a proxy for this family takes no notice of a slice of some Service; None if it does."""
+def slice_skip_reason(slice_: EndpointSlice, family: Family) -> SkipReason | None:
+    """Return why a proxy for this family skips a slice of a Service, or None if it does not."""
     if slice_.headless:
         return SkipReason.HEADLESS
     if slice_.family is None:
@@ -55,78 +55,68 @@ def unnoticed(slice_: EndpointSlice, family: Family) -> SkipReason | None:
 
 
 class SlicePorts(msgspec.Struct, frozen=True):
-    """What an EndpointSlice has for the service ports of its Service: made once, for there may be many of them.
+    """An EndpointSlice with its ports indexed once for all service ports of its Service.
 
-    `numbers` are those of its ports by name and protocol; None for a port without a number. `nameless` tells of ports
-    without a name. The addresses `refused` are not to be used.
+    `numbers` maps name and protocol to port numbers, None for a port without a number. `rejected` are the addresses
+    that must not be used.
     """
 
     slice_: EndpointSlice
     numbers: Mapping[tuple[str, str], list[int | None]]
-    nameless: bool
-    refused: frozenset[str]
+    has_unnamed_port: bool
+    rejected: frozenset[str]
 
 
 def slice_ports(slice_: EndpointSlice) -> SlicePorts:
-    """Look through the ports of a slice that `belongs` accepts."""
+    """Index the ports of a usable slice."""
     numbers: dict[tuple[str, str], list[int | None]] = {}
     for port in slice_.ports:
         if port.name is not None:
             numbers.setdefault((port.name, port.protocol.value), []).append(port.port)
-    nameless = any(port.name is None for port in slice_.ports)
-    return SlicePorts(slice_, numbers, nameless, frozenset(it.address for it in slice_.refused))
+    has_unnamed_port = any(port.name is None for port in slice_.ports)
+    rejected = frozenset(rejected.address for rejected in slice_.rejected)
+    return SlicePorts(slice_, numbers, has_unnamed_port, rejected)
 
 
 def resolve_endpoints(
-    offers: Iterable[SlicePorts], name: PortName, node_name: str, passed: list[Skipped]
-) -> tuple[ResolvedEndpoint, ...]:
-    """The backends of one service port, sorted by target.
+    slices: Iterable[SlicePorts], name: PortName, node_name: str
+) -> tuple[tuple[ResolvedEndpoint, ...], tuple[Skipped, ...]]:
+    """Return the endpoints of one service port, sorted by target, and the skipped entries.
 
-    `offers` are those of its Service, in the order of the slices' names. What was passed over is added to the list
-    `passed`.
+    `slices` are the usable slices of the Service, sorted by name.
     """
-    found: dict[str, ResolvedEndpoint] = {}
-    for it in offers:
-        slice_name = it.slice_.name
-        for port in _numbers(it, name, passed):
-            for endpoint in it.slice_.endpoints:
+    resolved: dict[str, ResolvedEndpoint] = {}
+    skipped: list[Skipped] = []
+    for ports in slices:
+        slice_name = ports.slice_.name
+        for number in _port_numbers(ports, name, skipped):
+            for endpoint in ports.slice_.endpoints:
                 if not endpoint.address:
-                    passed.append(Skipped(slice_name, "", SkipReason.NO_ADDRESS))
+                    skipped.append(Skipped(slice_name, "", SkipReason.NO_ADDRESS))
                     continue
-                if endpoint.address in it.refused:
-                    passed.append(Skipped(slice_name, endpoint.address, SkipReason.SPECIAL))
+                if endpoint.address in ports.rejected:
+                    skipped.append(Skipped(slice_name, endpoint.address, SkipReason.SPECIAL))
                     continue
-                backend = ResolvedEndpoint(
-                    address_and_port(endpoint.address, port),
-                    endpoint,
-                    port,
-                    bool(node_name) and endpoint.node_name == node_name,
-                )
-                known = found.get(backend.target)
-                if known is None or _counts(endpoint):
-                    found[backend.target] = backend
-                if known is not None:
-                    passed.append(Skipped(slice_name, endpoint.address, SkipReason.DUPLICATE))
-    return tuple(found[target] for target in sorted(found))
+                target = address_and_port(endpoint.address, number)
+                duplicate = target in resolved
+                if duplicate:
+                    skipped.append(Skipped(slice_name, endpoint.address, SkipReason.DUPLICATE))
+                # As in kube-proxy: of two entries for one target the later one wins, unless it is terminating.
+                if not duplicate or not endpoint.terminating:
+                    local = bool(node_name) and endpoint.node_name == node_name
+                    resolved[target] = ResolvedEndpoint(target, endpoint, number, local)
+    return tuple(resolved[target] for target in sorted(resolved)), tuple(skipped)
 
 
-def _numbers(it: SlicePorts, name: PortName, passed: list[Skipped]) -> Iterable[int]:
-    """The numbers that a slice gives this service port; as a rule one."""
-    if it.nameless:
-        passed.append(Skipped(it.slice_.name, "", SkipReason.NO_PORT_NAME))
-    numbers = it.numbers.get((name.port, name.protocol))
+def _port_numbers(ports: SlicePorts, name: PortName, skipped: list[Skipped]) -> Iterator[int]:
+    """Yield the port numbers, usually one, that a slice has for a service port."""
+    if ports.has_unnamed_port:
+        skipped.append(Skipped(ports.slice_.name, "", SkipReason.NO_PORT_NAME))
+    numbers = ports.numbers.get((name.port, name.protocol))
     if numbers is None:
-        passed.append(Skipped(it.slice_.name, "", SkipReason.OTHER_PORT))
+        skipped.append(Skipped(ports.slice_.name, "", SkipReason.OTHER_PORT))
     for number in numbers or ():
         if number is None:
-            passed.append(Skipped(it.slice_.name, "", SkipReason.NO_PORT))
+            skipped.append(Skipped(ports.slice_.name, "", SkipReason.NO_PORT))
         else:
             yield number
-
-
-def _counts(later: Endpoint) -> bool:
-    """Which of two entries for one target counts: a pod that starts beats one that ends, else the later one.
-
-    Among two that end the earlier one stays, as in kube-proxy.
-    """
-    return not later.terminating

@@ -1,4 +1,4 @@
-"""A Service to its service ports: what one family of it looks like from outside."""
+"""Service ports: one per port of a Service and address family."""
 
 import enum
 
@@ -8,7 +8,7 @@ from pykubeproxy.objects import Family, Key, Protocol, Service, family_of
 
 
 class PortName(msgspec.Struct, frozen=True, order=True):
-    """What identifies a service port; two ports may share a name when their protocols differ."""
+    """The identity of a service port. Two ports may share a name if their protocols differ."""
 
     namespace: str
     service: str
@@ -16,7 +16,7 @@ class PortName(msgspec.Struct, frozen=True, order=True):
     protocol: str
 
     def __str__(self) -> str:
-        """As rules and logs name it: `namespace/service:port`, without the colon for a port that has no name."""
+        """Return `namespace/service:port`, or `namespace/service` for an unnamed port, as rules and logs do."""
         return (
             f"{self.namespace}/{self.service}:{self.port}"
             if self.port
@@ -29,10 +29,10 @@ class PortName(msgspec.Struct, frozen=True, order=True):
 
 
 class ServicePort(msgspec.Struct, frozen=True):
-    """One port of a Service in one family, with all that leads to it and how it is to be treated.
+    """One port of a Service in one family: its frontends and traffic policies.
 
-    `external_local` is true only where the Service can be reached from outside at all; `health_check_node_port` is 0
-    unless a load balancer is to ask this node. `source_ranges` empty means that everybody may come.
+    `external_local` is false where external traffic cannot reach the Service. `node_port` and `health_check_node_port`
+    are 0 if unset. Empty `source_ranges` allow every client.
     """
 
     name: PortName
@@ -50,42 +50,45 @@ class ServicePort(msgspec.Struct, frozen=True):
 
     @property
     def externally_accessible(self) -> bool:
-        """Whether anything but the cluster IP leads here."""
+        """Return whether the port has a frontend other than the cluster IP."""
         return bool(self.node_port or self.external_ips or self.load_balancer_ips)
 
     @property
     def uses_cluster_endpoints(self) -> bool:
-        """Whether endpoints anywhere may be used: under external policy Local too, for pods of this node."""
+        """Return whether some traffic may use endpoints on any node.
+
+        Under external policy Local, traffic from pods of this node still may.
+        """
         return not self.internal_local or self.externally_accessible
 
     @property
     def uses_local_endpoints(self) -> bool:
-        """Whether some traffic may only go to endpoints of this node."""
+        """Return whether some traffic may only use endpoints on this node."""
         return self.internal_local or (self.external_local and self.externally_accessible)
 
 
 class ServiceSkipReason(enum.Enum):
     """Why a Service has no service ports in a family."""
 
-    OTHER_PROXY = "its label service.kubernetes.io/service-proxy-name gives it to another proxy"
-    EXTERNAL_NAME = "it is of type ExternalName, which DNS serves"
+    OTHER_PROXY = "its label service.kubernetes.io/service-proxy-name selects another proxy"
+    EXTERNAL_NAME = "it is of type ExternalName, which only DNS serves"
     HEADLESS = "it is headless, so clients go to its pods directly"
     NO_CLUSTER_IP = "it has no cluster IP yet"
-    REFUSED_CLUSTER_IP = "its cluster IP is none that may be served"
+    REFUSED_CLUSTER_IP = "its cluster IP is not a valid service address"
     OTHER_FAMILY = "it has no cluster IP of this family"
 
 
 def service_ports(
     service: Service, family: Family, allow_external_ips: bool = True
 ) -> tuple[ServicePort, ...] | ServiceSkipReason:
-    """The service ports of a Service in one family, or why there are none."""
+    """Return the service ports of a Service in one family, or why there are none."""
     cluster_ip = _cluster_ip(service, family)
     if isinstance(cluster_ip, ServiceSkipReason):
         return cluster_ip
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
-    external_local = service.external_local and _takes_external_traffic(service)
+    external_local = service.external_local and _has_external_policy(service)
     return tuple(
         ServicePort(
             name=PortName(service.namespace, service.name, port.name, port.protocol.value),
@@ -113,13 +116,13 @@ def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
     if service.headless:
         return ServiceSkipReason.HEADLESS
     if not service.cluster_ips:
-        refused = any(it.field.startswith("spec.clusterIPs") for it in service.refused)
-        return ServiceSkipReason.REFUSED_CLUSTER_IP if refused else ServiceSkipReason.NO_CLUSTER_IP
+        rejected = any(address.field.startswith("spec.clusterIPs") for address in service.rejected)
+        return ServiceSkipReason.REFUSED_CLUSTER_IP if rejected else ServiceSkipReason.NO_CLUSTER_IP
     return next(iter(_of_family(service.cluster_ips, family)), ServiceSkipReason.OTHER_FAMILY)
 
 
-def _takes_external_traffic(service: Service) -> bool:
-    """External policy means something for these alone; elsewhere the field may be left over from another type."""
+def _has_external_policy(service: Service) -> bool:
+    """Return whether externalTrafficPolicy applies; it may be left over from another type."""
     return service.type in ("NodePort", "LoadBalancer") or (
         service.type == "ClusterIP" and bool(service.external_ips)
     )
@@ -130,7 +133,7 @@ def _health_check_node_port(service: Service, external_local: bool) -> int:
 
 
 def _source_ranges(service: Service, family: Family) -> tuple[str, ...]:
-    """The ranges of this family; one that covers everything makes the others moot."""
+    """Return the ranges of this family, or none if one of them allows every client."""
     ranges = _of_family(service.source_ranges, family)
     return () if any(cidr.endswith("/0") for cidr in ranges) else ranges
 

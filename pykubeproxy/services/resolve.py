@@ -1,4 +1,4 @@
-"""From the objects that are there to who serves whom, one Service at a time."""
+"""Resolve the service ports of a Service to the endpoints this node uses."""
 
 from collections.abc import Iterable
 
@@ -12,28 +12,27 @@ from pykubeproxy.services.selection import NodeTopology, Selection, select
 
 
 class ResolvedPort(msgspec.Struct, frozen=True):
-    """A service port, who serves it from this node, and what in its EndpointSlices was passed over."""
+    """A service port, its endpoints on this node, and the skipped entries of its EndpointSlices."""
 
     port: ServicePort
     selection: Selection
-    passed: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 def resolve_ports(
-    cluster: Cluster, key: Key, family: Family, place: NodeTopology, allow_external_ips: bool = True
+    cluster: Cluster, key: Key, family: Family, node: NodeTopology, allow_external_ips: bool = True
 ) -> tuple[ResolvedPort, ...]:
-    """Each port of one Service in one family with its backends; none if the Service is not there or left out."""
+    """Return the resolved ports of one Service in one family; none if the Service is missing or skipped."""
     service = cluster.service(key)
     if service is None:
         return ()
     ports = service_ports(service, family, allow_external_ips)
     if isinstance(ports, ServiceSkipReason):
         return ()
-    offers = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]
-    return tuple(_serve(port, offers, place) for port in ports)
+    slices = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]
+    return tuple(_resolve(port, slices, node) for port in ports)
 
 
-def _serve(port: ServicePort, offers: Iterable[SlicePorts], place: NodeTopology) -> ResolvedPort:
-    passed: list[Skipped] = []
-    found = resolve_endpoints(offers, port.name, place.node_name, passed)
-    return ResolvedPort(port, select(port, found, place), tuple(passed))
+def _resolve(port: ServicePort, slices: Iterable[SlicePorts], node: NodeTopology) -> ResolvedPort:
+    endpoints, skipped = resolve_endpoints(slices, port.name, node.node_name)
+    return ResolvedPort(port, select(port, endpoints, node), skipped)

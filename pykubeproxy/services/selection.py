@@ -1,4 +1,4 @@
-"""Which backends serve from this node: readiness, termination, topology and traffic policy, with reasons."""
+"""Select the endpoints this node uses, by readiness, termination, topology hints and traffic policy."""
 
 import enum
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from pykubeproxy.services.ports import ServicePort
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
-    """Where this proxy runs: the node's name, and its zone by the label topology.kubernetes.io/zone, or ""."""
+    """The name of this node and its zone (label topology.kubernetes.io/zone), "" if unknown."""
 
     node_name: str
     zone: str = ""
 
 
 class Reason(enum.Enum):
-    """Why a backend is used, or is not."""
+    """Why an endpoint is used or not."""
 
     READY = "ready"
     LAST_RESORT = "terminating, but still serving, and no other is ready"
@@ -34,8 +34,8 @@ class Reason(enum.Enum):
         return self in (Reason.READY, Reason.LAST_RESORT)
 
 
-class Topology(enum.Enum):
-    """By which hints the Cluster policy picks among ready backends."""
+class TopologyMode(enum.Enum):
+    """The topology hints that policy Cluster follows among ready endpoints."""
 
     ALL = "all"
     SAME_NODE = "same node"
@@ -43,142 +43,140 @@ class Topology(enum.Enum):
 
 
 class IgnoredHints(msgspec.Struct, frozen=True):
-    """Why the hints of one topology, here called `hints`, are not heeded.
+    """Why the hints of one topology mode are ignored.
 
-    `lacking` are the targets of ready backends without such a hint; if there are none, then none is hinted for `here`:
-    this node's name or its zone, "" for a node whose zone is not known.
+    `unhinted` are the targets of ready endpoints without such a hint. If all have one, none is for `domain`: the name
+    or zone of this node, "" if its zone is unknown.
     """
 
-    hints: Topology
-    here: str
-    lacking: tuple[str, ...]
+    mode: TopologyMode
+    domain: str
+    unhinted: tuple[str, ...]
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What became of one backend under each traffic policy; None where the service port never uses that policy."""
+    """Whether and why one endpoint is used under each traffic policy; None if the port never uses that policy."""
 
-    backend: ResolvedEndpoint
+    endpoint: ResolvedEndpoint
     cluster: Reason | None
     local: Reason | None
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Who serves a service port from this node.
+    """The endpoints this node uses for a service port.
 
-    `cluster` and `local` are the backends under the traffic policies Cluster and Local. `reachable` are those of
-    either. `any_usable` tells whether there is one anywhere in the cluster: without, clients are refused; with one
-    elsewhere only, packets under policy Local are dropped, for a load balancer may still send them to another node.
+    `cluster` and `local` are the endpoints in use under each traffic policy, `reachable` those under either.
+    `any_usable` tells whether any node has a usable endpoint: if not, clients are rejected. If only other nodes do,
+    packets under policy Local are dropped, because a load balancer may retry them at another node.
     """
 
     cluster: tuple[ResolvedEndpoint, ...]
     local: tuple[ResolvedEndpoint, ...]
     reachable: tuple[ResolvedEndpoint, ...]
     any_usable: bool
-    topology: Topology
+    topology: TopologyMode
     verdicts: tuple[Verdict, ...]
 
 
-def select(port: ServicePort, backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> Selection:
-    """Choose among all backends of a service port."""
-    topology = topology_of(backends, place)
-    cluster = _cluster_reasons(backends, place, topology) if port.uses_cluster_endpoints else None
-    local = _local_reasons(backends) if port.uses_local_endpoints else None
+def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> Selection:
+    """Select among all endpoints of a service port."""
+    mode = topology_mode(endpoints, node)
+    cluster = _cluster_reasons(endpoints, node, mode) if port.uses_cluster_endpoints else None
+    local = _local_reasons(endpoints) if port.uses_local_endpoints else None
     verdicts = tuple(
-        Verdict(backend, cluster[i] if cluster else None, local[i] if local else None)
-        for i, backend in enumerate(backends)
+        Verdict(endpoint, cluster[i] if cluster else None, local[i] if local else None)
+        for i, endpoint in enumerate(endpoints)
     )
     return Selection(
-        cluster=tuple(v.backend for v in verdicts if v.cluster and v.cluster.used),
-        local=tuple(v.backend for v in verdicts if v.local and v.local.used),
+        cluster=tuple(v.endpoint for v in verdicts if v.cluster and v.cluster.used),
+        local=tuple(v.endpoint for v in verdicts if v.local and v.local.used),
         reachable=tuple(
-            v.backend for v in verdicts if (v.cluster and v.cluster.used) or (v.local and v.local.used)
+            v.endpoint for v in verdicts if (v.cluster and v.cluster.used) or (v.local and v.local.used)
         ),
-        any_usable=any(_ready(b) or _last_resort(b) for b in backends),
-        topology=topology,
+        any_usable=any(_ready(it) or _last_resort(it) for it in endpoints),
+        topology=mode,
         verdicts=verdicts,
     )
 
 
-def topology_of(backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> Topology:
-    """Hints count only if every ready backend has them and one is for here; others' hints do not matter (KEP-2433).
+def topology_mode(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> TopologyMode:
+    """Return the hints to follow: node hints first (KEP-3015), then zone hints (KEP-2433).
 
-    Hints for nodes are looked at first (KEP-3015).
+    Hints are followed if every ready endpoint has one and at least one is for this node or zone.
     """
-    ready = [b for b in backends if _ready(b)]
-    if ready:
-        for topology in _BY_HINTS:
-            if _heeded(topology, ready, place):
-                return topology
-    return Topology.ALL
+    ready = [it for it in endpoints if _ready(it)]
+    for mode in _MODES_WITH_HINTS:
+        if ready and _follows_hints(mode, ready, node):
+            return mode
+    return TopologyMode.ALL
 
 
-def ignored_hints(backends: tuple[ResolvedEndpoint, ...], place: NodeTopology) -> tuple[IgnoredHints, ...]:
-    """Of the hints that some ready backend has, those that `topology_of` does not go by, and why."""
-    ready = [b for b in backends if _ready(b)]
-    unheeded = []
-    for topology in _BY_HINTS:
-        if ready and _heeded(topology, ready, place):
+def ignored_hints(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> tuple[IgnoredHints, ...]:
+    """Return the hints of ready endpoints that `topology_mode` ignores, and why."""
+    ready = [it for it in endpoints if _ready(it)]
+    ignored = []
+    for mode in _MODES_WITH_HINTS:
+        if ready and _follows_hints(mode, ready, node):
             break
-        lacking = tuple(b.target for b in ready if not _hints(topology, b.endpoint))
-        if len(lacking) < len(ready):
-            unheeded.append(IgnoredHints(topology, _here(topology, place), lacking))
-    return tuple(unheeded)
+        unhinted = tuple(it.target for it in ready if not _hints(mode, it.endpoint))
+        if len(unhinted) < len(ready):
+            ignored.append(IgnoredHints(mode, _domain(mode, node), unhinted))
+    return tuple(ignored)
 
 
-# In the order in which they are looked at.
-_BY_HINTS = (Topology.SAME_NODE, Topology.SAME_ZONE)
+# In order of precedence.
+_MODES_WITH_HINTS = (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE)
 
 
-def _heeded(topology: Topology, ready: Sequence[ResolvedEndpoint], place: NodeTopology) -> bool:
-    here = _here(topology, place)
-    return all(_hints(topology, b.endpoint) for b in ready) and any(
-        here in _hints(topology, b.endpoint) for b in ready
-    )
+def _follows_hints(mode: TopologyMode, ready: Sequence[ResolvedEndpoint], node: NodeTopology) -> bool:
+    hints = [_hints(mode, it.endpoint) for it in ready]
+    domain = _domain(mode, node)
+    return all(hints) and any(domain in each for each in hints)
 
 
-def _hints(topology: Topology, endpoint: Endpoint) -> tuple[str, ...]:
-    return endpoint.node_hints if topology is Topology.SAME_NODE else endpoint.zone_hints
+def _hints(mode: TopologyMode, endpoint: Endpoint) -> tuple[str, ...]:
+    return endpoint.node_hints if mode is TopologyMode.SAME_NODE else endpoint.zone_hints
 
 
-def _here(topology: Topology, place: NodeTopology) -> str:
-    return place.node_name if topology is Topology.SAME_NODE else place.zone
+def _domain(mode: TopologyMode, node: NodeTopology) -> str:
+    return node.node_name if mode is TopologyMode.SAME_NODE else node.zone
 
 
 def _cluster_reasons(
-    backends: tuple[ResolvedEndpoint, ...], place: NodeTopology, topology: Topology
+    endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology, mode: TopologyMode
 ) -> list[Reason]:
-    none_ready = not any(_ready(b) for b in backends)
-    return [_unready_reason(b, none_ready) or _hint_reason(b, place, topology) for b in backends]
+    none_ready = not any(_ready(it) for it in endpoints)
+    return [_unready_reason(it, none_ready) or _hint_reason(it, node, mode) for it in endpoints]
 
 
-def _hint_reason(backend: ResolvedEndpoint, place: NodeTopology, topology: Topology) -> Reason:
-    if topology is Topology.ALL or _here(topology, place) in _hints(topology, backend.endpoint):
+def _hint_reason(endpoint: ResolvedEndpoint, node: NodeTopology, mode: TopologyMode) -> Reason:
+    if mode is TopologyMode.ALL or _domain(mode, node) in _hints(mode, endpoint.endpoint):
         return Reason.READY
-    return Reason.OTHER_NODE_HINTED if topology is Topology.SAME_NODE else Reason.OTHER_ZONE_HINTED
+    return Reason.OTHER_NODE_HINTED if mode is TopologyMode.SAME_NODE else Reason.OTHER_ZONE_HINTED
 
 
-def _local_reasons(backends: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
-    """Under policy Local the last resort is decided among this node's own backends (KEP-1669)."""
-    none_ready = not any(b.local and _ready(b) for b in backends)
+def _local_reasons(endpoints: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
+    """Return a reason for each endpoint; only local endpoints decide on the last resort (KEP-1669)."""
+    none_ready = not any(it.local and _ready(it) for it in endpoints)
     return [
-        Reason.NOT_LOCAL if not b.local else _unready_reason(b, none_ready) or Reason.READY for b in backends
+        _unready_reason(it, none_ready) or Reason.READY if it.local else Reason.NOT_LOCAL for it in endpoints
     ]
 
 
-def _unready_reason(backend: ResolvedEndpoint, none_ready: bool) -> Reason | None:
-    """The reason that readiness alone gives, or None for a backend that is ready."""
-    if _ready(backend):
+def _unready_reason(endpoint: ResolvedEndpoint, none_ready: bool) -> Reason | None:
+    """Return the reason given by readiness alone, or None for a ready endpoint."""
+    if _ready(endpoint):
         return None
-    if not backend.endpoint.terminating:
+    if not endpoint.endpoint.terminating:
         return Reason.NOT_READY
-    if not backend.endpoint.serving:
+    if not endpoint.endpoint.serving:
         return Reason.STOPPED
     return Reason.LAST_RESORT if none_ready else Reason.TERMINATING
 
 
-def _ready(backend: ResolvedEndpoint) -> bool:
-    return backend.endpoint.ready
+def _ready(endpoint: ResolvedEndpoint) -> bool:
+    return endpoint.endpoint.ready
 
 
-def _last_resort(backend: ResolvedEndpoint) -> bool:
-    return backend.endpoint.serving and backend.endpoint.terminating
+def _last_resort(endpoint: ResolvedEndpoint) -> bool:
+    return endpoint.endpoint.serving and endpoint.endpoint.terminating

@@ -1,4 +1,4 @@
-"""Addresses, networks and times as objects bring them, and in the one form that rules know."""
+"""Canonical forms of addresses, networks and times."""
 
 import json
 
@@ -43,8 +43,8 @@ def test_addresses(text: str, canonical: str) -> None:
         "::g",
     ],
 )
-def test_what_is_no_address(text: str) -> None:
-    """Nothing is guessed."""
+def test_invalid_addresses(text: str) -> None:
+    """Invalid addresses are rejected."""
     with pytest.raises(ValueError, match="it is "):
         check.address(text, "it")
 
@@ -61,15 +61,15 @@ def test_what_is_no_address(text: str) -> None:
     ],
 )
 def test_networks(text: str, canonical: str) -> None:
-    """White space around goes, host bits are cleared."""
+    """White space is stripped and host bits are cleared."""
     assert check.cidr(text, "it") == canonical
 
 
 @pytest.mark.parametrize(
     "text", ["10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/255.0.0.0", "10.0.0.0/-1", "/8"]
 )
-def test_what_is_no_network(text: str) -> None:
-    """A netmask, for one, is none to Kubernetes."""
+def test_invalid_networks(text: str) -> None:
+    """Invalid networks are rejected, including netmasks."""
     with pytest.raises(ValueError, match="not a network"):
         check.cidr(text, "it")
 
@@ -81,14 +81,14 @@ def slice_json(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("family", "address"), [("IPv4", "fd00::1"), ("IPv6", "10.0.0.1"), ("IPv6", "::ffff:10.0.0.1")]
 )
-def test_an_address_of_the_other_family_is_refused(family: str, address: str) -> None:
-    """Its slice is passed over whole."""
+def test_address_of_other_family_rejects_slice(family: str, address: str) -> None:
+    """The whole slice is rejected."""
     with pytest.raises(Undecodable, match=f"not an {family} address"):
         decode(Kind.ENDPOINT_SLICE, slice_json(addressType=family, endpoints=[{"addresses": [address]}]))
 
 
-def test_only_the_first_address_counts() -> None:
-    """What else stands there is not even looked at."""
+def test_only_first_address_is_read() -> None:
+    """Further addresses are ignored, even invalid ones."""
     slice_ = decode(
         Kind.ENDPOINT_SLICE, slice_json(endpoints=[{"addresses": ["10.0.0.1", "junk"]}, {"addresses": []}])
     )
@@ -103,7 +103,7 @@ def test_only_the_first_address_counts() -> None:
         ("2026-01-01T00:00:00Z", 1767225600.0),
         ("2026-01-01T09:00:00+09:00", 1767225600.0),
         ("2026-01-01T00:00:00.5Z", 1767225600.5),
-        # Without an offset it is no RFC 3339 time; this machine's own zone must not decide.
+        # RFC 3339 requires an offset; the local time zone must not matter.
         ("2026-01-01T00:00:00", None),
         ("2026-01-01", None),
         ("0001-01-01T00:00:00", None),
@@ -112,7 +112,7 @@ def test_only_the_first_address_counts() -> None:
     ],
 )
 def test_trigger_times(text: str, seconds: float | None) -> None:
-    """One that is malformed is as good as none: it only feeds a metric."""
+    """A malformed time is ignored, as it only feeds a metric."""
     annotations = {"endpoints.kubernetes.io/last-change-trigger-time": text}
     slice_ = decode(Kind.ENDPOINT_SLICE, slice_json(metadata={"name": "s", "annotations": annotations}))
     assert isinstance(slice_, EndpointSlice)

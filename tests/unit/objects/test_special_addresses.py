@@ -1,4 +1,4 @@
-"""Addresses that are nobody's to serve: at least as strict as the API server where it looks, and stricter where not."""
+"""Addresses that are never served, by rules at least as strict as those of the API server."""
 
 import json
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.objects import EndpointSlice, Kind, Service, check, decode, remark
-from tests.junk import WHOLE
+from pykubeproxy.objects import EndpointSlice, Kind, Service, address_warning, check, decode
+from tests.invalid_objects import WHOLE
 
 EVERYWHERE = [
     ("127.0.0.1", "a loopback address"),
@@ -29,7 +29,7 @@ ORDINARY = [
 
 
 def decoded(kind: Kind, **changes: object) -> Service | EndpointSlice:
-    """The familiar object with other values for some of its fields, or of its spec's."""
+    """Return the valid object with other values for some fields of it or its spec."""
     whole = json.loads(json.dumps(WHOLE[kind]))
     for field, value in changes.items():
         (whole["spec"] if field in whole.get("spec", {}) else whole)[field] = value
@@ -39,7 +39,7 @@ def decoded(kind: Kind, **changes: object) -> Service | EndpointSlice:
 
 
 def service(address: str) -> Service:
-    """A Service that claims an address in every way there is."""
+    """Return a Service with an address as cluster IP, external IP and load balancer IP."""
     status = {"loadBalancer": {"ingress": [{"ip": address}]}}
     made = decoded(
         Kind.SERVICE, clusterIP=address, clusterIPs=[address], externalIPs=[address], status=status
@@ -50,48 +50,48 @@ def service(address: str) -> Service:
 
 @pytest.mark.parametrize(("address", "what"), EVERYWHERE)
 def test_never_served(address: str, what: str) -> None:
-    """Neither as cluster IP, external IP nor load balancer's; the Service itself is not refused, and a line says it."""
+    """The address is left out of all fields with a warning; the Service itself is accepted."""
     it = service(address)
     assert (it.cluster_ips, it.external_ips, it.load_balancer_ips) == ((), (), ())
-    assert [refused.field for refused in it.refused] == [
+    assert [rejected.field for rejected in it.rejected] == [
         "spec.clusterIPs[0]",
         "spec.externalIPs[0]",
         "status.loadBalancer.ingress[0].ip",
     ]
     assert (
-        remark(it) == f"Service ns/web: spec.clusterIPs[0] is {address}, {what}: it is passed over,"
-        " and so are 2 others"
+        address_warning(it)
+        == f"Service ns/web: spec.clusterIPs[0] is {address}, {what}: it is skipped, and 2 more"
     )
 
 
 @pytest.mark.parametrize("address", LINK_LOCAL)
 def test_link_local(address: str) -> None:
-    """Refused where the API server refuses it, and served where that lets it be and a cluster may live on it."""
+    """Link-local addresses are rejected only as external IPs, as by the API server."""
     it = service(address)
     assert (it.cluster_ips, it.external_ips, it.load_balancer_ips) == ((address,), (), (address,))
 
 
 @pytest.mark.parametrize("address", ORDINARY)
-def test_others_are_served(address: str) -> None:
-    """The node's own address among them: that is how people use external IPs."""
+def test_other_addresses_are_served(address: str) -> None:
+    """Other addresses are served, including those of the node."""
     it = service(address)
     assert (it.cluster_ips, it.external_ips, it.load_balancer_ips) == ((address,),) * 3
-    assert remark(it) == ""
+    assert address_warning(it) == ""
 
 
-def test_an_ipv4_address_in_ipv6_clothes() -> None:
-    """It is taken for what it is."""
-    assert service("::ffff:127.0.0.1").refused[0].address == "127.0.0.1"
+def test_ipv4_mapped_address() -> None:
+    """An IPv4-mapped address is checked as its IPv4 address."""
+    assert service("::ffff:127.0.0.1").rejected[0].address == "127.0.0.1"
 
 
 @pytest.mark.parametrize("address", [it for it, _ in EVERYWHERE] + LINK_LOCAL)
 def test_endpoints(address: str) -> None:
-    """A slice says which of its endpoints are none: with route_localnet one of 127.0.0.1 opens the node's own ports."""
+    """Endpoints are rejected too: with route_localnet, 127.0.0.1 would expose ports of the node."""
     family = "IPv6" if ":" in address else "IPv4"
     endpoints = [{"addresses": [address]}]
     it = decoded(Kind.ENDPOINT_SLICE, addressType=family, endpoints=endpoints)
-    assert [refused.address for refused in it.refused] == [address]
-    assert remark(it).startswith(f"EndpointSlice ns/web-1: endpoints[0].addresses[0] is {address}, ")
+    assert [rejected.address for rejected in it.rejected] == [address]
+    assert address_warning(it).startswith(f"EndpointSlice ns/web-1: endpoints[0].addresses[0] is {address}, ")
 
 
 @given(
@@ -102,9 +102,9 @@ def test_endpoints(address: str) -> None:
         st.integers(0, 2**17).map(IPv6Address),
     )
 )
-def test_the_kinds_are_those_of_the_standards(address: IPv4Address | IPv6Address) -> None:
-    """As Python's library tells them, which knows the registries."""
-    special = bool(check.special(str(address), link_local_too=True))
+def test_special_addresses_match_ipaddress(address: IPv4Address | IPv6Address) -> None:
+    """The result agrees with Python's ipaddress module."""
+    special = bool(check.special(str(address), reject_link_local=True))
     assert special == (
         address.is_loopback
         or address.is_unspecified

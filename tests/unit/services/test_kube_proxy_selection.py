@@ -1,4 +1,4 @@
-"""Fine points in which kube-proxy decides who serves."""
+"""Endpoint selection exactly as in kube-proxy."""
 
 import json
 
@@ -25,29 +25,29 @@ HERE = NodeTopology("node1", "zone-a")
 HTTP = Port("http", Protocol.TCP, 80)
 
 
-def served(
-    *slices: EndpointSlice, of: Service | None = None, place: NodeTopology = HERE
+def resolved(
+    *slices: EndpointSlice, of: Service | None = None, node: NodeTopology = HERE
 ) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     it = of or service()
     cluster.apply(Listed(Kind.SERVICE, (it,)))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    return resolve_ports(cluster, it.key, Family.IPV4, place)
+    return resolve_ports(cluster, it.key, Family.IPV4, node)
 
 
-def targets(*slices: EndpointSlice, of: Service | None = None, place: NodeTopology = HERE) -> list[str]:
-    """The endpoints in use under policy Cluster."""
-    ((it),) = served(*slices, of=of, place=place)
-    return [backend.target for backend in it.selection.cluster]
+def targets(*slices: EndpointSlice, of: Service | None = None, node: NodeTopology = HERE) -> list[str]:
+    """Return the endpoints in use under policy Cluster."""
+    ((it),) = resolved(*slices, of=of, node=node)
+    return [it.target for it in it.selection.cluster]
 
 
 def selection(*slices: EndpointSlice, of: Service) -> Selection:
-    ((it),) = served(*slices, of=of)
+    ((it),) = resolved(*slices, of=of)
     return it.selection
 
 
 def test_endpoints_are_sorted_as_text() -> None:
-    """ "10" comes before "9": the order decides about probabilities, so it is kept to the letter."""
+    """ "10" sorts before "9": the order decides on probabilities."""
     assert targets(slice_of("10.0.0.9", "10.0.0.10", "10.0.0.1")) == [
         "10.0.0.10:8080",
         "10.0.0.1:8080",
@@ -55,23 +55,23 @@ def test_endpoints_are_sorted_as_text() -> None:
     ]
 
 
-def test_a_running_pod_beats_one_that_ends_at_the_same_address() -> None:
-    """In whichever order, in one slice or in two."""
+def test_running_pod_wins_over_terminating_pod_with_same_address() -> None:
+    """In any order, in one slice or two."""
     ends, runs = endpoint("10.0.0.1", terminating=True, serving=False), endpoint("10.0.0.1")
     for first, second in ((ends, runs), (runs, ends)):
         assert targets(slice_of(first, second)) == ["10.0.0.1:8080"]
         assert targets(slice_of(first, name="s1"), slice_of(second, name="s2")) == ["10.0.0.1:8080"]
 
 
-def test_of_two_that_do_not_end_the_later_counts() -> None:
-    """Even if the earlier one was ready."""
+def test_later_duplicate_wins() -> None:
+    """Even if the earlier one is ready."""
     ready, unready = endpoint("10.0.0.1"), endpoint("10.0.0.1", ready=False)
     assert targets(slice_of(ready, unready)) == []
     assert targets(slice_of(unready, ready)) == ["10.0.0.1:8080"]
 
 
-def test_of_two_that_end_the_earlier_counts() -> None:
-    """A later one that no longer serves does not take its place."""
+def test_earlier_of_two_terminating_duplicates_wins() -> None:
+    """Even if only one of them serves."""
     serves, stopped = (
         endpoint("10.0.0.1", terminating=True),
         endpoint("10.0.0.1", terminating=True, serving=False),
@@ -81,7 +81,7 @@ def test_of_two_that_end_the_earlier_counts() -> None:
 
 
 def test_slices_may_differ_in_their_ports() -> None:
-    """As with a named target port that differs between pods."""
+    """A named target port may differ between pods."""
     other = slice_of("10.0.0.2", name="s2", ports=(EndpointPort("http", Protocol.TCP, 9090),))
     assert targets(slice_of("10.0.0.1", name="s1"), other) == ["10.0.0.1:8080", "10.0.0.2:9090"]
 
@@ -95,13 +95,13 @@ def test_slices_may_differ_in_their_ports() -> None:
         EndpointPort("", Protocol.TCP, 8080),
     ],
 )
-def test_ports_that_are_none(port: EndpointPort) -> None:
-    """Without a name, without a number, of another protocol, of another name."""
+def test_unusable_slice_ports(port: EndpointPort) -> None:
+    """Ports without name or number, and of another protocol or name, are skipped."""
     assert targets(slice_of("10.0.0.1", ports=(port,))) == []
 
 
-def test_a_port_without_a_name() -> None:
-    """An empty name is a name."""
+def test_empty_port_name() -> None:
+    """An empty name matches an empty name."""
     nameless = service(ports=(Port("", Protocol.TCP, 80),))
     slices = slice_of("10.0.0.1", ports=(EndpointPort("", Protocol.TCP, 8080),))
     assert targets(slices, of=nameless) == ["10.0.0.1:8080"]
@@ -117,29 +117,29 @@ def test_a_port_without_a_name() -> None:
     ],
 )
 def test_zone_hints(hints: list[tuple[str, ...]], expected: list[str]) -> None:
-    """All ready endpoints need one, and one must be for here; else none counts."""
+    """Zone hints are followed if all ready endpoints have one and one is for this zone."""
     made = (endpoint(f"10.0.0.{n}", zone_hints=zones) for n, zones in enumerate(hints, 1))
     assert targets(slice_of(*made)) == expected
 
 
-def test_a_node_without_a_zone_heeds_no_zone_hints() -> None:
-    """Neither does one whose label is empty."""
+def test_node_without_zone_ignores_zone_hints() -> None:
+    """An unknown zone matches no hint."""
     hinted = slice_of(
         endpoint("10.0.0.1", zone_hints=("zone-a",)), endpoint("10.0.0.2", zone_hints=("zone-b",))
     )
-    assert len(targets(hinted, place=NodeTopology("node1", ""))) == 2
+    assert len(targets(hinted, node=NodeTopology("node1", ""))) == 2
 
 
 def test_node_hints_come_first() -> None:
-    """Where they are of no use, zone hints have their turn."""
+    """Without a node hint for this node, zone hints are followed."""
     here = endpoint("10.0.0.1", node_hints=("node1",), zone_hints=("zone-b",))
     there = endpoint("10.0.0.2", node_hints=("node2",), zone_hints=("zone-a",))
     assert targets(slice_of(here, there)) == ["10.0.0.1:8080"]
-    assert targets(slice_of(here, there), place=NodeTopology("node3", "zone-a")) == ["10.0.0.2:8080"]
+    assert targets(slice_of(here, there), node=NodeTopology("node3", "zone-a")) == ["10.0.0.2:8080"]
 
 
 def test_hints_of_unready_endpoints_do_not_matter() -> None:
-    """Neither that they have none, nor that theirs is the only one for here."""
+    """Neither missing hints of unready endpoints nor their hints for this zone count."""
     hinted = endpoint("10.0.0.1", zone_hints=("zone-a",)), endpoint("10.0.0.2", zone_hints=("zone-b",))
     assert targets(slice_of(*hinted, endpoint("10.0.0.3", ready=False))) == ["10.0.0.1:8080"]
     only = endpoint("10.0.0.3", ready=False, zone_hints=("zone-a",))
@@ -147,7 +147,7 @@ def test_hints_of_unready_endpoints_do_not_matter() -> None:
 
 
 def test_hints_do_not_matter_for_the_last_resort() -> None:
-    """With none ready, every serving endpoint that ends is used."""
+    """Without ready endpoints, all serving terminating endpoints are used."""
     ends = (
         endpoint(f"10.0.0.{n}", terminating=True, zone_hints=(zone,))
         for n, zone in ((1, "zone-a"), (2, "zone-b"))
@@ -156,18 +156,18 @@ def test_hints_do_not_matter_for_the_last_resort() -> None:
 
 
 def test_ready_and_terminating_is_ready() -> None:
-    """So publishNotReadyAddresses has it: such an endpoint is used like any other."""
+    """With publishNotReadyAddresses, such an endpoint is used like any other."""
     both = endpoint("10.0.0.1", ready=True, terminating=True)
     assert targets(slice_of(both, "10.0.0.2")) == ["10.0.0.1:8080", "10.0.0.2:8080"]
 
 
-def test_unready_but_serving_is_not_used_unless_it_ends() -> None:
-    """Serving alone says nothing."""
+def test_serving_but_not_ready_is_used_only_while_terminating() -> None:
+    """Serving alone is not enough."""
     assert targets(slice_of(endpoint("10.0.0.1", ready=False, serving=True))) == []
 
 
-def test_the_last_resort_is_decided_apart_for_this_node() -> None:
-    """Under policy Local this node's own ending endpoint serves while another node has a ready one."""
+def test_policy_local_decides_last_resort_by_local_endpoints() -> None:
+    """Under policy Local a terminating local endpoint is used even if another node has a ready one."""
     ends = endpoint("10.0.0.1", terminating=True, node_name="node1")
     chosen = selection(
         slice_of(ends, "10.0.0.2"),
@@ -178,9 +178,9 @@ def test_the_last_resort_is_decided_apart_for_this_node() -> None:
     assert [it.target for it in chosen.reachable] == ["10.0.0.1:8080", "10.0.0.2:8080"]
 
 
-def test_without_a_node_name_nothing_is_local() -> None:
-    """An endpoint without nodeName does not run on a node without a name."""
-    ((it),) = served(slice_of("10.0.0.1"), of=service(internal_local=True), place=NodeTopology(""))
+def test_no_endpoint_is_local_without_a_node_name() -> None:
+    """An empty nodeName does not match an empty node name."""
+    ((it),) = resolved(slice_of("10.0.0.1"), of=service(internal_local=True), node=NodeTopology(""))
     assert it.selection.local == ()
     assert it.selection.any_usable
 
@@ -195,8 +195,8 @@ def test_without_a_node_name_nothing_is_local() -> None:
         slice_of(endpoint("")),
     ],
 )
-def test_slices_that_do_not_count(slice_: EndpointSlice) -> None:
-    """Headless, nobody's, of the other family, of names, without an address."""
+def test_skipped_slices(slice_: EndpointSlice) -> None:
+    """Headless, without Service, of the other family, FQDN, or without an address."""
     assert targets(slice_, slice_of("10.0.0.9", name="counts")) == ["10.0.0.9:8080"]
 
 
@@ -220,10 +220,10 @@ def test_slices_that_do_not_count(slice_: EndpointSlice) -> None:
         ),
     ],
 )
-def test_services_that_are_left_out(
+def test_skipped_services(
     fields: dict[str, object], labels: dict[str, str], reason: ServiceSkipReason
 ) -> None:
-    """Whatever else they say."""
+    """The reason does not depend on other fields."""
     spec = {"ports": [{"port": 80}], "externalIPs": ["192.0.2.1"], **fields}
     raw = json.dumps({"metadata": {"name": "a", "namespace": "b", "labels": labels}, "spec": spec}).encode()
     it = decode(Kind.SERVICE, raw)
@@ -240,10 +240,10 @@ def test_services_that_are_left_out(
         ("LoadBalancer", (), True, 32000),
     ],
 )
-def test_external_policy_means_something_for_some(
+def test_external_policy_depends_on_service_type(
     kind: str, external_ips: tuple[str, ...], local: bool, health_check: int
 ) -> None:
-    """What is left over from another type is not heeded."""
+    """The policy is ignored if left over from another type."""
     it = service(type=kind, external_ips=external_ips, external_local=True, health_check_node_port=32000)
     ((port),) = service_ports(it, Family.IPV4)  # type: ignore[misc]
     assert (port.external_local, port.health_check_node_port) == (local, health_check)
@@ -259,30 +259,28 @@ def test_external_policy_means_something_for_some(
     ],
 )
 def test_source_ranges(ranges: tuple[str, ...], four: tuple[str, ...], six: tuple[str, ...]) -> None:
-    """Each family heeds its own; where one range holds everybody, there is nothing to filter."""
+    """Each family uses its own ranges; a range of all addresses disables the filter."""
     it = service(cluster_ips=("10.96.0.10", "fd00:96::10"), source_ranges=ranges)
     for family, expected in ((Family.IPV4, four), (Family.IPV6, six)):
         ((port),) = service_ports(it, family)  # type: ignore[misc]
         assert port.source_ranges == expected
 
 
-def test_external_ips_can_be_switched_off() -> None:
-    """AllowServiceExternalIPs=false: no rules for them, and the service counts as not reachable from outside."""
+def test_external_ips_can_be_disabled() -> None:
+    """With AllowServiceExternalIPs=false the Service has no external frontends."""
     it = service(external_ips=("192.0.2.1",))
     ((port),) = service_ports(it, Family.IPV4, allow_external_ips=False)  # type: ignore[misc]
     assert port.external_ips == ()
     assert not port.externally_accessible
 
 
-@pytest.mark.parametrize(
-    ("mode", "served_here"), [(None, True), ("VIP", True), ("Proxy", False), ("", False)]
-)
-def test_load_balancers_that_keep_their_packets(mode: str | None, served_here: bool) -> None:
-    """With ipMode Proxy there are no rules for an address."""
+@pytest.mark.parametrize(("mode", "included"), [(None, True), ("VIP", True), ("Proxy", False), ("", False)])
+def test_ip_mode_proxy_is_excluded(mode: str | None, included: bool) -> None:
+    """Ingress addresses with ipMode Proxy are left out."""
     spec = {"type": "LoadBalancer", "clusterIP": "10.0.0.1", "ports": [{"port": 80}]}
     ingress = [{"ip": "198.51.100.1", "ipMode": mode}, {"hostname": "lb.example"}]
     status = {"loadBalancer": {"ingress": ingress}}
     raw = json.dumps({"metadata": {"name": "a", "namespace": "b"}, "spec": spec, "status": status}).encode()
     it = decode(Kind.SERVICE, raw)
     assert isinstance(it, Service)
-    assert it.load_balancer_ips == (("198.51.100.1",) if served_here else ())
+    assert it.load_balancer_ips == (("198.51.100.1",) if included else ())
