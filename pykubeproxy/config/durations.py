@@ -1,8 +1,8 @@
-"""Durations as Go writes and reads them: "1m30s", "1.5h", "300ms", and "0"."""
+"""Durations in Go's format: "1m30s", "1.5h", "300ms", "0"."""
 
 import re
 
-# Longest unit first, so that the pattern does not take "m" out of "ms". Go takes both signs for micro.
+# "ms" before "m" for the pattern. Go accepts both micro signs.
 _UNITS = {
     "ns": 1,
     "us": 10**3,
@@ -14,18 +14,18 @@ _UNITS = {
     "h": 3600 * 10**9,
 }
 _PART = re.compile(rf"([0-9]*)(?:\.([0-9]*))?({'|'.join(_UNITS)})")
-_LONGEST = 2**63 - 1  # nanoseconds, about 292 years: Go counts them in an int64
-_MOST_CHARACTERS = 100
+_MAX = 2**63 - 1  # nanoseconds, about 292 years: an int64 in Go
+_MAX_CHARACTERS = 100
 
 EXPECTED = 'a duration such as "30s", "1m30s" or "0"'
 
 
 def parse(text: str) -> float:
-    """The seconds that `text` stands for. Raises ValueError if it is no Go duration."""
+    """Return the seconds of a Go duration. Raise ValueError."""
     sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     if body == "0":
         return 0.0
-    if not body or len(body) > _MOST_CHARACTERS:
+    if not body or len(body) > _MAX_CHARACTERS:
         raise ValueError(f"must be {EXPECTED}")
     nanoseconds, at = 0, 0
     while at < len(body):
@@ -34,7 +34,7 @@ def parse(text: str) -> float:
             raise ValueError(f"must be {EXPECTED}")
         nanoseconds += _nanoseconds(part[1], part[2] or "", _UNITS[part[3]])
         at = part.end()
-    if nanoseconds > _LONGEST:
+    if nanoseconds > _MAX:
         raise ValueError("must be a duration of at most 292 years")
     return sign * nanoseconds / 10**9
 
@@ -44,7 +44,7 @@ def _nanoseconds(whole: str, fraction: str, unit: int) -> int:
 
 
 def render(seconds: float) -> str:
-    """The text Go prints for so many seconds: 90.0 is "1m30s", 0.3 is "300ms", 3600.0 is "1h0m0s"."""
+    """Return the text Go prints: 90.0 is "1m30s", 0.3 is "300ms", 3600.0 is "1h0m0s"."""
     nanoseconds = round(abs(seconds) * 10**9)
     sign = "-" if seconds < 0 and nanoseconds else ""
     if nanoseconds == 0:

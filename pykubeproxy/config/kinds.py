@@ -1,6 +1,6 @@
-"""The kinds of values that settings have: how each is read from YAML, from a flag, and written back.
+"""Kinds of setting values: how to read each from YAML or a flag, and how to write it.
 
-A kind's functions raise ValueError with what is allowed ("must be ..."); of which setting, the caller says.
+Their functions raise ValueError with what is allowed ("must be ..."); the caller adds the setting.
 """
 
 import enum
@@ -14,11 +14,11 @@ from pykubeproxy.config.model import FeatureGates
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A kind of value.
 
-    read: from what YAML holds. parse: from a flag's text. plain: to what JSON holds. text: as a flag's text.
-    name: a word for help texts. repeatable: whether the flag may stand several times, adding to a list.
+    name: the metavar in help texts. read: from YAML. parse: from a flag's text. plain: to JSON. text: to a flag's text.
+    repeatable: whether repeated flags add to a list.
     """
 
     name: str
@@ -39,20 +39,20 @@ def _string(value: object) -> str:
     return value
 
 
-def of_text(name: str, check: Callable[[str], object]) -> Kind:
-    """A kind that is text in YAML as in a flag; `check` makes the value, and str() of that is its text."""
+def of_text(name: str, check: Callable[[str], object]) -> ValueKind:
+    """Return a kind that is text in YAML and in a flag; `check` returns the value, and str() of it is its text."""
 
     def text(value: object) -> str:
         return "" if value is None else str(value)
 
-    return Kind(name, lambda value: check(_string(value)), check, text, text)
+    return ValueKind(name, lambda value: check(_string(value)), check, text, text)
 
 
 STRING = of_text("TEXT", _string)
 
 
-def choice(words: type[enum.Enum]) -> Kind:
-    """One of the values of an enumeration of words."""
+def choice(words: type[enum.Enum]) -> ValueKind:
+    """Return the kind for the values of an enumeration."""
     names = [str(item.value) for item in words]
 
     def parse(text: str) -> enum.Enum:
@@ -63,7 +63,7 @@ def choice(words: type[enum.Enum]) -> Kind:
     def text(value: object) -> str:
         return str(value.value) if isinstance(value, enum.Enum) else ""
 
-    return Kind("|".join(names), lambda value: parse(_string(value)), parse, text, text)
+    return ValueKind("|".join(names), lambda value: parse(_string(value)), parse, text, text)
 
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
@@ -86,13 +86,13 @@ def _bool_text(value: object) -> str:
     return "true" if value else "false"
 
 
-BOOL = Kind("true|false", _bool, _parse_bool, _same, _bool_text)
+BOOL = ValueKind("true|false", _bool, _parse_bool, _same, _bool_text)
 
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19})")
 
 
-def integer(low: int, high: int, expected: str = "") -> Kind:
-    """A whole number within bounds, both included."""
+def integer(low: int, high: int, expected: str = "") -> ValueKind:
+    """Return the kind for integers within inclusive bounds."""
     allowed = "must be " + (expected or f"a whole number from {low} to {high}")
 
     def read(value: object) -> int:
@@ -105,7 +105,7 @@ def integer(low: int, high: int, expected: str = "") -> Kind:
             raise ValueError(allowed)
         return read(int(text, 16 if "x" in text.lower() else 10))
 
-    return Kind("INTEGER", read, parse, _same, str)
+    return ValueKind("INTEGER", read, parse, _same, str)
 
 
 COUNT = integer(0, 2**31 - 1, "a whole number, 0 or more")
@@ -127,18 +127,17 @@ def _parse_number(text: str) -> float:
 
 
 def _plain_number(value: object) -> object:
-    """Whole numbers without ".0", as Go writes floats."""
+    """Return integral floats as integers, as Go writes them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-NUMBER = Kind("NUMBER", _number, _parse_number, _plain_number, lambda value: str(_plain_number(value)))
+NUMBER = ValueKind("NUMBER", _number, _parse_number, _plain_number, lambda value: str(_plain_number(value)))
 
 
-def _duration(nanoseconds: bool = False) -> Kind:
-    """A length of time in seconds, not negative; with `nanoseconds` a bare number in YAML counts those.
+def _duration(nanoseconds: bool = False) -> ValueKind:
+    """Return the kind for durations in seconds, 0 or more; `nanoseconds` permits a bare number of them in YAML.
 
-    A metav1.Duration is text only, and upstream refuses every number; the number 0 can mean but one thing, so
-    it is taken here. Only logging.flushFrequency is also written as a number there, of nanoseconds.
+    kube-proxy takes a number only for logging.flushFrequency, in nanoseconds; the number 0 is accepted here for all.
     """
     allowed = f"must be {durations.EXPECTED}"
 
@@ -160,7 +159,7 @@ def _duration(nanoseconds: bool = False) -> Kind:
     def text(value: object) -> str:
         return durations.render(value) if isinstance(value, float) and math.isfinite(value) else str(value)
 
-    return Kind("DURATION", read, parse, text, text)
+    return ValueKind("DURATION", read, parse, text, text)
 
 
 DURATION = _duration()
@@ -175,8 +174,8 @@ def _sequence(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else ()
 
 
-def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Kind:
-    """A list of texts, comma-separated in a flag; written as null when empty, like Go's nil slice."""
+def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> ValueKind:
+    """Return the kind for a list of texts, comma-separated in a flag, and null in JSON if empty, like Go's nil slice."""
 
     def read(value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
@@ -192,11 +191,11 @@ def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> K
     def text(value: object) -> str:
         return f"[{','.join(str(item) for item in _sequence(value))}]"
 
-    return Kind(name, read, parse, plain, text, repeatable=True)
+    return ValueKind(name, read, parse, plain, text, repeatable=True)
 
 
-def joined(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Kind:
-    """Several texts in one, between commas, in YAML as in a flag."""
+def joined(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> ValueKind:
+    """Return the kind for comma-separated texts, in YAML and in a flag."""
 
     def text(value: object) -> str:
         return ",".join(str(item) for item in _sequence(value))
@@ -204,7 +203,7 @@ def joined(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Ki
     def parse(value: str) -> tuple[str, ...]:
         return check(tuple(_items(value)))
 
-    return Kind(name, lambda value: parse(_string(value)), parse, text, text)
+    return ValueKind(name, lambda value: parse(_string(value)), parse, text, text)
 
 
 def _gates(value: object) -> FeatureGates:
@@ -232,7 +231,7 @@ def _gates_text(value: object) -> str:
     return ",".join(f"{name}={_bool_text(on)}" for name, on in gates)
 
 
-GATES = Kind("NAME=true|false", _gates, _parse_gates, _gates_plain, _gates_text, repeatable=True)
+GATES = ValueKind("NAME=true|false", _gates, _parse_gates, _gates_plain, _gates_text, repeatable=True)
 
 
 def _quantity(text: str) -> str:
@@ -245,7 +244,7 @@ def _read_quantity(value: object) -> str:
     return _quantity(str(value) if isinstance(value, int) and 0 <= value < 10**18 else _string(value))
 
 
-QUANTITY = Kind("QUANTITY", _read_quantity, _quantity, _same, str)
+QUANTITY = ValueKind("QUANTITY", _read_quantity, _quantity, _same, str)
 
 
 def _vmodule_item(text: str) -> str:
@@ -283,4 +282,4 @@ def _vmodule_text(value: object) -> str:
     return ",".join(str(item) for item in _sequence(value))
 
 
-VMODULE = Kind("PATTERN=N", _read_vmodule, _parse_vmodule, _vmodule_plain, _vmodule_text)
+VMODULE = ValueKind("PATTERN=N", _read_vmodule, _parse_vmodule, _vmodule_plain, _vmodule_text)

@@ -1,4 +1,4 @@
-"""From the configuration file's content and the flags to one checked Config."""
+"""Build one checked Config from the configuration file and flags."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn, cast
@@ -6,24 +6,23 @@ from typing import NamedTuple, NoReturn, cast
 import msgspec
 
 from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import STRING, Kind
+from pykubeproxy.config.kinds import STRING, ValueKind
 from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
 from pykubeproxy.config.network import split_address
-from pykubeproxy.config.settings import Setting, Zero
-from pykubeproxy.config.table import ACTIONS, HEALTH_PORT, METRICS_PORT, SETTINGS
+from pykubeproxy.config.table import ACTIONS, HEALTH_PORT, METRICS_PORT, SETTINGS, Setting, Zero
 
 _FLAGS = frozenset(setting.flag for setting in SETTINGS + ACTIONS if setting.flag)
 
 
 class Loaded(NamedTuple):
-    """A Config, and what its author should know: whole sentences, one for each thing passed over."""
+    """A Config, and a warning in a full sentence for each ignored or deprecated setting."""
 
     config: Config
     warnings: tuple[str, ...]
 
 
 class _Given(NamedTuple):
-    """A value that somebody gave, and what to call it in a message: its field's path or its flag."""
+    """A given value, and the path or flag that messages name."""
 
     name: str
     value: object
@@ -33,29 +32,26 @@ _Givens = dict[Setting, _Given]
 
 
 def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str, object]) -> Loaded:
-    """The Config that a configuration file and flags make. Raises ConfigError.
+    """Return the Config for a configuration file and flags. Raise ConfigError.
 
-    `content` is the file's text (YAML or JSON, bytes in UTF-8) or what was parsed from it; None: there is no
-    file. `flags` holds the flags given explicitly, without dashes: {"v": "2", "masquerade-all": "true"}; a
-    value is a text, or for a flag that stood several times a list of texts. Those of `ACTIONS` may be among
-    them.
+    `content` is the file's text (YAML or JSON, bytes in UTF-8) or the parsed mapping; None means no file. `flags` are
+    the given flags without dashes: {"v": "2", "masquerade-all": "true"}, with a list for a repeated flag. They may
+    include `ACTIONS`.
 
-    Beside a file, only the flags that the table marks so count; a warning names those that do not. A field
-    that is unknown, or stands twice, is a warning too: upstream decodes v1alpha1 strictly first, then
-    leniently.
+    With a file, only flags with `beside_config` count, with a warning for each other flag. Unknown and duplicate fields
+    are warnings too: kube-proxy decodes v1alpha1 strictly, then leniently.
     """
-    strangers = sorted(set(flags) - _FLAGS)
-    if strangers:
-        raise ConfigError(f"--{strangers[0]}", "there is no such flag")
-    found, warnings = _of_file(content)
+    if unknown := sorted(set(flags) - _FLAGS):
+        raise ConfigError(f"--{unknown[0]}", "unknown flag")
+    fields, warnings = _from_document(content)
     given: _Givens = {}
     for setting in SETTINGS:
-        if setting.field in found:
-            _keep(given, setting, _from_file(setting, found[setting.field]))
+        if setting.field in fields:
+            _keep(given, setting, _from_file(setting, fields[setting.field]))
         if setting.flag in flags:
             if content is None or setting.beside_config:
                 _keep(given, setting, _from_flag(setting, flags[setting.flag]))
-            warnings += _remarks(setting, content is not None)
+            warnings += _flag_warnings(setting, content is not None)
     values = _defaults(given) | {
         setting.attribute: one.value for setting, one in given.items() if setting.attribute
     }
@@ -65,29 +61,29 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
     return Loaded(_assemble(values | {"ignored": _ignored(given)}), tuple(warnings))
 
 
-def _of_file(content: str | bytes | Mapping[str, object] | None) -> tuple[dict[str, object], list[str]]:
-    """The fields that the file sets, by path, and the warnings about its form."""
+def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[dict[str, object], list[str]]:
+    """Return the fields of the file by path, and warnings."""
     if content is None:
         return {}, []
-    parsed, twice = (content, []) if isinstance(content, Mapping) else document.parse(content)
+    parsed, warnings = (content, []) if isinstance(content, Mapping) else document.parse(content)
     document.check_header(parsed)
-    return document.fields(parsed), twice + document.unknown(parsed)
+    return document.fields(parsed), warnings + document.unknown(parsed)
 
 
 def _from_file(setting: Setting, raw: object) -> _Given | None:
-    """The value of a field, or None if it stands for the default."""
+    """Return the value of a field, None for the default."""
     if raw is None or (raw == "" and setting.zero is not Zero.COUNTS):
         return None
-    value = _understood(setting.field, raw, setting.kind.read)
+    value = _convert(setting.field, raw, setting.kind.read)
     return None if setting.zero is not Zero.COUNTS and not value else _Given(setting.field, value)
 
 
 def _from_flag(setting: Setting, raw: object) -> _Given | None:
-    """The value of a flag, or None if it stands for the default."""
+    """Return the value of a flag, None for the default."""
     text = flag_text(setting.kind, raw)
     if text == "" and setting.zero is Zero.DEFAULT:
         return None
-    value = _understood(f"--{setting.flag}", text, setting.kind.parse)
+    value = _convert(f"--{setting.flag}", text, setting.kind.parse)
     return None if setting.zero is Zero.DEFAULT and not value else _Given(f"--{setting.flag}", value)
 
 
@@ -96,15 +92,15 @@ def _keep(given: _Givens, setting: Setting, value: _Given | None) -> None:
         given[setting] = value
 
 
-def _understood(name: str, raw: object, read: Callable[..., object]) -> object:
+def _convert(name: str, raw: object, read: Callable[..., object]) -> object:
     try:
         return read(raw)
     except ValueError as error:
         raise ConfigError(name, f"{document.show(raw)} is not valid: {error}") from None
 
 
-def flag_text(kind: Kind, raw: object) -> str:
-    """The text of a flag's value. Of a flag given several times: all joined, or for most kinds the last."""
+def flag_text(kind: ValueKind, raw: object) -> str:
+    """Return the text of a flag's value; of a repeated flag all values joined, or for most kinds the last."""
     if isinstance(raw, bool):
         return "true" if raw else "false"
     if isinstance(raw, list | tuple):
@@ -113,8 +109,8 @@ def flag_text(kind: Kind, raw: object) -> str:
     return str(raw)
 
 
-def _remarks(setting: Setting, beside_file: bool) -> list[str]:
-    """What to say about a flag that was given."""
+def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
+    """Return the warnings about a given flag."""
     if beside_file and not setting.beside_config:
         where = f"; set {setting.field} in the file instead" if setting.field else ""
         return [f"The flag --{setting.flag} is ignored beside a configuration file{where}."]
@@ -124,7 +120,7 @@ def _remarks(setting: Setting, beside_file: bool) -> list[str]:
 
 
 def _defaults(given: _Givens) -> dict[str, object]:
-    """The defaults of all settings with an attribute. Those of the servers follow bindAddress's family."""
+    """Return the defaults by attribute. Those of the servers depend on the family of bindAddress."""
     values = {setting.attribute: setting.default for setting in SETTINGS if setting.attribute}
     bind = next((str(one.value) for setting, one in given.items() if setting.attribute == "bind_address"), "")
     if ":" in bind:
@@ -136,9 +132,9 @@ def _defaults(given: _Givens) -> dict[str, object]:
 def _deprecated_ports(
     values: Mapping[str, object], given: _Givens, flags: Mapping[str, object]
 ) -> dict[str, object]:
-    """What --healthz-port and --metrics-port change: 0 turns a server off, another port completes an address.
+    """Apply --healthz-port and --metrics-port: 0 turns a server off, another port completes an address without port.
 
-    As upstream, where the default address has its port already, so that a port alone changes nothing.
+    As in kube-proxy, a port alone has no effect because the default address has a port.
     """
     changed: dict[str, object] = {}
     ports = {setting.flag: one.value for setting, one in given.items() if setting.instead}
@@ -153,7 +149,7 @@ def _deprecated_ports(
 
 
 def _check(values: Mapping[str, object], names: Mapping[str, str]) -> None:
-    """What no setting can say of itself alone. `names` has what to call a value that was given."""
+    """Raise ConfigError for conflicting settings. `names` are those of given values in messages."""
 
     def refuse(attribute: str, message: str) -> NoReturn:
         field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
@@ -182,7 +178,7 @@ _INTERFACE_OF = {
 
 
 def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:
-    """The fields without effect that were given and differ from their default, in the order of the table."""
+    """Return the given fields without effect that differ from their default, in the order of the table."""
     found = ((setting, given[setting].value) for setting in SETTINGS if setting in given and setting.ignored)
     return tuple(
         (setting.field, value) for setting, value in found if setting.field and value != setting.default
@@ -190,7 +186,7 @@ def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:
 
 
 def _assemble(values: Mapping[str, object]) -> Config:
-    """The Config of values by attribute path."""
+    """Return the Config for values by attribute path."""
     nested: dict[str, object] = {}
     for path, value in values.items():
         *groups, name = path.split(".")

@@ -1,4 +1,4 @@
-"""Config: everything that steers the program, as one frozen value."""
+"""The configuration as one frozen value."""
 
 import enum
 from typing import NamedTuple
@@ -7,11 +7,10 @@ import msgspec
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; `str()` is one line with the setting, its value and what is allowed.
+    """An invalid setting; `str()` is one line with the setting, its value and the allowed values.
 
-    `field` is the path in the configuration file ("iptables.syncPeriod") or the flag
-    ("--iptables-sync-period"), whichever the value came by; it is empty when the file as a whole cannot be
-    read.
+    `field` is the path in the configuration file ("iptables.syncPeriod") or the flag ("--iptables-sync-period") that
+    set the value, or empty if the file is unusable.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -21,7 +20,7 @@ class ConfigError(Exception):
 
 
 class Backend(enum.Enum):
-    """Which iptables writes the rules; AUTO leaves it to what the node already uses."""
+    """The iptables variant that writes the rules; AUTO selects the one the node uses."""
 
     AUTO = "auto"
     NFT = "nft"
@@ -29,7 +28,7 @@ class Backend(enum.Enum):
 
 
 class Dispatch(enum.Enum):
-    """How packets find their service: by one chain after the other rule by rule, as with kube-proxy, or by a tree."""
+    """How packets are dispatched to services: rule by rule as in kube-proxy, or by a tree."""
 
     AUTO = "auto"
     FLAT = "flat"
@@ -37,7 +36,7 @@ class Dispatch(enum.Enum):
 
 
 class DetectLocalMode(enum.Enum):
-    """How traffic from this node's own pods is told from other traffic."""
+    """How traffic from this node's pods is detected."""
 
     CLUSTER_CIDR = "ClusterCIDR"
     NODE_CIDR = "NodeCIDR"
@@ -46,14 +45,14 @@ class DetectLocalMode(enum.Enum):
 
 
 class LogFormat(enum.Enum):
-    """How log lines are written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class Address(NamedTuple):
-    """Where a server listens: an IP address and a port. `str()` is "10.0.0.1:80" or "[::1]:80"."""
+    """An IP address and port to listen on. `str()` is "10.0.0.1:80" or "[::1]:80"."""
 
     host: str
     port: int
@@ -63,21 +62,21 @@ class Address(NamedTuple):
 
 
 class FeatureGates(msgspec.Struct, frozen=True):
-    """Feature gates as given, sorted by name; those that mean nothing here are kept all the same."""
+    """All given feature gates, sorted by name."""
 
     gates: tuple[tuple[str, bool], ...]
 
     @property
     def allow_service_external_ips(self) -> bool:
-        """Whether Services' externalIPs are served; AllowServiceExternalIPs=false leaves them out."""
+        """Whether to serve Services' externalIPs."""
         return dict(self.gates).get("AllowServiceExternalIPs", True)
 
 
-class Client(msgspec.Struct, frozen=True):
-    """How the API server is reached. Without `kubeconfig` and `master`: by the pod's service account.
+class ClientConnection(msgspec.Struct, frozen=True):
+    """The connection to the API server. Without `kubeconfig` and `master`, use the pod's service account.
 
-    `master` is a URL that overrides the kubeconfig's. `qps` and `burst` limit requests; `content_type` and
-    `accept_content_types` are what the file says, whatever encoding is spoken.
+    `master` is a URL that overrides the kubeconfig's. `qps` and `burst` limit requests. The content types have no
+    effect.
     """
 
     kubeconfig: str
@@ -89,17 +88,17 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Logging(msgspec.Struct, frozen=True):
-    """What is logged: the more `verbosity`, the more."""
+    """Log format and verbosity."""
 
     format: LogFormat
     verbosity: int
 
 
-class Iptables(msgspec.Struct, frozen=True):
-    """How rules are made and how often they are written.
+class IptablesSettings(msgspec.Struct, frozen=True):
+    """How to build rules and how often to write them.
 
-    Periods are seconds; 0 <= min_sync_period <= sync_period and sync_period > 0.
-    `masquerade_bit` is the bit (0 to 31) of the packet mark that asks for masquerading.
+    Periods are seconds; 0 <= min_sync_period <= sync_period and sync_period > 0. `masquerade_bit` is the bit (0 to 31)
+    of the packet mark that requests masquerading.
     """
 
     masquerade_bit: int
@@ -110,9 +109,9 @@ class Iptables(msgspec.Struct, frozen=True):
 
 
 class DetectLocal(msgspec.Struct, frozen=True):
-    """How local traffic is recognised. `cluster_cidrs` are canonical, at most one for each family.
+    """How to detect local traffic. `cluster_cidrs` are canonical, at most one per family.
 
-    The interface that `mode` needs is never empty; the others may hold values that are not used.
+    The interface that `mode` requires is not empty; other fields may be set without effect.
     """
 
     mode: DetectLocalMode
@@ -122,7 +121,7 @@ class DetectLocal(msgspec.Struct, frozen=True):
 
 
 class Conntrack(msgspec.Struct, frozen=True):
-    """What is set in the kernel's connection tracking. Timeouts are seconds; 0 leaves a value alone."""
+    """Connection tracking in the kernel. Timeouts are seconds; 0 leaves a value unchanged."""
 
     max_per_core: int
     min: int
@@ -134,17 +133,17 @@ class Conntrack(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """Everything that steers the program. Made by `load`, which checks it; all values are in canonical form.
+    """The configuration, checked and in canonical form. `load` creates it.
 
-    hostname_override: lower case; empty means the host's own name.
-    bind_address: the address to take for the node's own; unspecified (0.0.0.0 or ::) means the Node object's.
+    hostname_override: lower case; empty means the host name.
+    bind_address: the node's IP address; unspecified (0.0.0.0 or ::) means that of the Node object.
     health_address, metrics_address: None means no such server.
-    node_port_addresses: canonical CIDRs, or "primary" alone; empty means every address of the node.
+    node_port_addresses: canonical CIDRs, or "primary" alone; empty means all addresses of the node.
     config_sync_period: seconds.
-    ignored: (field path, value) of accepted settings that have no effect here and differ from their default.
+    ignored: (field path, value) of settings without effect that differ from their default.
     """
 
-    client: Client
+    client: ClientConnection
     logging: Logging
     hostname_override: str
     bind_address: str
@@ -152,7 +151,7 @@ class Config(msgspec.Struct, frozen=True):
     metrics_address: Address | None
     bind_address_hard_fail: bool
     mode: str
-    iptables: Iptables
+    iptables: IptablesSettings
     iptables_backend: Backend
     dispatch: Dispatch
     detect_local: DetectLocal

@@ -1,14 +1,14 @@
-"""The kinds of values that speak of the network: addresses, CIDRs, interfaces; canonical once read."""
+"""Kinds of network values: addresses, CIDRs, interfaces, all made canonical."""
 
 import ipaddress
 import re
 
-from pykubeproxy.config.kinds import Kind, joined, list_of, of_text
+from pykubeproxy.config.kinds import ValueKind, joined, list_of, of_text
 from pykubeproxy.config.model import Address
 
 
 def _ip(text: str) -> str:
-    # A zone ("fe80::1%eth0") is legal for Python but not in a rule, and Go refuses it.
+    # Python accepts a zone ("fe80::1%eth0"); Go and iptables do not.
     try:
         if "%" not in text:
             return str(ipaddress.ip_address(text))
@@ -19,7 +19,7 @@ def _ip(text: str) -> str:
 
 def _cidr(text: str) -> str:
     address, slash, length = text.partition("/")
-    # Python would also take a bare address and a netmask.
+    # Python also accepts a bare address and a netmask.
     if slash and re.fullmatch("[0-9]{1,3}", length):
         try:
             return str(ipaddress.ip_network((_ip(address), int(length)), strict=False))
@@ -44,7 +44,7 @@ def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def split_address(text: str) -> tuple[str, int | None]:
-    """The IP and the port of "IP", "IPv4:port" or "[IPv6]:port"; without a port, None."""
+    """Return IP and port of "IP", "IPv4:port" or "[IPv6]:port"; the port is None if missing. Raise ValueError."""
     bracketed = re.fullmatch(r"\[([^\]]*)\]:([0-9]{1,5})", text) or re.fullmatch(
         r"([^:\[\]]*):([0-9]{1,5})", text
     )
@@ -59,8 +59,8 @@ def split_address(text: str) -> tuple[str, int | None]:
         ) from None
 
 
-def address(default_port: int) -> Kind:
-    """An IP address with a port, `default_port` if it has none; empty text is None: no server."""
+def address(default_port: int) -> ValueKind:
+    """Return the kind for an IP address with an optional port; empty text is None: no server."""
 
     def check(text: str) -> Address | None:
         if not text:
@@ -71,12 +71,11 @@ def address(default_port: int) -> Kind:
     return of_text("IP:PORT", check)
 
 
-def interface(longest: int) -> Kind:
-    """The name of a network interface of at most `longest` bytes, or nothing.
+def interface(longest: int) -> ValueKind:
+    """Return the kind for an interface name of at most `longest` bytes, or empty text.
 
-    The kernel's names have 15 bytes (IFNAMSIZ less the final zero);
-    of a prefix, iptables needs one for its "+".
-    Quotes and a final "+" are refused too: the name goes into a rule's text, where "+" means any ending.
+    Interface names have up to 15 bytes; a prefix has 14, since iptables appends "+". A final "+" and quotes are refused
+    because the name becomes part of a rule.
     """
 
     def check(text: str) -> str:

@@ -1,7 +1,10 @@
-"""The table of settings. Flags, fields, defaults, checks, help, /configz and /flagz come from it.
+"""The table of settings: flags, fields, defaults, checks, help, /configz and /flagz are derived from it.
 
-A further setting of our own takes one entry in OURS and one attribute in Config. The order is /configz's.
+To add a setting, add an entry to OURS and an attribute to Config. The order is that of /configz.
 """
+
+import enum
+from dataclasses import dataclass
 
 from pykubeproxy.config.kinds import (
     BOOL,
@@ -13,6 +16,7 @@ from pykubeproxy.config.kinds import (
     QUANTITY,
     STRING,
     VMODULE,
+    ValueKind,
     choice,
     integer,
     of_text,
@@ -26,11 +30,49 @@ from pykubeproxy.config.network import (
     address,
     interface,
 )
-from pykubeproxy.config.settings import Setting, Zero
+
+
+class Zero(enum.Enum):
+    """The meaning of 0 and empty text. kubeadm writes them into its ConfigMap for "use the default"."""
+
+    COUNTS = "a value like any other"
+    DEFAULT_IN_FILE = "the default in a file, a value as a flag"
+    DEFAULT = "the default"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """One setting.
+
+    field: the path in the configuration file; empty if only a flag sets it.
+    flag: the flag without dashes; empty if only the file sets it.
+    default: the default, of this kind.
+    attribute: the path in Config; empty if the setting has no effect.
+    beside_config: whether the flag overrides the configuration file.
+    omitted: whether /configz omits the default (Go's omitempty).
+    instead: the replacement of a deprecated setting.
+    """
+
+    field: str
+    flag: str
+    kind: ValueKind
+    default: object
+    help: str
+    attribute: str = ""
+    zero: Zero = Zero.COUNTS
+    beside_config: bool = False
+    omitted: bool = False
+    instead: str = ""
+
+    @property
+    def ignored(self) -> bool:
+        """Whether the setting is accepted without effect: it is for another proxy mode or operating system."""
+        return not self.attribute and not self.instead
+
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
-HEALTH_DEFAULT = Address("0.0.0.0", HEALTH_PORT)  # noqa: S104  kubelets and balancers ask from outside
+HEALTH_DEFAULT = Address("0.0.0.0", HEALTH_PORT)  # noqa: S104  kubelets and load balancers connect from outside
 METRICS_DEFAULT = Address("127.0.0.1", METRICS_PORT)
 
 
@@ -54,173 +96,173 @@ _PROTOBUF = "application/vnd.kubernetes.protobuf"
 # field, flag, kind, default / help / attribute, what zero means and the rest
 KUBE_PROXY: tuple[Setting, ...] = (
     Setting("featureGates", "feature-gates", GATES, FeatureGates(()),
-            "Feature gates. AllowServiceExternalIPs=false leaves externalIPs unserved; others do nothing.",
+            "Feature gates. AllowServiceExternalIPs=false ignores externalIPs; others have no effect.",
             "feature_gates", omitted=True),
     Setting("clientConnection.kubeconfig", "kubeconfig", STRING, "",
-            "The kubeconfig file to reach the API server with; without one, the pod's service account.",
+            "The kubeconfig file for the API server; without one, use the pod's service account.",
             "client.kubeconfig"),
     Setting("", "master", STRING, "",
-            "The API server's URL, in place of the one in the kubeconfig.",
+            "The API server's URL; overrides the kubeconfig.",
             "client.master", beside_config=True),
     Setting("clientConnection.acceptContentTypes", "", STRING, "",
-            "The content types to accept from the API server; without effect, as it is asked for JSON.",
+            "The content types to accept from the API server; no effect, always JSON.",
             "client.accept_content_types"),
     Setting("clientConnection.contentType", "kube-api-content-type", STRING, _PROTOBUF,
-            "The content type of requests to the API server; without effect, as JSON is spoken.",
+            "The content type of requests to the API server; no effect, always JSON.",
             "client.content_type", Zero.DEFAULT),
     Setting("clientConnection.qps", "kube-api-qps", NUMBER, 5.0,
-            "The requests a second that the API server gets at most.",
+            "The maximum number of requests per second to the API server.",
             "client.qps", Zero.DEFAULT),
     Setting("clientConnection.burst", "kube-api-burst", COUNT, 10,
-            "The requests that the API server gets at once at most.",
+            "The maximum burst of requests to the API server.",
             "client.burst", Zero.DEFAULT),
     Setting("logging.format", "logging-format", choice(LogFormat), LogFormat.TEXT,
-            "How log lines are written.",
+            "The format of log lines.",
             "logging.format", Zero.DEFAULT, beside_config=True),
     Setting("logging.flushFrequency", "log-flush-frequency", DURATION_OR_NANOSECONDS, 5.0,
-            "How often logs are flushed; here every line is, at once.",
+            "How often to flush logs; no effect, each line is flushed.",
             zero=Zero.DEFAULT, beside_config=True),
     Setting("logging.verbosity", "v", COUNT, 0,
-            "How much is logged: 2 tells of each sync, 4 of each endpoint.",
+            "The log verbosity: 2 logs each sync, 4 each endpoint.",
             "logging.verbosity", beside_config=True),
     Setting("logging.vmodule", "vmodule", VMODULE, (),
-            "Log levels for single source files of kube-proxy.", beside_config=True, omitted=True),
+            "Verbosity for single source files of kube-proxy.", beside_config=True, omitted=True),
     Setting("logging.options.text.splitStream", "log-text-split-stream", BOOL, False,
-            "Errors to stderr, the rest to stdout, as text.", beside_config=True, omitted=True),
+            "Write errors to stderr and the rest to stdout, as text.", beside_config=True, omitted=True),
     Setting("logging.options.text.infoBufferSize", "log-text-info-buffer-size", QUANTITY, "0",
-            "The buffer of split text logs.", beside_config=True),
+            "The buffer size of split text logs.", beside_config=True),
     Setting("logging.options.json.splitStream", "log-json-split-stream", BOOL, False,
-            "Errors to stderr, the rest to stdout, as JSON.", beside_config=True, omitted=True),
+            "Write errors to stderr and the rest to stdout, as JSON.", beside_config=True, omitted=True),
     Setting("logging.options.json.infoBufferSize", "log-json-info-buffer-size", QUANTITY, "0",
-            "The buffer of split JSON logs.", beside_config=True),
+            "The buffer size of split JSON logs.", beside_config=True),
     Setting("hostnameOverride", "hostname-override", of_text("NAME", _hostname), "",
-            "This node's name in the cluster; without one, the host's own name.",
+            "This node's name in the cluster; the default is the host name.",
             "hostname_override", Zero.DEFAULT, beside_config=True),
     Setting("bindAddress", "bind-address", IP, "0.0.0.0",  # noqa: S104  nothing is bound to it
-            "The address to take for the node's own, its family for the primary one. Nothing listens on it.",
+            "The node's IP address; its family is the primary one. Nothing listens on it.",
             "bind_address", Zero.DEFAULT),
     Setting("healthzBindAddress", "healthz-bind-address", address(HEALTH_PORT), HEALTH_DEFAULT,
-            "Where /healthz and /livez are served; as a flag, empty turns them off.",
+            "Where to serve /healthz and /livez; as a flag, empty turns them off.",
             "health_address", Zero.DEFAULT_IN_FILE),
     Setting("metricsBindAddress", "metrics-bind-address", address(METRICS_PORT), METRICS_DEFAULT,
-            "Where /metrics and its like are served; as a flag, empty turns them off.",
+            "Where to serve /metrics, /configz and /statusz; as a flag, empty turns them off.",
             "metrics_address", Zero.DEFAULT_IN_FILE),
     Setting("bindAddressHardFail", "bind-address-hard-fail", BOOL, False,
-            "Exit if an address to listen on is taken, rather than try again.",
+            "Exit if a listen address is in use, instead of retrying.",
             "bind_address_hard_fail"),
     Setting("enableProfiling", "profiling", BOOL, False,
-            "Go profiles on the metrics address; this program has none to serve."),
+            "Serve Go profiles on the metrics address; no effect."),
     Setting("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", STRING, "",
-            "The release whose hidden metrics to show; no metric is hidden here."),
+            "The release whose hidden metrics to show; no effect."),
     Setting("mode", "proxy-mode", of_text("iptables", _mode), "iptables",
-            "The proxy mode: iptables, the only one.",
+            "The proxy mode; iptables is the only one.",
             "mode", Zero.DEFAULT),
     Setting("iptables.masqueradeBit", "iptables-masquerade-bit", integer(0, 31), 14,
-            "The bit of the packet mark, 0 to 31, that asks for masquerading.",
+            "The bit of the packet mark, 0 to 31, that requests masquerading.",
             "iptables.masquerade_bit"),
     Setting("iptables.masqueradeAll", "masquerade-all", BOOL, False,
-            "Masquerade everything sent to a cluster IP.",
+            "Masquerade all traffic to cluster IPs.",
             "iptables.masquerade_all"),
     Setting("iptables.localhostNodePorts", "iptables-localhost-nodeports", BOOL, True,
             "Serve node ports on 127.0.0.1 too (IPv4 only).",
             "iptables.localhost_node_ports"),
     Setting("iptables.syncPeriod", "iptables-sync-period", DURATION, 30.0,
-            "How often the rules are looked after and failures retried, at the latest. Greater than 0.",
+            "How often to check the rules, and the longest time until a retry. Greater than 0.",
             "iptables.sync_period", Zero.DEFAULT_IN_FILE),
     Setting("iptables.minSyncPeriod", "iptables-min-sync-period", DURATION, 1.0,
-            "The time between two writes of rules, at least; as a flag, 0 writes each change at once.",
+            "The minimum time between two syncs; as a flag, 0 writes each change at once.",
             "iptables.min_sync_period", Zero.DEFAULT_IN_FILE),
-    Setting("ipvs.syncPeriod", "", DURATION, 0.0, "How often ipvs mode looks after its rules."),
-    Setting("ipvs.minSyncPeriod", "", DURATION, 0.0, "The time between two writes in ipvs mode."),
+    Setting("ipvs.syncPeriod", "", DURATION, 0.0, "How often ipvs mode syncs."),
+    Setting("ipvs.minSyncPeriod", "", DURATION, 0.0, "The minimum time between two syncs in ipvs mode."),
     Setting("ipvs.scheduler", "ipvs-scheduler", STRING, "", "The scheduler of ipvs mode."),
-    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", CIDRS, (), "What ipvs mode's clean-up leaves alone."),
+    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", CIDRS, (), "CIDRs that ipvs mode does not clean up."),
     Setting("ipvs.strictARP", "ipvs-strict-arp", BOOL, False, "Strict ARP in ipvs mode."),
     Setting("ipvs.tcpTimeout", "ipvs-tcp-timeout", DURATION, 0.0, "The idle TCP timeout of ipvs mode."),
     Setting("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", DURATION, 0.0, "The TCP FIN timeout of ipvs mode."),
     Setting("ipvs.udpTimeout", "ipvs-udp-timeout", DURATION, 0.0, "The UDP timeout of ipvs mode."),
     Setting("nftables.masqueradeBit", "", _INT32, 14, "The mark bit of nftables mode."),
     Setting("nftables.masqueradeAll", "", BOOL, False, "Masquerade everything in nftables mode."),
-    Setting("nftables.syncPeriod", "", DURATION, 0.0, "How often nftables mode looks after its rules."),
-    Setting("nftables.minSyncPeriod", "", DURATION, 0.0, "The time between two writes in nftables mode."),
+    Setting("nftables.syncPeriod", "", DURATION, 0.0, "How often nftables mode syncs."),
+    Setting("nftables.minSyncPeriod", "", DURATION, 0.0, "The minimum time between two syncs in nftables mode."),
     Setting("winkernel.networkName", "", STRING, "", "The HNS network, on Windows."),
     Setting("winkernel.sourceVip", "", STRING, "", "The source VIP, on Windows."),
     Setting("winkernel.enableDSR", "", BOOL, False, "Direct server return, on Windows."),
     Setting("winkernel.rootHnsEndpointName", "", STRING, "", "The root HNS endpoint, on Windows."),
     Setting("winkernel.forwardHealthCheckVip", "", BOOL, False, "Health checks by the VIP, on Windows."),
     Setting("detectLocalMode", "detect-local-mode", choice(DetectLocalMode), DetectLocalMode.CLUSTER_CIDR,
-            "How traffic from this node's pods is told from other traffic.",
+            "How to detect traffic from this node's pods.",
             "detect_local.mode", Zero.DEFAULT),
     Setting("detectLocal.bridgeInterface", "pod-bridge-interface", interface(15), "",
-            "The pods' bridge, in mode BridgeInterface.",
+            "The pods' bridge for mode BridgeInterface.",
             "detect_local.bridge_interface"),
     Setting("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", interface(14), "",
-            "What the names of the pods' interfaces begin with, in mode InterfaceNamePrefix.",
+            "The prefix of the pods' interfaces for mode InterfaceNamePrefix.",
             "detect_local.interface_name_prefix"),
     Setting("clusterCIDR", "cluster-cidr", CLUSTER_CIDRS, (),
-            "The pods' addresses, in mode ClusterCIDR; for dual-stack one CIDR of each family.",
+            "The pods' CIDR for mode ClusterCIDR; for dual-stack, one per family.",
             "detect_local.cluster_cidrs"),
     Setting("nodePortAddresses", "nodeport-addresses", NODE_PORT_ADDRESSES, (),
-            "Where node ports are served: CIDRs, or primary for the node's own addresses; empty: everywhere.",
+            "CIDRs of the addresses that serve node ports, or primary for the node's IPs; empty means all.",
             "node_port_addresses"),
     Setting("oomScoreAdj", "oom-score-adj", integer(-1000, 1000), -999,
-            "How much the kernel spares this process when memory is short, -1000 (most) to 1000.",
+            "The oom_score_adj of this process, -1000 to 1000.",
             "oom_score_adj"),
     Setting("conntrack.maxPerCore", "conntrack-max-per-core", COUNT, 32768,
-            "Connections to track for each core; 0 leaves the limit alone.",
+            "The conntrack limit per CPU core; 0 leaves the limit unchanged.",
             "conntrack.max_per_core"),
     Setting("conntrack.min", "conntrack-min", COUNT, 131072,
-            "Connections to track at least, whatever the number of cores.",
+            "The minimum conntrack limit, regardless of CPU cores.",
             "conntrack.min"),
     Setting("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", DURATION, 86400.0,
-            "How long an idle TCP connection is tracked; 0 leaves it alone.",
+            "The conntrack timeout of idle TCP connections; 0 leaves it unchanged.",
             "conntrack.tcp_established_timeout"),
     Setting("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", DURATION, 3600.0,
-            "How long a half-closed TCP connection is tracked; 0 leaves it alone.",
+            "The conntrack timeout of half-closed TCP connections; 0 leaves it unchanged.",
             "conntrack.tcp_close_wait_timeout"),
     Setting("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", BOOL, False,
-            "Take TCP packets out of the window as valid.",
+            "Accept TCP packets outside the window.",
             "conntrack.tcp_be_liberal"),
     Setting("conntrack.udpTimeout", "conntrack-udp-timeout", DURATION, 0.0,
-            "How long a UDP flow without a reply is tracked; 0 leaves it alone.",
+            "The conntrack timeout of UDP flows without reply; 0 leaves it unchanged.",
             "conntrack.udp_timeout"),
     Setting("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", DURATION, 0.0,
-            "How long a UDP flow with replies is tracked; 0 leaves it alone.",
+            "The conntrack timeout of UDP flows with replies; 0 leaves it unchanged.",
             "conntrack.udp_stream_timeout"),
     Setting("configSyncPeriod", "config-sync-period", DURATION, 900.0,
-            "How often objects are gone over again. Greater than 0.",
+            "How often to refresh objects from the API server; no effect. Greater than 0.",
             "config_sync_period", Zero.DEFAULT_IN_FILE),
-    Setting("portRange", "", STRING, "", "The node ports of the former userspace mode."),
+    Setting("portRange", "", STRING, "", "The node ports of the removed userspace mode."),
     Setting("windowsRunAsService", "", BOOL, False, "Run as a service, on Windows.", omitted=True),
     Setting("", "healthz-port", _PORT, HEALTH_PORT,
-            "The port of a --healthz-bind-address that names none; 0 turns the server off.",
+            "The port of --healthz-bind-address if it has none; 0 turns the server off.",
             instead="healthz-bind-address"),
     Setting("", "metrics-port", _PORT, METRICS_PORT,
-            "The port of a --metrics-bind-address that names none; 0 turns the server off.",
+            "The port of --metrics-bind-address if it has none; 0 turns the server off.",
             instead="metrics-bind-address"),
-    Setting("", "ipvs-sync-period", DURATION, 30.0, "How often ipvs mode looks after its rules."),
-    Setting("", "ipvs-min-sync-period", DURATION, 1.0, "The time between two writes in ipvs mode."),
-    Setting("", "boot-id-file", STRING, "/proc/sys/kernel/random/boot_id", "Where the boot id is found."),
+    Setting("", "ipvs-sync-period", DURATION, 30.0, "How often ipvs mode syncs."),
+    Setting("", "ipvs-min-sync-period", DURATION, 1.0, "The minimum time between two syncs in ipvs mode."),
+    Setting("", "boot-id-file", STRING, "/proc/sys/kernel/random/boot_id", "The file with the boot ID."),
     Setting("", "machine-id-file", STRING, "/etc/machine-id,/var/lib/dbus/machine-id",
-            "Where the machine id is found."),
+            "Files with the machine ID."),
 )
 
 OURS: tuple[Setting, ...] = (
     Setting("pykubeproxy.iptablesBackend", "iptables-backend", choice(Backend), Backend.AUTO,
-            "Which iptables writes the rules; auto takes the one that the node already uses.",
+            "The iptables variant that writes the rules; auto selects the one this node uses.",
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
-            "How packets find their service: flat, as with kube-proxy, tree, or auto: a tree where there are many.",
+            "How to dispatch packets to services: flat (as kube-proxy), tree, or auto: tree above 200 addresses.",
             "dispatch", Zero.DEFAULT, beside_config=True, omitted=True),
 )
 
 SETTINGS = KUBE_PROXY + OURS
 
-# Flags that say what to do rather than how; no configuration file holds them.
+# Flags that select an action; they have no field in the configuration file.
 ACTIONS: tuple[Setting, ...] = (
     Setting("", "config", STRING, "", "The configuration file, a KubeProxyConfiguration."),
-    Setting("", "write-config-to", STRING, "", "Write the settings to this file and exit."),
-    Setting("", "init-only", BOOL, False, "Do the set-up that takes all of root's rights, and exit."),
-    Setting("", "cleanup", BOOL, False, "Take out all chains and jumps, and exit."),
+    Setting("", "write-config-to", STRING, "", "Write the configuration to this file and exit."),
+    Setting("", "init-only", BOOL, False, "Do the setup that requires a privileged container, and exit."),
+    Setting("", "cleanup", BOOL, False, "Remove all chains and jumps, and exit."),
     Setting("", "version", BOOL, False, "Print the version and exit."),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""What an API server lets a proxy do, asked of the server itself; nothing is created by it."""
+"""Check with an API server which permissions the proxy has. Nothing is created on it."""
 
 import msgspec
 
@@ -12,8 +12,8 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _TIMEOUT = 10.0  # seconds
 
 
-class Right(msgspec.Struct, frozen=True):
-    """A verb on objects of a kind, such as "list" on "endpointslices" of group "discovery.k8s.io"."""
+class Permission(msgspec.Struct, frozen=True):
+    """A verb on a resource, such as "list" on "endpointslices" of group "discovery.k8s.io"."""
 
     verb: str
     resource: str
@@ -24,43 +24,43 @@ class Right(msgspec.Struct, frozen=True):
 
 
 NEEDED = tuple(
-    Right(verb, resource, group)
+    Permission(verb, resource, group)
     for resource, group in (("services", ""), ("endpointslices", "discovery.k8s.io"), ("nodes", ""))
     for verb in ("list", "watch")
 )
-"""What a proxy cannot do without."""
-EVENTS = Right("create", "events", "events.k8s.io")
-"""What it tells of its troubles by."""
+"""The permissions a proxy needs."""
+EVENTS = Permission("create", "events", "events.k8s.io")
+"""The permission to create events."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What was found out.
+    """The Node object and the missing permissions.
 
-    `trouble` is why this node could not be looked for, "" if it could; `node` then is None if there is no such Node.
-    `denied` are the rights that are not granted; `unknown` is why that cannot be told, "" if it could be.
+    `node_error` is why the Node could not be listed, or ""; `node` is None if it does not exist. `review_error` is why
+    the permissions are unknown, or "".
     """
 
     server: str
-    trouble: str
+    node_error: str
     node: Node | None
-    denied: tuple[Right, ...] = ()
-    unknown: str = ""
+    denied: tuple[Permission, ...] = ()
+    review_error: str = ""
 
 
 def access(client: Client, node_name: str) -> Access:
-    """Look for the Node, and ask for each right that a proxy needs whether it is granted; takes eight requests."""
-    trouble, node = "", None
+    """List the Node and review each permission that a proxy needs, in eight requests."""
+    node_error, node = "", None
     try:
         *_, nodes = api_watches(client, node_name, Timing(answer=_TIMEOUT))
-        found = (it for listed in nodes.once() for it in listed.objects)
-        node = next((it for it in found if isinstance(it, Node)), None)
+        objects = (it for listed in nodes.once() for it in listed.objects)
+        node = next((it for it in objects if isinstance(it, Node)), None)
     except SourceError as error:
-        trouble = str(error)
+        node_error = str(error)
     try:
-        denied = tuple(right for right in (*NEEDED, EVENTS) if not _granted(client, right))
+        denied = tuple(it for it in (*NEEDED, EVENTS) if not _is_granted(client, it))
     except Failure as failure:
-        return Access(client.server, trouble, node, unknown=str(failure))
-    return Access(client.server, trouble, node, denied)
+        return Access(client.server, node_error, node, review_error=str(failure))
+    return Access(client.server, node_error, node, denied)
 
 
 class _Status(msgspec.Struct):
@@ -71,16 +71,16 @@ class _Review(msgspec.Struct):
     status: _Status
 
 
-def _granted(client: Client, right: Right) -> bool:
-    """Raises Failure."""
-    attributes = {"verb": right.verb, "resource": right.resource, "group": right.group}
+def _is_granted(client: Client, permission: Permission) -> bool:
+    """Return whether the server grants the permission. Raise Failure."""
+    attributes = msgspec.structs.asdict(permission)
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = client.post(_REVIEWS, body, asked="access reviews", idle=_TIMEOUT)
+    review = client.post(_REVIEWS, body, resource="access reviews", idle=_TIMEOUT)
     try:
-        return msgspec.json.decode(answer, type=_Review).status.allowed
+        return msgspec.json.decode(review, type=_Review).status.allowed
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server's answer to an access review cannot be read: {error}") from None
+        raise Failure(f"the API server sent an invalid access review: {error}") from None

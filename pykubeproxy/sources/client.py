@@ -1,8 +1,9 @@
-"""One API server: single requests, with credentials that renew and no more of them than allowed."""
+"""A client of one API server: single requests, renewed credentials and a rate limit."""
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import urlencode
 
 import urllib3
@@ -12,69 +13,80 @@ from pykubeproxy import __version__
 from pykubeproxy.sources import credentials, failures
 from pykubeproxy.sources.watch import SourceError
 
-# Credentials in files are read again when they are older than this, in seconds; kubelet renews a token minutes
-# before it ends.
+# Read credentials from files again after this many seconds; kubelet renews a token minutes before it expires.
 _FRESH = 60.0
 _CONNECT_TIMEOUT = 5.0
-_LONGEST_ANSWER = 1 << 20  # bytes of what is answered to a new object
+_MAX_CREATED = 1 << 20  # bytes of the response to a new object
+_PIECE = 1 << 16
 
 
 class Client:
-    """Asks one API server. Any thread may use it.
+    """Send requests to one API server; thread-safe.
 
-    `kubeconfig` is a path and `master` a URL, as --kubeconfig and --master are; with neither it is the service account
-    of the pod. `qps` and `burst` limit the requests a second. Raises SourceError if these lead to no server.
+    `kubeconfig` is a path and `master` a URL, as in --kubeconfig and --master; without both, use the pod's service
+    account. `qps` and `burst` limit requests per second. Raise SourceError for unusable settings.
     """
 
     def __init__(self, kubeconfig: str = "", master: str = "", qps: float = 5.0, burst: int = 10) -> None:
-        self._where = (kubeconfig, master)
+        self._settings = (kubeconfig, master)
         self._plugin = credentials.uses_plugin(kubeconfig)
-        self._pace = TokenBucket(qps, burst)
+        self._bucket = TokenBucket(qps, burst)
         self._lock = threading.Lock()
         self._renew()
 
     @property
     def server(self) -> str:
-        """The URL of the server, without user and password."""
+        """The URL of the server without user and password."""
         return failures.without_password(str(self._api.configuration.host))
 
     def get(
-        self, path: str, query: Mapping[str, str | int], *, asked: str, idle: float
+        self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float
     ) -> urllib3.BaseHTTPResponse:
-        """The answer to a GET, its body not yet read.
+        """Send a GET and return the response, its body not yet read.
 
-        `idle` is how long in seconds the server may be silent, `asked` names the objects in messages. Raises Failure
-        for anything but status 200.
+        The server may be silent for `idle` seconds. Messages name the `resource`. Raise Failure unless the status is
+        200.
         """
-        response = self._ask("GET", f"{path}?{urlencode(query)}", None, idle)
+        response = self._send("GET", f"{path}?{urlencode(query)}", None, idle)
         if response.status == 200:
             return response
-        raise self._failure(response, asked, "list and watch of")
+        raise self._failure(response, resource, "list and watch of")
 
-    def post(self, path: str, body: Mapping[str, object], *, asked: str, idle: float) -> bytes:
-        """Create an object, given as it is to be encoded in JSON, and return the body of the answer.
-
-        It is empty if it breaks off, and cut off if it is too long: done is done. Raises Failure unless the server does
-        it or accepts to.
-        """
-        response = self._ask("POST", path, body, idle)
-        if response.status not in (200, 201, 202):
-            raise self._failure(response, asked, "new")
+    @contextmanager
+    def stream(
+        self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float
+    ) -> Iterator[Iterator[bytes]]:
+        """Send a GET, as `get` does, and yield the pieces of the body as they arrive."""
+        response = self.get(path, query, resource=resource, idle=idle)
         try:
-            return response.read(_LONGEST_ANSWER, decode_content=False)
+            yield _pieces(response)
+        finally:
+            response.close()
+            response.release_conn()
+
+    def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
+        """Create an object and return the body of the response, empty if the connection breaks and limited to 1 MiB.
+
+        Raise Failure if the server does not accept the object.
+        """
+        response = self._send("POST", path, body, idle)
+        if response.status not in (200, 201, 202):
+            raise self._failure(response, resource, "new")
+        try:
+            return response.read(_MAX_CREATED, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError):
             return b""
         finally:
             response.close()
             response.release_conn()
 
-    def _ask(
+    def _send(
         self, method: str, target: str, body: Mapping[str, object] | None, idle: float
     ) -> urllib3.BaseHTTPResponse:
         server = self.server
         headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if body else {})
         try:
-            self._pace.wait()
+            self._bucket.wait()
             with self._lock:
                 if self._stale():
                     self._renew()
@@ -88,30 +100,39 @@ class Client:
         except SourceError as error:
             raise failures.Failure(str(error)) from None
         except Exception as error:
-            # Whatever the client, its credential plugins or the network raise, this request has failed.
-            raise failures.of_exception(error, server) from None
+            # The client and its credential plugins raise nearly anything.
+            raise failures.from_exception(error, server) from None
         return response
 
-    def _failure(self, response: urllib3.BaseHTTPResponse, asked: str, verbs: str) -> failures.Failure:
-        failure = failures.of_response(response, asked, verbs)
+    def _failure(self, response: urllib3.BaseHTTPResponse, resource: str, verbs: str) -> failures.Failure:
+        failure = failures.from_response(response, resource, verbs)
         response.close()
         if isinstance(failure, failures.Unauthorized):
             self._rejected = True
         return failure
 
     def _stale(self) -> bool:
-        # A plugin's token is renewed by the kubernetes client when it ends; its certificates are not, so a 401 tells.
+        # The kubernetes client renews a plugin's token; only a 401 shows that its certificate has expired.
         return self._rejected or (not self._plugin and time.monotonic() - self._loaded >= _FRESH)
 
     def _renew(self) -> None:
-        # A new ApiClient has a new pool: a connection of an old certificate is not used again.
-        api = ApiClient(credentials.load(*self._where))
+        # A new ApiClient has a new pool, so connections with an old certificate are not reused.
+        api = ApiClient(credentials.load(*self._settings))
         api.user_agent = f"pykubeproxy/{__version__}"
         self._api, self._loaded, self._rejected = api, time.monotonic(), False
 
 
+def _pieces(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    try:
+        # Do not decode: a few bytes of compressed data may expand to gigabytes.
+        while data := response.read1(_PIECE, decode_content=False):
+            yield data
+    except Exception as error:
+        raise failures.from_exception(error, "the API server") from None
+
+
 class TokenBucket:
-    """A token bucket: `burst` requests at once, `qps` a second after that; no limit if `qps` is not above 0."""
+    """Limit requests: `burst` at once, then `qps` per second; no limit if `qps` is 0 or less."""
 
     def __init__(
         self,
@@ -127,7 +148,7 @@ class TokenBucket:
         self._next = clock() - self._slack
 
     def wait(self) -> None:
-        """Block until one more request is allowed."""
+        """Block until the next request is allowed."""
         with self._lock:
             now = self._clock()
             self._next = max(self._next, now - self._slack)

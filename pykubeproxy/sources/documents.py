@@ -1,4 +1,4 @@
-"""The text of manifests to objects, with a complaint for whatever is no good."""
+"""Decode manifests, with a warning for each faulty document."""
 
 import json
 import re
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
-import yaml
 
-from pykubeproxy.objects import Kind, Object, Undecodable, decode, remark
-from pykubeproxy.sources import yaml12
+from pykubeproxy.config import yaml
+from pykubeproxy.objects import Kind, Object, Undecodable, address_warning, decode
 from pykubeproxy.sources.failures import one_line
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
@@ -18,12 +17,12 @@ _NOT_BLANK = re.compile(r"\S")
 _JSON_TYPES = {"[": "a list", '"': "a string", "t": "a boolean", "f": "a boolean"}
 
 
-class Unparsable(ValueError):
-    """Text that is neither YAML nor JSON; str() is one line with the file, the line and the reason."""
+class InvalidManifest(ValueError):
+    """Text that is neither YAML nor JSON; str() is one line with file, line and reason."""
 
 
-class Place(NamedTuple):
-    """Where something stands, for messages."""
+class Location(NamedTuple):
+    """The position of a document, for messages."""
 
     file: str
     line: int
@@ -33,19 +32,19 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}" + ("" if self.item is None else f" items[{self.item}]")
 
 
-class Found(NamedTuple):
-    """One object and where it stands."""
+class LocatedObject(NamedTuple):
+    """An object and its position."""
 
-    place: Place
+    location: Location
     object: Object
 
 
-class Contents(msgspec.Struct, frozen=True):
-    """What a file holds: objects, lines about what is no good, and lines about what is of no interest."""
+class ManifestFile(msgspec.Struct, frozen=True):
+    """The objects of a file, warnings about faulty documents, and a line for each document of another kind."""
 
-    found: tuple[Found, ...]
-    complaints: tuple[str, ...]
-    skipped: tuple[str, ...]
+    objects: tuple[LocatedObject, ...] = ()
+    warnings: tuple[str, ...] = ()
+    other_kinds: tuple[str, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -54,135 +53,131 @@ class _Head(msgspec.Struct):
     items: msgspec.Raw = msgspec.Raw()
 
 
-def read(text: bytes, file: str) -> Contents:
-    """The objects in a file of YAML or JSON documents, Lists included. Raises Unparsable."""
+def read(text: bytes, file: str) -> ManifestFile:
+    """Decode YAML or JSON documents and the items of Lists. Raise InvalidManifest."""
     reader = _Reader()
-    for place, raw in _documents(text, file):
-        reader.document(place, raw)
-    return Contents(tuple(reader.found), tuple(reader.complaints), tuple(reader.skipped))
+    for location, raw in _documents(text, file):
+        reader.document(location, raw)
+    return ManifestFile(tuple(reader.objects), tuple(reader.warnings), tuple(reader.other_kinds))
 
 
-def _documents(text: bytes, file: str) -> Iterator[tuple[Place, bytes]]:
-    """Every document of the text as JSON."""
+def _documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
+    """Yield each document as JSON."""
     if text.lstrip()[:1] in (b"{", b"["):
         try:
             msgspec.json.decode(text, type=msgspec.Raw)
-            yield Place(file, 1), text
+            yield Location(file, 1), text
             return
         except (ValueError, RecursionError):
             pass
         try:
             yield from list(_json_documents(text, file))
             return
-        except Unparsable:
+        except InvalidManifest:
             if file.endswith(".json"):
                 raise
     yield from _yaml_documents(text, file)
 
 
-def _json_documents(text: bytes, file: str) -> Iterator[tuple[Place, bytes]]:
-    """One JSON document after the other, as two commands with `-o json` print them."""
+def _json_documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
+    """Yield concatenated JSON documents, as two `kubectl get -o json` print them."""
     decoder = json.JSONDecoder()
     line, counted, end = 1, 0, 0
     try:
         characters = text.decode()
-        while found := _NOT_BLANK.search(characters, end):
-            begin = found.start()
+        while match := _NOT_BLANK.search(characters, end):
+            begin = match.start()
             line, counted = line + characters.count("\n", counted, begin), begin
             _, end = decoder.raw_decode(characters, begin)
             document = characters[begin:end].encode()
-            # It takes less for JSON than the decoder above: no NaN, and no half of a surrogate pair.
+            # msgspec is stricter than json: no NaN, no half surrogate pairs.
             msgspec.json.decode(document, type=msgspec.Raw)
-            yield Place(file, line), document
+            yield Location(file, line), document
     except json.JSONDecodeError as error:
-        raise Unparsable(f"{file}:{error.lineno}: no JSON: {error.msg}") from None
+        raise InvalidManifest(f"{file}:{error.lineno}: invalid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise Unparsable(f"{file}:{line}: no JSON: {one_line(str(error))}") from None
+        raise InvalidManifest(f"{file}:{line}: invalid JSON: {one_line(str(error))}") from None
 
 
-def _yaml_documents(text: bytes, file: str) -> Iterator[tuple[Place, bytes]]:
+def _yaml_documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
     try:
-        for line, document in yaml12.documents(text):
-            yield Place(file, line), _encoded(document, file, line)
-    except Unparsable:
+        for line, content in yaml.documents(text):
+            yield Location(file, line), _encode(content, file, line)
+    except InvalidManifest:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = f"{file}:{mark.line + 1}" if mark else file
-        raise Unparsable(
-            f"{at}: no YAML: {one_line(error.problem or error.context or 'unreadable')}"
-        ) from None
+        problem = one_line(error.problem or error.context or "unreadable")
+        raise InvalidManifest(f"{at}: invalid YAML: {problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Unparsable(f"{file}: no YAML: {one_line(str(error))}") from None
+        raise InvalidManifest(f"{file}: invalid YAML: {one_line(str(error))}") from None
 
 
-def _encoded(document: object, file: str, line: int) -> bytes:
+def _encode(content: object, file: str, line: int) -> bytes:
     try:
-        return msgspec.json.encode(document)
+        return msgspec.json.encode(content)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Unparsable(f"{file}:{line}: cannot be written as JSON: {one_line(str(error))}") from None
+        raise InvalidManifest(f"{file}:{line}: no equivalent in JSON: {one_line(str(error))}") from None
 
 
 class _Reader:
-    """Collects what documents hold."""
+    """Collect the objects of documents."""
 
     def __init__(self) -> None:
-        self.found: list[Found] = []
-        self.complaints: list[str] = []
-        self.skipped: list[str] = []
+        self.objects: list[LocatedObject] = []
+        self.warnings: list[str] = []
+        self.other_kinds: list[str] = []
 
-    def document(self, place: Place, raw: bytes | msgspec.Raw, kind_of_list: str = "") -> None:
-        """Take in one document, or one item of a List; an item need not repeat its kind."""
-        head = self._head(place, raw)
+    def document(self, location: Location, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
+        """Add the objects of one document, or of one item of a List, which need not repeat its kind."""
+        head = self._head(location, raw)
         if head is None:
             return
-        kind = _string(head.kind) or kind_of_list
+        kind = _string(head.kind) or list_kind
         if not kind:
-            self.complaints.append(f"{place}: passed over: it has no kind" + _given(head.kind))
+            self.warnings.append(f"{location}: skipped: {_kind_fault(head.kind)}")
         elif kind.endswith("List") and bytes(head.items):
-            self._items(place, head.items, kind.removesuffix("List"))
+            self._items(location, head.items, kind.removesuffix("List"))
         else:
-            self._object(place, raw, kind, _string(head.apiVersion))
+            self._object(location, raw, kind, _string(head.apiVersion))
 
-    def _head(self, place: Place, raw: bytes | msgspec.Raw) -> _Head | None:
+    def _head(self, location: Location, raw: bytes | msgspec.Raw) -> _Head | None:
         first = bytes(raw[:64]).lstrip()[:1].decode("ascii", "replace") if isinstance(raw, bytes) else ""
         first = first or bytes(raw)[:1].decode("ascii", "replace")
         if first == "n":
-            return None  # An empty document, such as one after the last "---".
+            return None  # an empty document, such as one after the last "---"
         if first != "{":
-            self.complaints.append(
-                f"{place}: passed over: it is {_JSON_TYPES.get(first, 'a number')}, not an object"
-            )
+            json_type = _JSON_TYPES.get(first, "a number")
+            self.warnings.append(f"{location}: skipped: {json_type}, not an object")
             return None
         return msgspec.json.decode(raw, type=_Head)
 
-    def _items(self, place: Place, items: msgspec.Raw, kind: str) -> None:
+    def _items(self, location: Location, items: msgspec.Raw, kind: str) -> None:
         try:
             raws = msgspec.json.decode(items, type=list[msgspec.Raw] | None)
         except ValueError:
-            self.complaints.append(f"{place}: passed over: its items are no list")
+            self.warnings.append(f"{location}: skipped: items is not a list")
             return
         for index, raw in enumerate(raws or ()):
-            self.document(place._replace(item=index), raw, kind)
+            self.document(location._replace(item=index), raw, kind)
 
-    def _object(self, place: Place, raw: bytes | msgspec.Raw, kind: str, api_version: str) -> None:
-        known = _KINDS.get(kind)
-        if known is None or (api_version and _group(api_version) != _group(_API_VERSIONS[known])):
-            self.skipped.append(f"{place}: {one_line(api_version)} {one_line(kind)} is of no interest")
-        elif api_version and api_version != _API_VERSIONS[known]:
-            wanted = _API_VERSIONS[known]
-            self.complaints.append(
-                f"{place}: {kind} is passed over: apiVersion is {one_line(api_version)!r}, not {wanted!r}"
-            )
+    def _object(self, location: Location, raw: bytes | msgspec.Raw, name: str, api_version: str) -> None:
+        kind = _KINDS.get(name)
+        if kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
+            self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
+        elif api_version and api_version != _API_VERSIONS[kind]:
+            given, expected = one_line(api_version), _API_VERSIONS[kind]
+            self.warnings.append(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
         else:
             try:
-                found = Found(place, decode(known, raw))
+                decoded = decode(kind, raw)
             except Undecodable as error:
-                self.complaints.append(f"{place}: {error}")
+                self.warnings.append(f"{location}: {error}")
                 return
-            self.found.append(found)
-            if line := remark(found.object):
-                self.complaints.append(f"{place}: {line}")
+            self.objects.append(LocatedObject(location, decoded))
+            if text := address_warning(decoded):
+                self.warnings.append(f"{location}: {text}")
 
 
 def _group(api_version: str) -> str:
@@ -190,11 +185,13 @@ def _group(api_version: str) -> str:
 
 
 def _string(raw: msgspec.Raw) -> str:
-    """The string this JSON is; empty for anything else."""
+    """Return the value of a JSON string, "" for other JSON."""
     text = bytes(raw)
     return msgspec.json.decode(text, type=str) if text.startswith(b'"') else ""
 
 
-def _given(raw: msgspec.Raw) -> str:
+def _kind_fault(raw: msgspec.Raw) -> str:
     text = bytes(raw)
-    return f" but {one_line(text.decode())}" if text and text not in (b"null", b'""') else ""
+    return (
+        f"kind is {one_line(text.decode())}" if text and text not in (b"null", b'""') else "kind is missing"
+    )

@@ -1,4 +1,4 @@
-"""How a request to the API server can fail, each with a reason for people in one line."""
+"""Failures of requests to the API server, each with a reason in one line."""
 
 import http.client
 import json
@@ -15,76 +15,74 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
-# A server that asks for more patience than this, in seconds, is asked again nevertheless.
-_LONGEST_RETRY_AFTER = 120.0
-_LONGEST_MESSAGE = 300
+_MAX_RETRY_AFTER = 120.0  # seconds
+_MAX_MESSAGE = 300
 _USER = re.compile(r"//[^/\s]*@")
 
 
 class Failure(Exception):
-    """A request that did not succeed; str() is one line.
+    """A failed request; str() is one line.
 
-    `retry_after` is the time in seconds that the server asks for. `doubtful` means that the server is there but does not
-    do what was asked, so that asking the same again may never succeed.
+    `retry_after` is the pause in seconds the server requests. `doubtful`: the server answers, but the same request may
+    never succeed, so list again.
     """
 
     def __init__(self, reason: str, *, retry_after: float = 0.0, doubtful: bool = False) -> None:
         super().__init__(without_password(one_line(reason)))
-        self.retry_after = min(retry_after, _LONGEST_RETRY_AFTER)
+        self.retry_after = min(retry_after, _MAX_RETRY_AFTER)
         self.doubtful = doubtful
 
 
 class Expired(Failure):
-    """The version, or the rest of a list, that was asked for is no longer known to the server."""
+    """The server no longer has the requested version or the rest of a list."""
 
 
 class Unauthorized(Failure):
-    """The credentials are not accepted."""
+    """The server does not accept the credentials."""
 
 
 def without_password(text: str) -> str:
-    """Text without the user and the password that a URL in it may have."""
+    """Return text without the user and password of the URLs in it."""
     return _USER.sub("//", text)
 
 
 def one_line(text: str) -> str:
-    """Text from elsewhere, made fit for a line of a log."""
+    """Return foreign text as one printable line of limited length."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _LONGEST_MESSAGE else line[:_LONGEST_MESSAGE] + "…"
+    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "…"
 
 
-def of_status(
-    code: int, message: str, retry_after: float, asked: str, verbs: str = "list and watch of"
+def from_status(
+    code: int, message: str, retry_after: float, resource: str, verbs: str = "list and watch of"
 ) -> Failure:
-    """The failure that an HTTP status, or the code of an ERROR event, stands for.
-
-    `asked` names what was asked for, and `verbs` what was to be done with it.
-    """
-    told = f" ({code}: {message})" if message else f" ({code})"
+    """Return the failure for an HTTP status or the code of an ERROR event."""
+    detail = f" ({code}: {message})" if message else f" ({code})"
     match code:
         case 401:
             return Unauthorized(
-                f"the API server does not accept the credentials{told}: check token or certificate"
+                f"the API server does not accept the credentials{detail}: check token or certificate"
             )
         case 403:
-            return Failure(f"{verbs} {asked} are not permitted{told}: a ClusterRole must grant them")
+            return Failure(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
         case 404:
             return Failure(
-                f"the API server does not serve {asked}{told}: is its URL right, and is it 1.21 or later?"
+                f"the API server does not serve {resource}{detail}: check its URL and that it is 1.21 or later"
             )
         case 410:
-            return Expired(f"the version asked for is too old{told}")
+            return Expired(f"the requested version is too old{detail}")
         case 429:
-            return Failure(f"the API server asks for fewer requests{told}", retry_after=retry_after)
+            return Failure(f"the API server asks for fewer requests{detail}", retry_after=retry_after)
         case 400 | 422 | 504:
             return Failure(
-                f"the API server refuses the request{told}", retry_after=retry_after, doubtful=True
+                f"the API server refuses the request{detail}", retry_after=retry_after, doubtful=True
             )
-    return Failure(f"the API server failed{told}", retry_after=retry_after)
+    return Failure(f"the API server failed{detail}", retry_after=retry_after)
 
 
-def of_response(response: urllib3.BaseHTTPResponse, asked: str, verbs: str = "list and watch of") -> Failure:
-    """The failure that an answer other than a success stands for; reads a little of its body."""
+def from_response(
+    response: urllib3.BaseHTTPResponse, resource: str, verbs: str = "list and watch of"
+) -> Failure:
+    """Return the failure for an unsuccessful response; read a little of its body."""
     try:
         body = response.read(1 << 16, decode_content=False)
     except (urllib3.exceptions.HTTPError, OSError):
@@ -95,11 +93,11 @@ def of_response(response: urllib3.BaseHTTPResponse, asked: str, verbs: str = "li
         message = response.reason or ""
     seconds = response.headers.get("Retry-After", "")
     retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
-    return of_status(response.status, one_line(message), retry_after, asked, verbs)
+    return from_status(response.status, one_line(message), retry_after, resource, verbs)
 
 
-def of_exception(error: Exception, server: str) -> Failure:
-    """The failure that an exception of the HTTP client stands for. `server` is its URL."""
+def from_exception(error: Exception, server: str) -> Failure:
+    """Return the failure for an exception of the HTTP client. `server` is a URL."""
     match error:
         case Failure():
             return error
@@ -108,12 +106,10 @@ def of_exception(error: Exception, server: str) -> Failure:
         case NewConnectionError():
             return Failure(f"no connection to {server}{_cause(error)}")
         case ConnectTimeoutError():
-            return Failure(f"{server} does not answer: no connection in time")
+            return Failure(f"no connection to {server} in time")
         case ReadTimeoutError():
-            # It may also be waiting for a version it has yet to reach, after its store was restored from a backup.
-            return Failure(
-                f"nothing was heard from {server} for too long: the connection counts as dead", doubtful=True
-            )
+            # After a restore from a backup, a server may wait for a version that it has yet to reach.
+            return Failure(f"no data from {server} for too long", doubtful=True)
         case ApiException() if error.status == 0:
             return Failure(f"no TLS connection to {server}: {error.reason}")
         case urllib3.exceptions.SSLError() | ssl.SSLError():
@@ -124,7 +120,7 @@ def of_exception(error: Exception, server: str) -> Failure:
 
 
 def _cause(error: BaseException) -> str:
-    """What the operating system said, if it did: the deepest OSError among the causes and arguments."""
+    """Return the message of the innermost OSError among causes and arguments, or ""."""
     while True:
         inner = error.__cause__ or next((a for a in error.args if isinstance(a, BaseException)), None)
         if inner is None:

@@ -1,7 +1,7 @@
-"""What every source of objects is to those who use it."""
+"""The interface of every source of objects."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -11,38 +11,34 @@ Emit = Callable[[Event], None]
 
 
 class SourceError(Exception):
-    """A source that cannot be used at all; str() is one line that says why and what to do."""
+    """A source that cannot be used; str() is one line that says why and what to do."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """That objects called `what` have not been watched for `seconds`, and `why` in a line."""
+class Outage(msgspec.Struct, frozen=True):
+    """A resource, such as "services", that has not been watched for `seconds`."""
 
-    what: str
+    resource: str
     seconds: float
-    why: str
+    reason: str
 
 
 class Watch(Protocol):
-    """Something that tells which objects there are, first whole and then change by change."""
+    """A source of objects: first the complete state, then every change."""
 
     @property
     def name(self) -> str:
-        """A short name for a thread and for the log."""
+        """The name of its thread."""
 
     @property
-    def trouble(self) -> Trouble | None:
-        """What stands in its way at this moment; for any thread."""
+    def outage(self) -> Outage | None:
+        """The present outage; any thread may read it."""
 
     def once(self) -> tuple[Listed, ...]:
-        """Read the present state in one try. Raises SourceError if it cannot be read."""
+        """Read the present state in one try. Raise SourceError."""
 
-    def run(self, emit: Emit) -> None:
-        """Emit the present state and then every change, until `stop`; a Listed comes first for each kind.
+    def run(self, emit: Emit) -> NoReturn:
+        """Emit a Listed for each kind, then every change, for ever.
 
-        Blocks; meant for a thread of its own. Troubles with a server or a network are logged and waited out.
-        Raises SourceError when nothing could be read to begin with and trying again would not help; what `emit` raises
-        passes through.
+        Log and wait out faults of a server or network. Raise SourceError if the first read fails and a retry would
+        not help. An exception of `emit` passes through.
         """
-
-    def stop(self) -> None:
-        """Make `run` return within a second, whatever it is waiting for; for any thread. There is no way back."""

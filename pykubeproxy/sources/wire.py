@@ -1,4 +1,4 @@
-"""The frame around objects in the API's answers: pages of a list and the lines of a watch."""
+"""The wire format around objects: pages of a list and lines of a watch."""
 
 import time
 from collections.abc import Iterator
@@ -6,29 +6,31 @@ from collections.abc import Iterator
 import msgspec
 
 from pykubeproxy.objects import Key, Kind
-from pykubeproxy.sources.failures import Failure, of_status, one_line
+from pykubeproxy.sources.failures import Failure, from_status, one_line
 
-# An object is at most some 1.5 MB in the API server's store, so this is no object but a fault.
-LONGEST_LINE = 16 << 20
-# The whole of a large cluster's EndpointSlices in one answer is some 200 MB.
-LONGEST_LIST = 1 << 30
+# An object has at most 1.5 MB in etcd.
+MAX_LINE = 16 << 20
+# All EndpointSlices of a large cluster in one response have some 200 MB.
+MAX_LIST = 1 << 30
 
 
-class Meta(msgspec.Struct, gc=False):
+class ObjectMeta(msgspec.Struct, gc=False):
+    """The identity and version of an object."""
+
     name: str | None = None
     namespace: str | None = None
     resourceVersion: str | None = None  # noqa: N815
 
     def key(self, kind: Kind) -> Key:
-        """The key the object has among those of its kind."""
+        """Return the key of the object among those of its kind."""
         return Key("" if kind is Kind.NODE else self.namespace or "default", self.name or "?")
 
 
 class _Object(msgspec.Struct, gc=False):
-    metadata: Meta
+    metadata: ObjectMeta
 
 
-class Event(msgspec.Struct, gc=False):
+class WatchEvent(msgspec.Struct, gc=False):
     """One line of a watch."""
 
     type: str
@@ -40,8 +42,8 @@ class _ListMeta(msgspec.Struct):
     next: str | None = msgspec.field(default=None, name="continue")
 
 
-class Page(msgspec.Struct):
-    """One page of a list; the items are not decoded yet and keep the whole answer in memory."""
+class ListPage(msgspec.Struct):
+    """One page of a list, its items not decoded; each of them keeps the whole page in memory."""
 
     kind: str
     metadata: _ListMeta
@@ -59,25 +61,25 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
-_pages = msgspec.json.Decoder(Page)
-_events = msgspec.json.Decoder(Event)
+_pages = msgspec.json.Decoder(ListPage)
+_events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)
 _statuses = msgspec.json.Decoder(_Status)
 
 
 def until(end: float, body: Iterator[bytes]) -> Iterator[bytes]:
-    """The body, piece by piece. Raises Failure if it goes on after `end`, a time of the monotonic clock.
+    """Pass on the pieces of a body. Raise Failure after `end` on the monotonic clock.
 
-    Whoever sends a byte now and then is never silent, and may never come to an end.
+    The idle timeout does not stop a server that sends a byte now and then.
     """
     for piece in body:
         if time.monotonic() >= end:
-            raise Failure("the API server's answer takes too long: it was given up", doubtful=True)
+            raise Failure("the API server's response takes too long", doubtful=True)
         yield piece
 
 
-def lines(body: Iterator[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """The lines of a body. Raises Failure for one that is too long or that ends in the middle."""
+def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
+    """Yield the lines of a body. Raise Failure for one that is too long or incomplete."""
     begun: list[bytes] = []
     length = 0
     for piece in body:
@@ -89,48 +91,46 @@ def lines(body: Iterator[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]
         if rest:
             begun.append(rest)
             length += len(rest)
-        if length > longest:
-            raise Failure(f"the API server sent an event of more than {longest} bytes", doubtful=True)
+        if length > limit:
+            raise Failure(f"the API server sent an event of more than {limit} bytes", doubtful=True)
     if begun:
-        raise Failure("the API server's answer ended in the middle of an event")
+        raise Failure("the API server's response ended in the middle of an event")
 
 
-def page(body: Iterator[bytes], kind: Kind, longest: int = LONGEST_LIST) -> Page:
-    """Read a page of a list of this kind. Raises Failure if it is none."""
+def page(body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST) -> ListPage:
+    """Read a page of a list of this kind. Raise Failure if it is not one."""
     text = bytearray()
     for piece in body:
         text += piece
-        if len(text) > longest:
-            raise Failure(f"the API server sent a list of more than {longest} bytes", doubtful=True)
+        if len(text) > limit:
+            raise Failure(f"the API server sent a list of more than {limit} bytes", doubtful=True)
     try:
-        answer = _pages.decode(text)
+        decoded = _pages.decode(text)
     except (ValueError, RecursionError) as error:
-        raise Failure(
-            f"the API server's answer is no list of {kind.value}s: {error}", doubtful=True
-        ) from None
-    if answer.kind != f"{kind.value}List" or not answer.metadata.resourceVersion:
-        what = one_line(repr(answer.kind))
-        raise Failure(f"the API server's answer is no list of {kind.value}s but {what}", doubtful=True)
-    return answer
+        raise Failure(f"the API server sent no list of {kind.value}s: {error}", doubtful=True) from None
+    if decoded.kind != f"{kind.value}List" or not decoded.metadata.resourceVersion:
+        other = one_line(repr(decoded.kind))
+        raise Failure(f"the API server sent no list of {kind.value}s but {other}", doubtful=True)
+    return decoded
 
 
-def event(line: bytes) -> Event:
-    """Decode one line of a watch. Raises Failure, also for an ERROR event."""
+def event(line: bytes) -> WatchEvent:
+    """Decode one line of a watch. Raise Failure, also for an ERROR event."""
     try:
-        it = _events.decode(line)
+        decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server sent an event that cannot be read: {error}", doubtful=True) from None
-    if it.type == "ERROR":
-        raise _error(it.object)
-    return it
+        raise Failure(f"the API server sent an invalid event: {error}", doubtful=True) from None
+    if decoded.type == "ERROR":
+        raise _error(decoded.object)
+    return decoded
 
 
-def meta(raw: msgspec.Raw) -> Meta:
-    """What identifies an object and its version; empty if it cannot be read."""
+def meta(raw: msgspec.Raw) -> ObjectMeta:
+    """Return the identity and version of an object, empty if it cannot be decoded."""
     try:
         return _objects.decode(raw).metadata
     except (ValueError, RecursionError):
-        return Meta()
+        return ObjectMeta()
 
 
 def _error(raw: msgspec.Raw) -> Failure:
@@ -140,8 +140,7 @@ def _error(raw: msgspec.Raw) -> Failure:
         status = _Status()
     code = 410 if status.reason in ("Expired", "Gone") else status.code or 500
     wait = status.details.retryAfterSeconds if status.details else None
-    failure = of_status(
-        code, one_line(status.message or status.reason or ""), float(wait or 0), "these objects"
-    )
+    message = one_line(status.message or status.reason or "")
+    failure = from_status(code, message, float(wait or 0), "these objects")
     failure.doubtful = True
     return failure

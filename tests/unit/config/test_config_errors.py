@@ -1,4 +1,4 @@
-"""Impossible values are refused in one line with the field, the value and what is allowed."""
+"""Invalid values are rejected in one line with field, value and allowed values."""
 
 import pytest
 from hypothesis import example, given
@@ -156,14 +156,14 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
         (
             "a: ::",
             (
-                "the configuration file is not valid YAML: mapping values are not allowed here, line 1;"
+                "the configuration file is not valid YAML: mapping values are not allowed in this context, line 1;"
                 " put quotes around a value that ends in a colon or holds one before a space"
             ),
         ),
         (
             HEAD + "---\na: b",
             (
-                "the configuration file is not valid YAML: expected a single document in the stream,"
+                "the configuration file is not valid YAML: expected a single document,"
                 " but found another document, line 4"
             ),
         ),
@@ -172,7 +172,7 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(text: str | bytes, message: str) -> None:
-    """Other kinds, other versions and what is no YAML are refused in one line."""
+    """Other kinds, other versions and invalid YAML are rejected in one line."""
     with pytest.raises(ConfigError) as caught:
         load(text, {})
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Flags make a Config, alone and beside a file."""
+"""Flags without and with a configuration file."""
 
 import pytest
 from hypothesis import given
@@ -68,7 +68,7 @@ def test_an_error_names_the_flag() -> None:
         ConfigError, match=r'^--iptables-masquerade-bit: "40" is not valid: must be a whole number'
     ):
         of(iptables_masquerade_bit="40")
-    with pytest.raises(ConfigError, match=r"^--no-such: there is no such flag$"):
+    with pytest.raises(ConfigError, match=r"^--no-such: unknown flag$"):
         of(no_such="1")
 
 

@@ -1,4 +1,4 @@
-"""A Config as /configz, /flagz and --write-config-to show it."""
+"""The output of /configz, /flagz and --write-config-to."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubeproxy.config import ConfigError, changed_fields, configz, dump, flagz, load
+from pykubeproxy.config import ConfigError, configz, dump, flagz, load
 
 # The flags of the kube-proxy 1.36.2 whose answers are recorded below.
 FLAGS = {
@@ -157,20 +157,6 @@ def test_configz_shows_what_is_usually_left_out() -> None:
     assert shown["logging"]["options"]["text"] == {"splitStream": True, "infoBufferSize": "0"}
 
 
-def test_changed_fields_are_named_by_path() -> None:
-    """What differs is named by its field, or its flag if no file holds it; what has no effect is not."""
-    old = load(None, {}).config
-    flags = {
-        "iptables-min-sync-period": "0",
-        "master": "x",
-        "ipvs-scheduler": "rr",
-        "iptables-backend": "nft",
-    }
-    new = load(None, flags).config
-    assert changed_fields(old, new) == ("--master", "iptables.minSyncPeriod", "pykubeproxy.iptablesBackend")
-    assert changed_fields(new, new) == ()
-
-
 _NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x2FF), min_size=1, max_size=8)
 _BOOLS = st.sampled_from(["true", "false"])
 _SECONDS = st.integers(0, 10**9).map(lambda milliseconds: f"{milliseconds}ms")
@@ -215,7 +201,8 @@ _FILED = st.fixed_dictionaries(
 
 
 @given(_FILED)
-@example({"kubeconfig": "a\x85 b \ud83d\n"})
+@example({"kubeconfig": "a\x85 b \U0001f600\n"})
+@example({"hostname-override": "n", "kubeconfig": "010"})
 def test_a_dumped_config_loads_as_itself(flags: Mapping[str, object]) -> None:
     """What --write-config-to writes gives the same Config again, without warnings."""
     config = load(None, flags).config

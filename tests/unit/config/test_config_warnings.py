@@ -1,4 +1,4 @@
-"""What is passed over in a file is warned of, in a sentence that names it."""
+"""Ignored settings in a file are warnings that name them."""
 
 import pytest
 
@@ -38,13 +38,13 @@ def test_an_unknown_field_is_named(body: str, warning: str) -> None:
     assert config == load(HEAD, {}).config
 
 
-def test_a_field_that_stands_twice_is_named_and_the_last_counts() -> None:
-    """A duplicate key is warned of, in a section too; the last one counts."""
+def test_duplicate_field_is_a_warning_and_the_last_counts() -> None:
+    """A duplicate key is a warning, in a section too; the last one counts."""
     config, warnings = load(
         HEAD + "oomScoreAdj: 1\niptables: {masqueradeBit: 1, masqueradeBit: 2}\noomScoreAdj: 3", {}
     )
     assert sorted(warnings) == [
-        "The field iptables.masqueradeBit stands more than once; the last one counts.",
-        "The field oomScoreAdj stands more than once; the last one counts.",
+        "The field iptables.masqueradeBit is given more than once; the last one counts.",
+        "The field oomScoreAdj is given more than once; the last one counts.",
     ]
     assert (config.oom_score_adj, config.iptables.masquerade_bit) == (3, 2)

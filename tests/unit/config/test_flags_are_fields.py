@@ -1,4 +1,4 @@
-"""Flags and fields that mean the same."""
+"""Flags and fields with the same meaning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the sources log, as a list."""
+"""The log lines of the sources."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -9,6 +9,6 @@ from structlog.testing import capture_logs
 
 @pytest.fixture
 def logged() -> Iterator[list[MutableMapping[str, Any]]]:
-    """The log lines written meanwhile."""
+    """The log lines of the test."""
     with capture_logs() as lines:
         yield lines

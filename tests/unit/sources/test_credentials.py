@@ -1,4 +1,4 @@
-"""Where the server is and who asks, from kubeconfig, --master and service account."""
+"""Address and credentials from kubeconfig, --master and service account."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_token(tmp_path: Path) -> None:
 
 
 def test_token_file_with_a_newline(tmp_path: Path) -> None:
-    """A newline at the end of a token file, which would be no legal header, is dropped; the path is relative."""
+    """A newline at the end of a token file, illegal in a header, is dropped; the path is relative."""
     (tmp_path / "token").write_text("secret\n")
     it = credentials.load(kubeconfig(tmp_path, tokenFile="token"), "")
     assert it.api_key["BearerToken"] == "Bearer secret"
@@ -67,7 +67,7 @@ def test_master_alone() -> None:
 
 
 def test_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pod address, certificate and token come from where Kubernetes puts them."""
+    """In a pod, address, certificate and token come from the service account."""
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_text("certificate")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
@@ -88,7 +88,7 @@ def test_plugin(tmp_path: Path) -> None:
 
 
 def test_plugin_whose_token_ends(tmp_path: Path) -> None:
-    """A plugin is run again when its token has come to its end, and only then."""
+    """A plugin runs again only when its token expires."""
     output = credential(token="secret", expirationTimestamp="2020-01-01T00:00:00Z")
     it = credentials.load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
     plugin(tmp_path, credential(token="renewed", expirationTimestamp="2120-01-01T00:00:00Z"))
@@ -98,7 +98,7 @@ def test_plugin_whose_token_ends(tmp_path: Path) -> None:
 
 
 def test_plugin_that_fails(tmp_path: Path) -> None:
-    """A plugin that gives nothing is an error with its reason, not a request without credentials."""
+    """A plugin without output is an error with its reason, not a request without credentials."""
     path = kubeconfig(
         tmp_path, exec={"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
     )
@@ -113,31 +113,31 @@ def test_plugin_that_fails(tmp_path: Path) -> None:
     "text",
     ["", "hello", "[]", "a: [", "{}", "clusters: 5\nusers: 5\ncontexts: 5\ncurrent-context: x\n", "\x00"],
 )
-def test_kubeconfig_that_is_none(tmp_path: Path, text: str) -> None:
-    """A file that is no kubeconfig is an error of one line with its path."""
+def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
+    """An invalid kubeconfig is an error of one line with its path."""
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(SourceError) as caught:
         credentials.load(str(path), "")
-    assert str(caught.value).startswith(f"kubeconfig {path} cannot be used: ")
+    assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
     assert "\n" not in str(caught.value)
     assert not credentials.uses_plugin(str(path))
 
 
-def test_kubeconfig_that_is_missing(tmp_path: Path) -> None:
-    """The path is named, and nothing else is tried in its place."""
+def test_missing_kubeconfig(tmp_path: Path) -> None:
+    """The error names the path; there is no fallback."""
     with pytest.raises(SourceError, match="absent does not exist"):
         credentials.load(str(tmp_path / "absent"), "")
 
 
-def test_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of a pod and without flags the error says what to give."""
+def test_no_api_server_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a pod and without flags, the error says which flags to set."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(SourceError, match="give --kubeconfig or --master"):
+    with pytest.raises(SourceError, match="set --kubeconfig or --master"):
         credentials.load("", "")
 
 
-def test_master_that_is_no_url() -> None:
+def test_master_without_scheme() -> None:
     """An address without a scheme is refused by name."""
-    with pytest.raises(SourceError, match=r"'10\.0\.0\.1:6443', not an http:// or https:// URL"):
+    with pytest.raises(SourceError, match=r"'10\.0\.0\.1:6443': use an http:// or https:// URL"):
         credentials.load("", "10.0.0.1:6443")

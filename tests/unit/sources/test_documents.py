@@ -1,11 +1,11 @@
-"""Documents to objects and complaints."""
+"""Documents are decoded to objects and warnings."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.objects import EndpointSlice, Key, Service
-from pykubeproxy.sources.documents import Unparsable, read
+from pykubeproxy.sources.documents import InvalidManifest, read
 
 SERVICE = """\
 apiVersion: v1
@@ -22,17 +22,17 @@ spec:
 
 
 def test_service_from_yaml() -> None:
-    """A Service with time stamps in odd places is read whole."""
+    """Timestamps in odd places do no harm."""
     contents = read(SERVICE.encode(), "web.yaml")
-    assert [it.object for it in contents.found] == [
+    assert [it.object for it in contents.objects] == [
         Service(
             namespace="shop",
             name="web",
             cluster_ips=("10.96.0.5",),
-            ports=contents.found[0].object.ports,
+            ports=contents.objects[0].object.ports,
         )
     ]
-    assert not contents.complaints
+    assert not contents.warnings
 
 
 def test_lists_hold_objects() -> None:
@@ -51,67 +51,67 @@ items:
 {kind: EndpointSliceList, items: null}
 """
     contents = read(text, "f.yaml")
-    assert [it.object.key.name for it in contents.found] == ["n1", "deep", "a"]
-    assert not contents.complaints
+    assert [it.object.key.name for it in contents.objects] == ["n1", "deep", "a"]
+    assert not contents.warnings
 
 
 @pytest.mark.parametrize("name", ["f.json", "f.yaml", "<stdin>"])
 def test_json_in_every_arrangement(name: str) -> None:
-    """One object, and one after the other whatever the name, as `kubectl get -o json` twice prints them."""
+    """One object, or concatenated objects, as `kubectl get -o json` twice prints them."""
     one = b'{"kind": "Node",\n "metadata": {"name": "%s"}}'
-    assert [it.object.key.name for it in read(one % b"a", name).found] == ["a"]
+    assert [it.object.key.name for it in read(one % b"a", name).objects] == ["a"]
     contents = read(one % b"a" + b"\n" + one % b"b", name)
-    assert [it.object.key.name for it in contents.found] == ["a", "b"]
-    assert contents.found[1].place.line == 3
+    assert [it.object.key.name for it in contents.objects] == ["a", "b"]
+    assert contents.objects[1].location.line == 3
 
 
 def test_json_between_the_separators_of_yaml() -> None:
-    """In YAML documents may be JSON."""
+    """A YAML document may be JSON."""
     contents = read(
         b'{"kind": "Node",\n "metadata": {"name": "a"}}\n---\nkind: Node\nmetadata: {name: b}', "f.yaml"
     )
-    assert [(it.object.key.name, it.place.line) for it in contents.found] == [("a", 1), ("b", 4)]
+    assert [(it.object.key.name, it.location.line) for it in contents.objects] == [("a", 1), ("b", 4)]
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("hello", "f.yaml:1: passed over: it is a string, not an object"),
-        ("[1]", "f.yaml:1: passed over: it is a list, not an object"),
-        ("12", "f.yaml:1: passed over: it is a number, not an object"),
-        ("no_kind: 1", "f.yaml:1: passed over: it has no kind"),
-        ("kind: 5", "f.yaml:1: passed over: it has no kind but 5"),
-        ("{kind: List, items: {}}", "f.yaml:1: passed over: its items are no list"),
-        ("{kind: List, items: [{}]}", "f.yaml:1 items[0]: passed over: it has no kind"),
-        ("{kind: ServiceList, items: [7]}", "f.yaml:1 items[0]: passed over: it is a number, not an object"),
+        ("hello", "f.yaml:1: skipped: a string, not an object"),
+        ("[1]", "f.yaml:1: skipped: a list, not an object"),
+        ("12", "f.yaml:1: skipped: a number, not an object"),
+        ("no_kind: 1", "f.yaml:1: skipped: kind is missing"),
+        ("kind: 5", "f.yaml:1: skipped: kind is 5"),
+        ("{kind: List, items: {}}", "f.yaml:1: skipped: items is not a list"),
+        ("{kind: List, items: [{}]}", "f.yaml:1 items[0]: skipped: kind is missing"),
+        ("{kind: ServiceList, items: [7]}", "f.yaml:1 items[0]: skipped: a number, not an object"),
         (
             "{kind: EndpointSlice, metadata: {name: s}}",
-            "f.yaml:1: EndpointSlice s is passed over: Object missing required field `addressType`",
+            "f.yaml:1: EndpointSlice s is skipped: Object missing required field `addressType`",
         ),
         (
             "{kind: EndpointSlice, apiVersion: discovery.k8s.io/v1beta1}",
-            "f.yaml:1: EndpointSlice is passed over: apiVersion is 'discovery.k8s.io/v1beta1', not 'discovery.k8s.io/v1'",
+            "f.yaml:1: EndpointSlice skipped: apiVersion is 'discovery.k8s.io/v1beta1', not 'discovery.k8s.io/v1'",
         ),
     ],
 )
 def test_one_bad_document_does_not_stop_the_others(text: str, complaint: str) -> None:
-    """The complaint names file and line, and the document after it is read."""
+    """The warning names file and line; the next document is read."""
     contents = read(f"{text}\n---\n{SERVICE}".encode(), "f.yaml")
-    assert list(contents.complaints) == [complaint]
-    assert [it.object.key for it in contents.found] == [Key("shop", "web")]
+    assert list(contents.warnings) == [complaint]
+    assert [it.object.key for it in contents.objects] == [Key("shop", "web")]
 
 
 def test_kinds_of_no_interest_are_skipped() -> None:
-    """Other kinds, and a Service of another API group, are no objects and no complaint."""
+    """Other kinds, and a Service of another API group, give no objects and no warning."""
     text = b"kind: Pod\n---\n{kind: Service, apiVersion: serving.knative.dev/v1}\n---\nnull\n---\n"
     contents = read(text, "f.yaml")
-    assert not contents.found
-    assert not contents.complaints
-    assert len(contents.skipped) == 2
+    assert not contents.objects
+    assert not contents.warnings
+    assert len(contents.other_kinds) == 2
 
 
 def test_services_of_other_proxies_are_there() -> None:
-    """Headless Services and those of other proxies are read; others decide about them."""
+    """Headless Services and those of other proxies are read."""
     text = b"""
 {kind: Service, metadata: {name: a, labels: {service.kubernetes.io/service-proxy-name: x}}, spec: {}}
 ---
@@ -119,7 +119,7 @@ def test_services_of_other_proxies_are_there() -> None:
 ---
 {kind: EndpointSlice, addressType: IPv4, metadata: {name: c, labels: {service.kubernetes.io/headless: ""}}}
 """
-    one, two, three = (it.object for it in read(text, "f.yaml").found)
+    one, two, three = (it.object for it in read(text, "f.yaml").objects)
     assert isinstance(one, Service)
     assert one.proxy_name == "x"
     assert isinstance(two, Service)
@@ -131,21 +131,25 @@ def test_services_of_other_proxies_are_there() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("f.yaml", b"a: b\n---\nc: [1\n", "f.yaml:4: no YAML: "),
-        ("f.yaml", b"a: b\n\tc: d", "f.yaml:2: no YAML: found a tab character"),
-        ("f.yaml", b"a: !Ref b", "f.yaml:1: no YAML: could not determine a constructor for the tag '!Ref'"),
-        ("f.yaml", b"a: b\n---\ntrue: 1", "f.yaml:3: cannot be written as JSON"),
-        ("f.yaml", b"x: &a [*a]", "f.yaml:1: cannot be written as JSON"),
-        ("f.json", b'{"kind": "Node",\n "metadata"}', "f.json:2: no JSON: "),
-        ("f.json", b'{"kind": "Node"} x', "f.json:1: no JSON: "),
-        ("f.json", b'{"a": ' + b"[" * 99999, "f.json:1: no JSON: "),
-        ("f.json", b'{"kind": "Node"}\n{"a": NaN}', "f.json:2: no JSON: "),
-        ("f.json", b'{"kind": "\\ud800"}', "f.json:1: no JSON: "),
+        ("f.yaml", b"a: b\n---\nc: [1\n", "f.yaml:4: invalid YAML: "),
+        ("f.yaml", b"a: b\n\tc: d", "f.yaml:2: invalid YAML: found a tab character"),
+        (
+            "f.yaml",
+            b"a: !Ref b",
+            "f.yaml:1: invalid YAML: could not determine a constructor for the tag '!Ref'",
+        ),
+        ("f.yaml", b"a: b\n---\n~: 1", "f.yaml:3: invalid YAML: a key is not text"),
+        ("f.yaml", b"x: &a [*a]", "f.yaml:1: invalid YAML: anchor a is undefined or contains itself"),
+        ("f.json", b'{"kind": "Node",\n "metadata"}', "f.json:2: invalid JSON: "),
+        ("f.json", b'{"kind": "Node"} x', "f.json:1: invalid JSON: "),
+        ("f.json", b'{"a": ' + b"[" * 99999, "f.json:1: invalid JSON: "),
+        ("f.json", b'{"kind": "Node"}\n{"a": NaN}', "f.json:2: invalid JSON: "),
+        ("f.json", b'{"kind": "\\ud800"}', "f.json:1: invalid JSON: "),
     ],
 )
 def test_text_that_does_not_parse(name: str, text: bytes, message: str) -> None:
     """The error is one line with file, line and reason."""
-    with pytest.raises(Unparsable) as caught:
+    with pytest.raises(InvalidManifest) as caught:
         read(text, name)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
@@ -157,9 +161,9 @@ def test_text_that_does_not_parse(name: str, text: bytes, message: str) -> None:
     )
 )
 def test_any_bytes_are_read_or_refused(text: bytes) -> None:
-    """No input leads to anything but contents or Unparsable."""
+    """Any input gives a ManifestFile or InvalidManifest."""
     for name in ("f.yaml", "f.json"):
         try:
             read(text, name)
-        except Unparsable as error:
+        except InvalidManifest as error:
             assert "\n" not in str(error)

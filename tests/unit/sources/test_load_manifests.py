@@ -1,4 +1,4 @@
-"""Manifests read once: files, folders, the standard input."""
+"""Manifests read once: files, directories, the standard input."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_folder_is_read_in_order_without_subfolders(tmp_path: Path) -> None:
-    """Files of the three suffixes, by name; hidden ones, others and subfolders are left alone."""
+    """Files with the three suffixes, sorted by name; hidden files, other files and subdirectories are ignored."""
     (tmp_path / "b.yml").write_text(node("b"))
     (tmp_path / "a.yaml").write_text(node("a"))
     (tmp_path / "c.json").write_text('{"kind": "Node", "metadata": {"name": "c"}}')
@@ -34,28 +34,28 @@ def test_folder_is_read_in_order_without_subfolders(tmp_path: Path) -> None:
 
 
 def test_any_suffix_when_named_directly(tmp_path: Path) -> None:
-    """A path that is a file is read whatever it is called."""
+    """A path that is a file is read with any suffix."""
     (tmp_path / "objects").write_text(node("a"))
     assert names(tmp_path / "objects") == ["a"]
 
 
 def test_later_of_two_counts(tmp_path: Path) -> None:
-    """An object that is given twice counts once, as given last, and a line says so."""
+    """The last definition of an object counts, with a warning."""
     (tmp_path / "a.yaml").write_text(
-        "kind: Service\nmetadata: {name: x}\nspec: {type: ClusterIP}\n---\n" + node("n")
+        "kind: Service\nmetadata: {name: x}\nspec: {type: ClusterIP}\n---\n" + node("node1")
     )
     (tmp_path / "b.yaml").write_text("kind: Service\nmetadata: {name: x}\nspec: {type: NodePort}\n")
     manifests = load_manifests(str(tmp_path))
     services = [it for it in manifests.objects if isinstance(it, Service)]
     assert [it.type for it in services] == ["NodePort"]
-    assert list(manifests.complaints) == [
-        f"{tmp_path}/a.yaml:1: Service default/x is passed over: it is given again at {tmp_path}/b.yaml:1"
+    assert list(manifests.warnings) == [
+        f"{tmp_path}/a.yaml:1: Service default/x skipped: defined again at {tmp_path}/b.yaml:1"
     ]
 
 
 def test_every_kind_is_listed(tmp_path: Path) -> None:
-    """A kind of which there is nothing is listed as empty."""
-    (tmp_path / "a.yaml").write_text(node("n"))
+    """A kind without objects gives an empty list."""
+    (tmp_path / "a.yaml").write_text(node("node1"))
     listed = load_manifests(str(tmp_path)).listed()
     assert {it.kind: len(it.objects) for it in listed} == {
         Kind.SERVICE: 0,
@@ -64,12 +64,12 @@ def test_every_kind_is_listed(tmp_path: Path) -> None:
     }
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
-    """A path that is not there and a file that does not parse are errors of one line."""
-    with pytest.raises(SourceError, match="absent cannot be read: No such file or directory"):
+def test_missing_and_invalid_files(tmp_path: Path) -> None:
+    """A missing path and an invalid file are errors of one line."""
+    with pytest.raises(SourceError, match=r"cannot read manifests .*absent: No such file or directory"):
         load_manifests(str(tmp_path / "absent"))
     (tmp_path / "a.yaml").write_text("a: [")
-    with pytest.raises(SourceError, match=r"cannot be parsed: .*a\.yaml:2: no YAML"):
+    with pytest.raises(SourceError, match=r"cannot parse manifests: .*a\.yaml:2: invalid YAML"):
         load_manifests(str(tmp_path))
 
 
@@ -77,9 +77,13 @@ def test_standard_input() -> None:
     """A path of "-" reads the standard input to its end."""
     code = "from pykubeproxy.sources import load_manifests; print(load_manifests('-').objects[0].name)"
     done = subprocess.run(
-        [sys.executable, "-c", code], input=node("n").encode(), capture_output=True, check=True, timeout=20
+        [sys.executable, "-c", code],
+        input=node("node1").encode(),
+        capture_output=True,
+        check=True,
+        timeout=20,
     )
-    assert done.stdout == b"n\n"
+    assert done.stdout == b"node1\n"
 
 
 def test_standard_input_that_does_not_parse() -> None:
@@ -88,4 +92,4 @@ def test_standard_input_that_does_not_parse() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], input=b"a: [", capture_output=True, check=False, timeout=20
     )
-    assert b"manifests cannot be parsed: <stdin>:2: no YAML" in done.stderr
+    assert b"cannot parse manifests: <stdin>:2: invalid YAML" in done.stderr

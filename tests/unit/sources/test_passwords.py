@@ -1,4 +1,4 @@
-"""No password of a server's URL in any message."""
+"""Messages never hold the password of a server's URL."""
 
 import pytest
 
@@ -10,18 +10,18 @@ URLS = ["http://me:s3cret@127.0.0.1:1", "https://me:s3c@s3cret@host/path", "http
 
 @pytest.mark.parametrize("url", URLS)
 def test_a_server_that_does_not_answer(url: str) -> None:
-    """It is named without them."""
+    """The message names it without user and password."""
     client = Client(master=url, qps=-1)
     assert "s3cret" not in client.server
     assert client.server.startswith(("http://127.0.0.1:1", "https://host/path", "http://[::1]:1"))
     with pytest.raises(Failure) as caught:
-        client.get("/api/v1/services", {}, asked="services", idle=1.0)
+        client.get("/api/v1/services", {}, resource="services", idle=1.0)
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "me:s3cret@host"])
-def test_no_url_at_all(url: str) -> None:
-    """What is wrong is told, and that alone."""
+def test_invalid_url(url: str) -> None:
+    """The message names the host only."""
     with pytest.raises(SourceError, match="host") as caught:
         Client(master=url)
     assert "s3cret" not in str(caught.value)

@@ -1,15 +1,15 @@
-"""Lines, pages and events as they come from an API server."""
+"""Lines, pages and events of an API server."""
 
 import msgspec
 import pytest
 
 from pykubeproxy.objects import Key, Kind
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.failures import Expired, Failure, of_status
+from pykubeproxy.sources.failures import Expired, Failure, from_status
 
 
 def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
-    """However the stream is cut, the lines are the same."""
+    """The lines are the same for any size of pieces."""
     text = b'{"a": 1}\n\n{"b": "\xc3\xa4"}\n{"c": 3}\n'
     for size in range(1, len(text) + 1):
         body = (text[i : i + size] for i in range(0, len(text), size))
@@ -17,22 +17,22 @@ def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
 
 
 def test_line_that_breaks_off_is_a_failure() -> None:
-    """Lines before the break are there; the rest is never taken for an event."""
+    """Lines before the break are returned, the incomplete line is not."""
     lines = wire.lines(iter([b"one\ntw", b"o"]))
     assert next(lines) == b"one"
     with pytest.raises(Failure, match="in the middle of an event"):
         next(lines)
 
 
-def test_endless_line_is_given_up() -> None:
-    """Memory is bounded, and the failure is one that listing may help."""
+def test_endless_line_is_a_failure() -> None:
+    """Memory is bounded, and a list follows."""
 
     def endless():
         while True:
             yield b"x" * 1000
 
     with pytest.raises(Failure, match="more than 5000 bytes") as caught:
-        next(wire.lines(endless(), longest=5000))
+        next(wire.lines(endless(), limit=5000))
     assert caught.value.doubtful
 
 
@@ -51,8 +51,8 @@ def test_endless_line_is_given_up() -> None:
         b'{"kind": "\\n\\n", "metadata": {"resourceVersion": "1"}, "items": []}',
     ],
 )
-def test_answer_that_is_no_list(text: bytes) -> None:
-    """Anything but a complete list of the kind is a failure told in one line."""
+def test_response_that_is_not_a_list(text: bytes) -> None:
+    """Anything but a complete list of the kind is a failure of one line."""
     with pytest.raises(Failure, match="no list of Services") as caught:
         wire.page(iter([text]), Kind.SERVICE)
     assert "\n" not in str(caught.value)
@@ -66,10 +66,10 @@ def test_list_without_items() -> None:
     assert not page.metadata.next
 
 
-def test_list_without_end_is_given_up() -> None:
-    """Memory is bounded for lists, too."""
+def test_endless_list_is_a_failure() -> None:
+    """Memory is bounded for lists too."""
     with pytest.raises(Failure, match="more than 100 bytes"):
-        wire.page(iter([b"[" * 60] * 9), Kind.SERVICE, longest=100)
+        wire.page(iter([b"[" * 60] * 9), Kind.SERVICE, limit=100)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_list_without_end_is_given_up() -> None:
     ],
 )
 def test_error_events(status: object, expired: bool) -> None:
-    """An ERROR event is a failure; only code 410 means that the version is gone."""
+    """An ERROR event is a failure; only code 410 means an expired version."""
     with pytest.raises(Failure) as caught:
         wire.event(msgspec.json.encode({"type": "ERROR", "object": status}))
     assert isinstance(caught.value, Expired) is expired
@@ -91,14 +91,14 @@ def test_error_events(status: object, expired: bool) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_patience_is_bounded() -> None:
-    """A server that asks for an hour is asked again earlier."""
-    assert of_status(429, "", 1.0, "services").retry_after == 1.0
-    assert of_status(503, "", 3600.0, "services").retry_after == 120.0
+def test_retry_after_is_bounded() -> None:
+    """A Retry-After of an hour is shortened."""
+    assert from_status(429, "", 1.0, "services").retry_after == 1.0
+    assert from_status(503, "", 3600.0, "services").retry_after == 120.0
 
 
-def test_what_identifies_an_object() -> None:
-    """Key and version are found even in an object that is otherwise no good, and never raise."""
+def test_object_meta() -> None:
+    """Key and version of a faulty object are decoded, without an exception."""
     meta = wire.meta(msgspec.Raw(b'{"spec": 5, "metadata": {"name": "a", "resourceVersion": "7"}}'))
     assert meta.key(Kind.SERVICE) == Key("default", "a")
     assert meta.resourceVersion == "7"

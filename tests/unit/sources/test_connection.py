@@ -1,11 +1,11 @@
-"""Pauses after failures, and what is logged of them."""
+"""Pauses after failures, and the log of outages."""
 
-from pykubeproxy.sources.backoff import Backoff, Troubles
 from pykubeproxy.sources.client import TokenBucket
-from pykubeproxy.sources.watch import Trouble
+from pykubeproxy.sources.connection import Backoff, OutageLog
+from pykubeproxy.sources.watch import Outage
 
 
-def test_pauses_double_up_to_the_longest_and_start_anew() -> None:
+def test_pauses_double_up_to_the_longest_and_reset() -> None:
     """The ceiling of the pause is 0.2 s, doubles to 30 s, and a success resets it."""
     backoff = Backoff(0.2, 30.0, draw=lambda low, high: high)
     assert [backoff.next() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
@@ -28,35 +28,35 @@ def test_pauses_survive_many_failures() -> None:
     assert backoff.next() == 30.0
 
 
-def test_same_trouble_is_logged_once_a_minute(logged: list[dict[str, object]]) -> None:
+def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]]) -> None:
     """The first failure is logged, the same reason again only after a minute, another reason at once."""
     now = [0.0]
-    troubles = Troubles("services", clock=lambda: now[0])
+    outages = OutageLog("services", clock=lambda: now[0])
     for now[0] in range(0, 130, 2):
-        troubles.failed("refused", 1.0)
+        outages.failed("refused", 1.0)
     assert [line["reason"] for line in logged] == ["refused"] * 3
-    troubles.failed("timeout", 1.0)
+    outages.failed("timeout", 1.0)
     assert logged[-1]["reason"] == "timeout"
 
 
-def test_end_of_trouble_is_logged_once(logged: list[dict[str, object]]) -> None:
-    """Recovery is one line with the time it took, and without trouble there is none."""
+def test_recovery_is_logged_once(logged: list[dict[str, object]]) -> None:
+    """Recovery is one line with the time it took, and without an outage there is none."""
     now = [0.0]
-    troubles = Troubles("services", clock=lambda: now[0])
-    troubles.over()
-    troubles.failed("refused", 1.0)
+    outages = OutageLog("services", clock=lambda: now[0])
+    outages.recovered()
+    outages.failed("refused", 1.0)
     now[0] = 7.0
-    assert troubles.present() == Trouble("services", 7.0, "refused")
-    troubles.over()
-    assert troubles.present() is None
-    troubles.over()
+    assert outages.outage() == Outage("services", 7.0, "refused")
+    outages.recovered()
+    assert outages.outage() is None
+    outages.recovered()
     assert [(line["log_level"], line.get("after")) for line in logged] == [
         ("warning", None),
         ("info", "7.0s"),
     ]
 
 
-def test_requests_are_paced() -> None:
+def test_rate_limit() -> None:
     """Burst requests pass at once, later ones qps a second; an idle time gives the burst back."""
     now, slept = [0.0], []
 
@@ -64,20 +64,20 @@ def test_requests_are_paced() -> None:
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    pace = TokenBucket(5, 3, clock=lambda: now[0], sleep=sleep)
+    bucket = TokenBucket(5, 3, clock=lambda: now[0], sleep=sleep)
     for _ in range(5):
-        pace.wait()
+        bucket.wait()
     assert slept == [0.2, 0.2]
     now[0] += 10
     for _ in range(4):
-        pace.wait()
+        bucket.wait()
     assert slept == [0.2, 0.2, 0.2]
 
 
-def test_pace_without_limit() -> None:
+def test_no_rate_limit() -> None:
     """A qps that is not above zero means no limit."""
     slept: list[float] = []
-    pace = TokenBucket(-1, 1, sleep=slept.append)
+    bucket = TokenBucket(-1, 1, sleep=slept.append)
     for _ in range(50):
-        pace.wait()
+        bucket.wait()
     assert not slept

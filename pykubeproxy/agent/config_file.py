@@ -1,0 +1,55 @@
+"""End the process when the configuration file changes in place, as kube-proxy does."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pykubeproxy.agent.mailbox import Stop
+
+# A stat each second instead of inotify: pyroute2's Inotify ignores errors, and inotify misses a replaced file.
+_PERIOD = 1.0
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """The file that the path resolves to, and what changes when it is written or replaced."""
+
+    target: Path
+    stamp: tuple[int, int, int]
+
+
+class ConfigFileWatch:
+    """Watch the configuration file at `path`.
+
+    A file that is written, or replaced by a rename, ends the process; a ConfigMap update does not. The kubelet updates
+    a ConfigMap volume by swapping the symbolic link `..data`, so the path resolves to another file. A removed file
+    changes nothing.
+    """
+
+    name = "config-file"
+
+    def __init__(self, path: str, post: Callable[[Stop], None]) -> None:
+        self._path = path
+        self._post = post
+        self._seen = self._look()
+
+    def run(self) -> None:
+        """Return after the first change, with a Stop posted."""
+        while not self.changed():
+            time.sleep(_PERIOD)
+        self._post(Stop(1, f"configuration file {self._path} was updated"))
+
+    def changed(self) -> bool:
+        """Return whether the file was written or replaced since the last call."""
+        seen, before = self._look(), self._seen
+        self._seen = seen or before
+        return bool(seen and before and seen.target == before.target and seen.stamp != before.stamp)
+
+    def _look(self) -> _Seen | None:
+        try:
+            target = Path(self._path).resolve(strict=True)
+            stat = target.stat()
+        except OSError:
+            return None
+        return _Seen(target, (stat.st_mtime_ns, stat.st_size, stat.st_ino))

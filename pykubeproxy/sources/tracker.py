@@ -1,0 +1,106 @@
+"""Decode the objects of one kind, and track which of them were emitted."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import structlog
+
+from pykubeproxy.objects import (
+    Deleted,
+    Event,
+    Key,
+    Kind,
+    Listed,
+    Object,
+    Undecodable,
+    Updated,
+    address_warning,
+    decode,
+)
+from pykubeproxy.sources import wire
+
+log = structlog.get_logger()
+
+
+class ObjectTracker:
+    """Turn the objects of lists and watches into events, and log each faulty object once per version."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._emitted: set[Key] = set()
+        self._versions: dict[Key, int] = {}  # seen by the present watch
+        self._rejected: dict[Key, str] = {}  # versions that cannot be decoded
+        self._remarks: dict[Key, str] = {}
+
+    def decode_page(self, items: Iterable[msgspec.Raw], rejected: dict[Key, str]) -> Iterator[Object]:
+        """Yield the valid objects of a page of a list; add the version of each other one to `rejected`."""
+        for raw in items:
+            if (decoded := self._decode(raw, rejected)) is not None:
+                yield decoded
+
+    def listed(self, objects: tuple[Object, ...], rejected: dict[Key, str]) -> Listed:
+        """Replace the state by that of a complete list."""
+        self._rejected = rejected
+        self._emitted = {it.key for it in objects}
+        self._remarks = {key: it for key, it in self._remarks.items() if key in self._emitted}
+        return Listed(self._kind, objects)
+
+    def watch_started(self) -> None:
+        """Forget the versions: a new watch may start with any version of an object."""
+        self._versions.clear()
+
+    def is_stale(self, key: Key, version: str) -> bool:
+        """Return whether this watch delivered a later version of the object.
+
+        Versions of built-in kinds are growing whole numbers (KEP-5504); others are never stale.
+        """
+        if not (version.isascii() and version.isdigit() and len(version) < 20):
+            return False
+        number = int(version)
+        if number < self._versions.get(key, number):
+            return True
+        self._versions[key] = number
+        return False
+
+    def updated(self, raw: msgspec.Raw, key: Key) -> Event | None:
+        """Return the event for an added or modified object. One that cannot be decoded counts as deleted."""
+        decoded = self._decode(raw, self._rejected)
+        if decoded is None:
+            return self._removed(key)
+        self._rejected.pop(decoded.key, None)
+        self._emitted.add(decoded.key)
+        return Updated(decoded)
+
+    def deleted(self, key: Key) -> Event | None:
+        """Return the event for a deleted object, None if it was not emitted."""
+        self._rejected.pop(key, None)
+        return self._removed(key)
+
+    def _removed(self, key: Key) -> Event | None:
+        if key not in self._emitted:
+            return None
+        self._remarks.pop(key, None)
+        self._emitted.remove(key)
+        return Deleted(self._kind, key)
+
+    def _decode(self, raw: msgspec.Raw, rejected: dict[Key, str]) -> Object | None:
+        try:
+            decoded = decode(self._kind, raw)
+        except Undecodable as error:
+            meta = wire.meta(raw)
+            key, version = meta.key(self._kind), meta.resourceVersion or ""
+            if self._rejected.get(key) != version:
+                log.warning("object skipped", reason=str(error), version=version)
+            rejected[key] = self._rejected[key] = version
+            return None
+        self._log_remark(decoded)
+        return decoded
+
+    def _log_remark(self, decoded: Object) -> None:
+        """Log addresses that are ignored, again only when they change."""
+        text = address_warning(decoded)
+        if not text:
+            self._remarks.pop(decoded.key, None)
+        elif text != self._remarks.get(decoded.key):
+            log.warning("addresses ignored", reason=text)
+            self._remarks[decoded.key] = text

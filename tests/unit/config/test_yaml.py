@@ -1,0 +1,159 @@
+"""Scalars, keys and errors as kubectl and kube-proxy read YAML."""
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from pykubeproxy.config import yaml
+
+WORDS = {
+    True: "y Y yes Yes YES on On ON true True TRUE",
+    False: "n N no No NO off Off OFF false False FALSE",
+    None: "~ null Null NULL",
+}
+NUMBERS = {
+    "0": 0,
+    "-7": -7,
+    "+5": 5,
+    "010": 8,
+    "-017": -15,
+    "00": 0,
+    "0o17": 15,
+    "0O17": 15,
+    "08": 8,
+    "0x1F": 31,
+    "0X1f": 31,
+    "-0x1F": -31,
+    "0b101": 5,
+    "-0b101": -5,
+    "1_000": 1000,
+    "0x_ff": 255,
+    "1_": 1,
+    "9223372036854775807": 2**63 - 1,
+    "18446744073709551615": 2**64 - 1,
+    "18446744073709551616": 18446744073709551616.0,
+    "-9223372036854775809": -9223372036854775809.0,
+    "1.5": 1.5,
+    "1.": 1.0,
+    ".5": 0.5,
+    "+.5": 0.5,
+    "1e3": 1000.0,
+    "1E-3": 0.001,
+    "08.5": 8.5,
+    "1_0.5": 10.5,
+    ".inf": math.inf,
+    "+.INF": math.inf,
+    "-.Inf": -math.inf,
+}
+TEXTS = (
+    "tRUE yEs oN nULL nil none 1:30 190:20:30 2026-11-20 2026-11-20T23:41:20Z 10.0.0.1 fe80::1 1.2.3 + . .. -. "
+    "0x 0xg 0o8 0b2 0b 1e 1e400 e3 0x1p-2 _1 .5_0 1-2 --1 +-1 5s 0x1ffffffffffffffff .Nan inf nan = 5%"
+)
+
+
+def value(text: str) -> object:
+    (document,) = yaml.documents(f"a: {text}\n")
+    assert isinstance(document.content, dict)
+    return document.content["a"]
+
+
+def words(table: dict[bool | None, str]) -> Iterable[tuple[str, object]]:
+    return ((text, value) for value, texts in table.items() for text in texts.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [*words(WORDS), *NUMBERS.items(), *((text, text) for text in TEXTS.split()), ("", None), ("<<", "<<")],
+)
+def test_scalars(text: str, expected: object) -> None:
+    """Plain scalars have the value and the type that go-yaml v2 gives them."""
+    assert value(text) == expected
+    assert type(value(text)) is type(expected)
+
+
+@pytest.mark.parametrize("text", [".nan", ".NaN", ".NAN"])
+def test_nan(text: str) -> None:
+    number = value(text)
+    assert isinstance(number, float)
+    assert math.isnan(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'5'", "5"),
+        ('"yes"', "yes"),
+        ("!!str 5", "5"),
+        ("!!str on", "on"),
+        ("!!float 5", 5.0),
+        ("|\n  on", "on\n"),
+    ],
+)
+def test_quotes_and_tags(text: str, expected: object) -> None:
+    """A quoted scalar is text; an explicit tag overrides the resolved type."""
+    assert value(text) == expected
+    assert type(value(text)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*TEXTS.split(), *NUMBERS, *(text for text, _ in words(WORDS)), ".nan", "", "<<", "-", "[", "a: b"],
+)
+def test_dumped_text_is_read_as_text(text: str) -> None:
+    (document,) = yaml.documents(yaml.dump({text: text}))
+    assert document.content == {text: text}
+
+
+def test_keys_are_text() -> None:
+    """As JSON has them."""
+    (document,) = yaml.documents("{on: 1, 2: 2, 1.5: 3, 'no': 4, name: 5}")
+    assert document.content == {"true": 1, "2": 2, "1.5": 3, "no": 4, "name": 5}
+
+
+def test_documents_and_their_lines() -> None:
+    """Each document comes with its first line; merge keys work."""
+    text = b"# first\na: 1\n---\n---\n\nc:\n  d: &x {b: 1, f: 2}\n  e: {<<: *x, f: 3}\n"
+    assert list(yaml.documents(text)) == [
+        (2, {"a": 1}),
+        (4, None),
+        (6, {"c": {"d": {"b": 1, "f": 2}, "e": {"b": 1, "f": 3}}}),
+    ]
+
+
+def test_duplicate_keys_are_found_at_every_depth() -> None:
+    """By path; in `documents` the last one counts, as with kubectl."""
+    text = "a: 1\nb: {c: 1, d: {e: 1, e: 2}, c: 3}\na: 4\n---\nx: 1\nx: 2\n"
+    assert sorted(yaml.duplicate_keys(text)) == [("a",), ("b", "c"), ("b", "d", "e")]
+    assert next(iter(yaml.documents(text))).content == {"a": 4, "b": {"c": 3, "d": {"e": 2}}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a: [",
+        b"a: !Ref x",
+        b"a: !!timestamp x",
+        b"a: !!bool x",
+        b"a: !!int 0xg",
+        b"a: !!int ''",
+        b"a: !!null x",
+        b"a: *b",
+        b"a: &b [*b]",
+        b"<<: &b {<<: *b}",
+        b"\x01",
+        b"? [a]\n: b",
+        b"~: b",
+    ],
+)
+def test_invalid_yaml(text: bytes) -> None:
+    """Every fault is a YAMLError."""
+    with pytest.raises(yaml.YAMLError):
+        list(yaml.documents(text))
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000 + b"]" * 100_000, b"- " * 100_000, b"{a: " * 100_000])
+def test_deep_nesting_is_refused(text: bytes) -> None:
+    """Text that would overrun libyaml's stack is an error and does not end the process."""
+    with pytest.raises(yaml.YAMLError, match="nested too deeply"):
+        list(yaml.documents(text))
