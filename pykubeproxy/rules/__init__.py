@@ -1,4 +1,4 @@
-"""From service ports to iptables rules: names, chains, dispatch, and the least change that leads there.
+"""Render service ports as iptables rules, and compute the smallest update of the tables.
 
-Pure: values come in, a Ruleset or the text for iptables-restore goes out.
+Pure: values come in, a Ruleset or input for iptables-restore goes out.
 """

@@ -1,4 +1,4 @@
-"""The terms on which a family's rules are made, from configuration, Node object and kernel."""
+"""The context of a family's rules: what they depend on besides Services and EndpointSlices."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
 from pykubeproxy.services.selection import NodeTopology
 
-_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - not bound to, only recognised
+_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - only compared
 _FALLBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class KernelFacts(msgspec.Struct, frozen=True):
-    """What rules need to know of this node's kernel.
+    """What rules depend on in this node's kernel.
 
     `addresses` are those of the node's interfaces, of both families. `tcp_be_liberal` is the sysctl
-    nf_conntrack_tcp_be_liberal, `nfacct` whether the counters exist.
+    nf_conntrack_tcp_be_liberal. `nfacct` tells whether the counters exist.
     """
 
     addresses: tuple[str, ...] = ()
@@ -30,27 +30,27 @@ class KernelFacts(msgspec.Struct, frozen=True):
 
 
 class RuleContext(msgspec.Struct, frozen=True):
-    """All that the rules of one family depend on besides Services and EndpointSlices."""
+    """The context of the rules of one family, from the configuration, the Node object and the kernel."""
 
-    place: NodeTopology
+    node: NodeTopology
     options: RuleOptions
     node_port_jumps: tuple[str, ...]
     allow_external_ips: bool = True
 
 
-def terms(
+def rule_context(
     config: Config, node_name: str, node: Node | None, kernel: KernelFacts, family: Family
 ) -> RuleContext:
-    """Put together the terms of one family; `node` may be None as long as the Node object is not known."""
+    """Return the context for one family; `node` is None while the Node object is not known."""
     node_ip = node_ips(config, node)[family]
-    wanted = node_port_networks(config, node_ip, family)
+    networks = node_port_networks(config, node_ip, family)
     options = RuleOptions(
         family=family,
         masquerade_bit=config.iptables.masquerade_bit,
         masquerade_all=config.iptables.masquerade_all,
         local_traffic=_local_traffic(config, node, family),
         localhost_node_ports=config.iptables.localhost_node_ports
-        and (family is Family.IPV6 or serves_loopback(wanted)),
+        and (family is Family.IPV6 or serves_loopback(networks)),
         node_ip=node_ip,
         random_fully=kernel.random_fully,
         nfacct=kernel.nfacct,
@@ -58,15 +58,15 @@ def terms(
         dispatch=config.dispatch,
     )
     return RuleContext(
-        place=NodeTopology(node_name, node.zone if node else ""),
+        node=NodeTopology(node_name, node.zone if node else ""),
         options=options,
-        node_port_jumps=node_port_jumps(wanted, _of_family(kernel.addresses, family), options),
+        node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
     )
 
 
 def node_ips(config: Config, node: Node | None) -> dict[Family, str]:
-    """This node's address in each family: bindAddress if it names one, else the Node's, else loopback."""
+    """Return this node's address in each family: bindAddress if it is specific, else the Node's, else loopback."""
     addresses = dict(_FALLBACK)
     for address in reversed(node.addresses if node else ()):
         addresses[family_of(address)] = address
@@ -76,7 +76,7 @@ def node_ips(config: Config, node: Node | None) -> dict[Family, str]:
 
 
 def primary_family(config: Config, node: Node | None) -> Family:
-    """The family this node cannot do without: that of bindAddress, else of the Node's first address, else IPv4."""
+    """Return the family this node must support: that of bindAddress, else of the Node's first address, else IPv4."""
     if config.bind_address and config.bind_address not in _UNSPECIFIED:
         return family_of(config.bind_address)
     return family_of(node.addresses[0]) if node and node.addresses else Family.IPV4
@@ -97,9 +97,9 @@ def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTr
 
 
 def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[str, ...]:
-    """The networks whose addresses serve node ports; empty for all of them.
+    """Return the networks whose addresses serve node ports; empty if all addresses do.
 
-    With "primary" too it is all of them in a family in which the node has no address of its own.
+    "primary" means all addresses too in a family in which the node has no address.
     """
     if config.node_port_addresses == ("primary",):
         return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)

@@ -1,10 +1,11 @@
-"""What differs between two states of one family's tables, looking at nothing but what is the proxy's own."""
+"""Compare two states of the proxy's chains in one family."""
 
 from collections.abc import Iterator
 
 import msgspec
 
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
@@ -12,7 +13,7 @@ Rules = tuple[str, ...]
 
 
 class ChainDifference(msgspec.Struct, frozen=True):
-    """A chain that differs: its rules in either state, None where there is no such chain."""
+    """A chain that differs, with its rules before and after; None if the chain does not exist."""
 
     key: ChainKey
     before: Rules | None
@@ -20,37 +21,37 @@ class ChainDifference(msgspec.Struct, frozen=True):
 
     @property
     def gone(self) -> Rules:
-        """The rules that are there before and not after; with none gone and none new, their order differs."""
+        """Return the rules that only `before` has. If none is gone and none new, the order differs."""
         return without(self.before or (), self.after or ())
 
     @property
     def new(self) -> Rules:
-        """The rules that are there after and not before."""
+        """Return the rules that only `after` has."""
         return without(self.after or (), self.before or ())
 
 
-def own_part(live: Ruleset, wanted: Ruleset) -> Ruleset:
-    """What of live tables is to be compared with the rules that are wanted there, jumps and kubelet's chain included.
+def own_part(live: Ruleset, desired: Ruleset) -> Ruleset:
+    """Return the part of live tables to compare with the desired rules, including jumps and the kubelet's chain.
 
-    Of chains that are not ours alone only those rules count that are wanted: others may stand around them. A chain of
-    ours that is not wanted, but that rules of others jump to, can only be emptied; an empty one is as good as gone.
+    Of chains shared with others, include only the desired rules. Omit an undesired empty chain of ours if foreign rules
+    jump to it: it cannot be deleted.
     """
     referred = referred_to_by_others(live)
     chains: dict[ChainKey, Rules] = {}
     for key, rules in live.chains.items():
         if is_ours(key):
-            if rules or key in wanted.chains or key not in referred:
+            if rules or key in desired.chains or key not in referred:
                 chains[key] = rules
-        elif key in wanted.chains:
-            there = frozenset(rules)
-            chains[key] = tuple(rule for rule in wanted.chains[key] if rule in there)
+        elif key in desired.chains:
+            present = frozenset(rules)
+            chains[key] = tuple(rule for rule in desired.chains[key] if rule in present)
     return Ruleset(live.family, chains)
 
 
 def difference(before: Ruleset, after: Ruleset) -> tuple[ChainDifference, ...]:
-    """The chains that differ: those of `after` in its order, then those that it does not have, sorted.
+    """Return the chains that differ: those of `after` in its order, then those it lacks, sorted.
 
-    The kernel's own chains are always there: one that is missing is empty, for its table may not exist yet.
+    A missing built-in chain counts as empty, as its table may not exist yet.
     """
     return tuple(_differing(before, after))
 
@@ -62,3 +63,9 @@ def _differing(before: Ruleset, after: Ruleset) -> Iterator[ChainDifference]:
         old, new = before.chains.get(key, empty), after.chains.get(key, empty)
         if old != new:
             yield ChainDifference(key, old, new)
+
+
+def installed(rendered: Ruleset, options: RuleOptions) -> Ruleset:
+    """Return a rendered Ruleset with the jumps and the kubelet's chain: what it leaves in tables that were empty."""
+    firewall = {skeleton.KUBELET_FIREWALL: skeleton.kubelet_firewall(options)}
+    return Ruleset(rendered.family, {**skeleton.JUMPS, **firewall, **rendered.chains})

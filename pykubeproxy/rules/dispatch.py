@@ -1,4 +1,4 @@
-"""The chains that services share: each service port's entries, in a fixed order or in a tree, then the node ports."""
+"""Render the chains that services share: one entry after the other, or a tree; then the jumps to node ports."""
 
 import ipaddress
 import re
@@ -7,55 +7,58 @@ from collections.abc import Callable, Iterable, Mapping
 from pykubeproxy.config import Dispatch
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
 from pykubeproxy.rules.tree import Branch, Prefix, Tree, grow
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
-
-# In more addresses, or ports, than this a packet is better found its way by a tree.
+# Above this many addresses, or node ports, dispatch by tree.
 TREE_ABOVE = 200
 
 _PORT = re.compile(r"-p (\w+) .*--dport (\d+)")
-_Entry = tuple[str, int]  # what tells trees apart, and the number that is looked for
+# An entry for a UDP service port: with -d for an address, without for a node port.
+_UDP_ENTRY = re.compile(r"(?:-d (\S+)/(?:32|128) )?-p udp .*--dport (\d+) -j KUBE-(?:SVC|SVL|EXT|FW)-")
+_Entry = tuple[str, int]  # the protocol, "" for addresses, and the address or port
 
 
 def shared_chain(
     key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules, dispatch: Dispatch = Dispatch.FLAT
 ) -> Tree:
-    """The rules of one shared chain; `ports` are the service ports' entries in the order of their names.
+    """Return the rules of one shared chain; `ports` are the entries of the service ports, sorted by name.
 
-    Of table nat the chain may be the root of a tree; table filter holds only services without usable endpoints and
-    firewalled addresses, so it stays flat.
+    Only chains of table nat become trees: table filter has few entries.
     """
     rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
     if key == skeleton.NAT_SERVICES:
-        # First come cluster IPs, so that nobody takes one over by naming it as an external IP (CVE-2020-8554).
-        rules.sort(key=_is_for_others)
+        # Cluster IPs go first: no Service may take one over as its external IP (CVE-2020-8554).
+        rules.sort(key=_is_no_cluster_ip)
     tree = Tree(tuple(rules), ())
     if key.table == "nat" and dispatch is not Dispatch.FLAT:
         numbered = _by_number(key, rules)
         if dispatch is Dispatch.TREE or sum(map(len, numbered.values())) > TREE_ABOVE:
-            tree = _grown(key, numbered)
+            tree = _tree(key, numbered)
     if key == skeleton.NAT_SERVICES:
         return Tree((*tree.root, *node_port_jumps), tree.chains)
     return tree
 
 
-def _is_for_others(text: str) -> bool:
+def _is_no_cluster_ip(text: str) -> bool:
     return ' cluster IP" ' not in text
 
 
 def _by_number(key: ChainKey, rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
-    """Rules by the number that they are for: in KUBE-SERVICES the address, in KUBE-NODEPORTS protocol and port."""
+    """Group rules by address in KUBE-SERVICES, by protocol and port in KUBE-NODEPORTS."""
     number = _address if key == skeleton.NAT_SERVICES else _port
-    found: dict[str, dict[int, list[str]]] = {}
+    groups: dict[str, dict[int, list[str]]] = {}
     for text in rules:
-        of, value = number(text)
-        found.setdefault(of, {}).setdefault(value, []).append(text)
-    return {of: {value: tuple(texts) for value, texts in entries.items()} for of, entries in found.items()}
+        protocol, value = number(text)
+        groups.setdefault(protocol, {}).setdefault(value, []).append(text)
+    return {
+        protocol: {value: tuple(texts) for value, texts in entries.items()}
+        for protocol, entries in groups.items()
+    }
 
 
 def _address(text: str) -> _Entry:
@@ -68,7 +71,7 @@ def _port(text: str) -> _Entry:
     return match[1], int(match[2])
 
 
-def _grown(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
+def _tree(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
     if key == skeleton.NAT_SERVICES:
         entries = numbered.get("", {})
         ipv6 = any(":" in rules[0].split(" ", 2)[1] for rules in entries.values())
@@ -97,33 +100,48 @@ def _port_branch(protocol: str) -> Callable[[Prefix], Branch]:
     return branch
 
 
-def node_port_jumps(wanted: tuple[str, ...], local_addresses: Iterable[str], options: RuleOptions) -> Rules:
-    """The last rules of KUBE-SERVICES, which lead to the node ports.
+def node_port_jumps(networks: tuple[str, ...], local_addresses: Iterable[str], options: RuleOptions) -> Rules:
+    """Return the last rules of KUBE-SERVICES, which jump to the node ports.
 
-    `wanted` are the networks of nodePortAddresses in this family; none, or one that holds every address, means all of
-    this node's addresses. Otherwise each of `local_addresses` that lies in them gets a rule. Loopback is left out where
-    node ports cannot answer there: on IPv6 always, on IPv4 with localhostNodePorts off.
+    `networks` are the nodePortAddresses of this family. If there are none, or one is "/0", one rule covers all
+    addresses of this node; else each of `local_addresses` in them gets a rule. Loopback is included only on IPv4 with
+    localhostNodePorts.
     """
-    loopback_too = options.localhost_node_ports and not options.ipv6
-    if not wanted or any(cidr.endswith("/0") for cidr in wanted):
+    include_loopback = options.localhost_node_ports and not options.ipv6
+    if not networks or any(cidr.endswith("/0") for cidr in networks):
         loopback = "::1/128" if options.ipv6 else "127.0.0.0/8"
-        destination = "" if loopback_too else f"! {loopback}"
+        destination = "" if include_loopback else f"! {loopback}"
         return (_jump("-m addrtype --dst-type LOCAL", destination=destination),)
-    networks = [ipaddress.ip_network(cidr) for cidr in wanted]
+    parsed = [ipaddress.ip_network(cidr) for cidr in networks]
     addresses = {ipaddress.ip_address(address) for address in local_addresses}
     return tuple(
         _jump(destination=host(str(address)))
         for address in sorted(addresses, key=int)
-        if any(address in network for network in networks) and (loopback_too or not address.is_loopback)
+        if any(address in network for network in parsed) and (include_loopback or not address.is_loopback)
     )
 
 
-def serves_loopback(wanted: tuple[str, ...]) -> bool:
-    """Whether nodePortAddresses, here the IPv4 networks of it, take in 127.0.0.0/8."""
-    networks = [ipaddress.ip_network(cidr) for cidr in wanted]
-    return not networks or any(
-        n.network_address.is_loopback or ipaddress.ip_address("127.0.0.0") in n for n in networks
+def serves_loopback(networks: tuple[str, ...]) -> bool:
+    """Return whether the IPv4 networks of nodePortAddresses include 127.0.0.0/8."""
+    parsed = [ipaddress.ip_network(cidr) for cidr in networks]
+    return not parsed or any(
+        n.network_address.is_loopback or ipaddress.ip_address("127.0.0.0") in n for n in parsed
     )
+
+
+def udp_frontends(live: Ruleset) -> frozenset[tuple[str, int]]:
+    """Return address and port of each UDP frontend in live tables, of whichever proxy; the address is "" for node ports.
+
+    After a restart, only these rules tell which deleted services still have flows.
+    """
+    matches = (
+        _UDP_ENTRY.match(rule)
+        for chain, rules in live.of_table("nat")
+        if chain.startswith("KUBE-")
+        for rule in rules
+        if "-p udp" in rule
+    )
+    return frozenset((match[1] or "", int(match[2])) for match in matches if match)
 
 
 def _jump(match: str = "", destination: str = "") -> str:

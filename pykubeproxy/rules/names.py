@@ -1,4 +1,4 @@
-"""The names of chains. They are kube-proxy's, so that one proxy can take over the tables of the other."""
+"""Chain names: those of kube-proxy, so that either proxy can take over the tables of the other."""
 
 import functools
 import hashlib
@@ -13,7 +13,7 @@ MARK_MASQ = "KUBE-MARK-MASQ"
 FORWARD = "KUBE-FORWARD"
 PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
 CANARY = "KUBE-PROXY-CANARY"
-# The kubelet's chain: shared with it, so never flushed and never deleted.
+# Shared with the kubelet: never flushed, never deleted.
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
 CLUSTER_PREFIX = "KUBE-SVC-"
@@ -21,45 +21,45 @@ LOCAL_PREFIX = "KUBE-SVL-"
 EXTERNAL_PREFIX = "KUBE-EXT-"
 FIREWALL_PREFIX = "KUBE-FW-"
 ENDPOINT_PREFIX = "KUBE-SEP-"
-# Chains of single services and endpoints: whatever bears such a name in nat is ours to delete.
+# Chains of single services and endpoints. Any chain of table nat with such a name may be deleted.
 OWNED_PREFIXES = (CLUSTER_PREFIX, LOCAL_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, ENDPOINT_PREFIX)
 
 
 def cluster_chain(name: PortName) -> str:
-    """The chain that balances over the backends of traffic policy Cluster."""
-    return CLUSTER_PREFIX + _of_port(name)
+    """Return the chain that balances over the endpoints of traffic policy Cluster."""
+    return CLUSTER_PREFIX + _port_hash(name)
 
 
 def local_chain(name: PortName) -> str:
-    """The chain that balances over this node's own backends, for traffic policy Local."""
-    return LOCAL_PREFIX + _of_port(name)
+    """Return the chain that balances over the local endpoints, for traffic policy Local."""
+    return LOCAL_PREFIX + _port_hash(name)
 
 
 def external_chain(name: PortName) -> str:
-    """The chain for what arrives at a node port, an external IP or a load balancer's IP."""
-    return EXTERNAL_PREFIX + _of_port(name)
+    """Return the chain for traffic to a node port, an external IP or a load balancer IP."""
+    return EXTERNAL_PREFIX + _port_hash(name)
 
 
 def firewall_chain(name: PortName) -> str:
-    """The chain that lets loadBalancerSourceRanges through."""
-    return FIREWALL_PREFIX + _of_port(name)
+    """Return the chain that admits loadBalancerSourceRanges."""
+    return FIREWALL_PREFIX + _port_hash(name)
 
 
 def branch_chain(text: str) -> str:
-    """A chain that other chains are divided into; `text` says which part of which.
+    """Return the chain for one part of another chain; `text` identifies the part.
 
-    It looks like a service's, so that kube-proxy deletes it when it takes over.
+    It has the prefix of a service chain, so kube-proxy deletes it on takeover.
     """
     return CLUSTER_PREFIX + _hash(f"branch {text}")
 
 
 def endpoint_chain(name: PortName, target: str) -> str:
-    """The chain that rewrites the destination to one backend; `target` is "ip:port" or "[ip]:port"."""
+    """Return the chain that DNATs to one endpoint; `target` is "ip:port" or "[ip]:port"."""
     return ENDPOINT_PREFIX + _hash(_text(name) + target)
 
 
 def is_owned(chain: str) -> bool:
-    """Whether a chain of table nat belongs to one service or endpoint, whichever proxy made it."""
+    """Return whether a chain of table nat belongs to a single service or endpoint, of whichever proxy."""
     return chain.startswith(OWNED_PREFIXES)
 
 
@@ -68,8 +68,8 @@ def _text(name: PortName) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _of_port(name: PortName) -> str:
-    """What a service port's chains have in common; they are named one after the other."""
+def _port_hash(name: PortName) -> str:
+    """Return the hash that all chains of a service port share. Cached, as they are named one after the other."""
     return _hash(_text(name))
 
 
@@ -78,9 +78,9 @@ _PAIRS = [first + second for first in _BASE32 for second in _BASE32]
 
 
 def _hash(text: str) -> str:
-    """The first 16 characters of the hash in base32, for a chain's name may have 28 in all.
+    """Return the first 16 characters of the hash in base32; chain names may have 28 characters.
 
-    That is ten bytes, taken ten bits at a time: base64.b32encode takes half as long again, for every endpoint.
+    Ten bits at a time: base64.b32encode takes 50 % longer, for every endpoint.
     """
     bits = int.from_bytes(hashlib.sha256(text.encode()).digest()[:10])
     return "".join([_PAIRS[bits >> shift & 1023] for shift in range(70, -1, -10)])

@@ -1,18 +1,18 @@
-"""What rules depend on besides the services: the configuration, this node, and what the kernel can do."""
+"""Inputs of rendering besides services: configuration, node and kernel features."""
 
 import msgspec
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family
 
-# Above this many endpoints comments are left out where there are most of them, as kube-proxy does.
+# Above this many endpoints, omit comments in the chains of services, as kube-proxy does.
 LARGE_CLUSTER_ENDPOINTS = 1000
 
 
 class LocalTraffic(msgspec.Struct, frozen=True):
-    """How packets of this node's pods are told from others: by source network or by interface, one of the two.
+    """How to match packets of pods on this node: by source network or by interface, exactly one of them.
 
-    `interface` is in iptables' form: a trailing "+" stands for any continuation.
+    `interface` is an iptables interface name; a trailing "+" matches any suffix.
     """
 
     source: str = ""
@@ -20,17 +20,17 @@ class LocalTraffic(msgspec.Struct, frozen=True):
 
 
 class RuleOptions(msgspec.Struct, frozen=True):
-    """The terms on which the rules of one family are written.
+    """Options for the rules of one family.
 
-    - `masquerade_bit`: the bit of the packet mark that asks for masquerading, 0 to 31
-    - `local_traffic`: None if traffic of local pods cannot be told; then nothing is masqueraded by its source
-    - `localhost_node_ports`: node ports answer on 127.0.0.0/8 too; meaningless for IPv6, where the kernel cannot
-    - `node_ip`: this node's address in the family
-    - `random_fully`: MASQUERADE can pick source ports fully at random
-    - `nfacct`: the counters of `skeleton.NFACCT_NAMES` exist
-    - `drop_invalid`: drop packets that conntrack calls INVALID; off when nf_conntrack_tcp_be_liberal is set
-    - `dispatch`: whether services are found by a tree of chains, and many backends balanced in groups
-    - `large_cluster`: leave out the comments of which there are most
+    - `masquerade_bit`: the bit of the packet mark that requests masquerading, 0 to 31
+    - `local_traffic`: None if traffic of local pods cannot be detected; then no traffic is masqueraded by source
+    - `localhost_node_ports`: serve node ports on 127.0.0.0/8; without effect on IPv6
+    - `node_ip`: the address of this node in the family
+    - `random_fully`: MASQUERADE supports --random-fully
+    - `nfacct`: the nfacct objects of `skeleton.NFACCT_NAMES` exist
+    - `drop_invalid`: drop packets in conntrack state INVALID; off with nf_conntrack_tcp_be_liberal
+    - `dispatch`: whether to dispatch by tree and balance many endpoints in groups
+    - `large_cluster`: omit comments in the chains of services
     """
 
     family: Family
@@ -51,5 +51,5 @@ class RuleOptions(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """The masquerade mark as iptables-save prints it, such as 0x4000/0x4000."""
+        """Return the masquerade mark as iptables-save prints it, such as 0x4000/0x4000."""
         return f"{1 << self.masquerade_bit:#x}/{1 << self.masquerade_bit:#x}"

@@ -1,29 +1,27 @@
-"""Taking out all that a proxy has programmed, and nothing else."""
+"""Remove all chains and jumps of a service proxy, and nothing else."""
 
-import re
 from collections.abc import Iterable
 
 import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
+from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
-# A jump to a chain of ours is ours if it bears a comment of ours: what it matches on differs by version.
-_COMMENT = re.compile(r'--comment "([^"]*)"')
-_TARGET = re.compile(r" -j (\S+)$")
+# A jump to a proxy chain is ours if it has one of our comments: its matches differ by version.
 _OUR_COMMENTS = frozenset(
-    match[1] for rules in skeleton.JUMPS.values() for rule in rules if (match := _COMMENT.search(rule))
+    comment for rules in skeleton.JUMPS.values() for rule in rules if (comment := parse_rule(rule).comment)
 )
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """What is to be taken out of the tables of one family.
+    """What to remove from the tables of one family.
 
-    - `jumps`: rules in the kernel's own chains that lead to ours
-    - `deleted`: chains of ours
-    - `kept`: chains of ours that rules of others jump to, so that they can only be emptied
-    - `emptied`: those of them that hold rules
+    - `jumps`: rules in built-in chains that jump to ours
+    - `deleted`: our chains
+    - `kept`: our chains that foreign rules jump to, so they can only be emptied
+    - `emptied`: those of `kept` that hold rules
     """
 
     jumps: tuple[tuple[ChainKey, str], ...] = ()
@@ -32,14 +30,14 @@ class Removal(msgspec.Struct, frozen=True):
     emptied: tuple[ChainKey, ...] = ()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Return whether there is nothing to remove."""
         return not (self.jumps or self.deleted or self.emptied)
 
     def restore_input(self, chains_per_block: int | None) -> str:
-        """The input for one call of iptables-restore --noflush; empty if there is nothing to do.
+        """Return the input for iptables-restore --noflush; empty if there is nothing to remove.
 
-        `chains_per_block` is as in `plan.restore_input`. Table filter goes last: until nat is clear, it goes on
-        refusing what has no endpoints.
+        At most `chains_per_block` chains go into a block. Table filter goes last: it rejects traffic to services without
+        endpoints until nat is clear.
         """
         return "".join(
             block for table in ("mangle", "nat", "filter") for block in _blocks(self, table, chains_per_block)
@@ -47,10 +45,10 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 def removal(live: Ruleset) -> Removal:
-    """What of `live` is a proxy's, whichever version wrote it.
+    """Return the chains and jumps of a service proxy in live tables, of any version.
 
-    KUBE-FIREWALL is the kubelet's and stays, with the jumps to it. So does the rule in it that keeps neighbours off
-    127.0.0.0/8: the setting route_localnet, which it makes up for, stays as well (CVE-2020-8558).
+    KUBE-FIREWALL belongs to the kubelet and stays, with the jumps to it and the rule in it that protects 127.0.0.0/8:
+    the sysctl route_localnet stays set too (CVE-2020-8558).
     """
     jumps = tuple(
         (key, rule)
@@ -63,25 +61,25 @@ def removal(live: Ruleset) -> Removal:
     for key in skeleton.JUMPS:
         others[key] = tuple(rule for rule in live.chains.get(key, ()) if (key, rule) not in jumps)
     ours = tuple(key for key in live.chains if is_ours(key))
-    held = referred_to_by_others(Ruleset(live.family, others))
+    referred = referred_to_by_others(Ruleset(live.family, others))
     return Removal(
         jumps=jumps,
-        deleted=tuple(key for key in ours if key not in held),
-        kept=tuple(key for key in ours if key in held),
-        emptied=tuple(key for key in ours if key in held and live.chains[key]),
+        deleted=tuple(key for key in ours if key not in referred),
+        kept=tuple(key for key in ours if key in referred),
+        emptied=tuple(key for key in ours if key in referred and live.chains[key]),
     )
 
 
 def _is_our_jump(table: str, rule: str) -> bool:
-    comment, target = _COMMENT.search(rule), _TARGET.search(rule)
-    return bool(comment and target and comment[1] in _OUR_COMMENTS and is_ours(ChainKey(table, target[1])))
+    parsed = parse_rule(rule)
+    return parsed.comment in _OUR_COMMENTS and is_ours(ChainKey(table, parsed.target))
 
 
-def _blocks(what: Removal, table: str, chains_per_block: int | None) -> Iterable[str]:
-    """One table's blocks. Jumps go first, and no chain before all are empty: they may refer to one another."""
-    jumps = [f"-D {key.chain} {rule}" for key, rule in what.jumps if key.table == table]
-    emptied = [f":{key.chain} - [0:0]" for key in (*what.emptied, *what.deleted) if key.table == table]
-    deleted = [f"-X {key.chain}" for key in what.deleted if key.table == table]
+def _blocks(removal: Removal, table: str, chains_per_block: int | None) -> Iterable[str]:
+    """Yield the blocks of one table: jumps first, then empty all chains, then delete them; chains may refer to others."""
+    jumps = [f"-D {key.chain} {rule}" for key, rule in removal.jumps if key.table == table]
+    emptied = [f":{key.chain} - [0:0]" for key in (*removal.emptied, *removal.deleted) if key.table == table]
+    deleted = [f"-X {key.chain}" for key in removal.deleted if key.table == table]
     if chains_per_block is None or len(emptied) <= chains_per_block:
         yield _block(table, [*emptied, *jumps, *deleted])
         return

@@ -1,4 +1,4 @@
-"""All rules at once: the whole Ruleset that a family ought to have."""
+"""Render a whole Ruleset: all chains that the objects of a cluster call for."""
 
 from collections.abc import Mapping
 
@@ -8,31 +8,30 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
-from pykubeproxy.rules.plan import Chain, Change, restore_input
+from pykubeproxy.rules.restore_text import Chain, Rules, block, join, write_chains
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import PortRules, Rules, port_rules
+from pykubeproxy.rules.service import PortRules, port_rules
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import resolve_ports
 
 
-def render(cluster: Cluster, terms: RuleContext) -> Ruleset:
-    """The chains that the objects of a cluster call for on these terms; the jumps of the kernel's chains apart."""
-    served = [
-        item
+def render(cluster: Cluster, context: RuleContext) -> Ruleset:
+    """Return the chains for all Services of a cluster, without the jumps in the built-in chains."""
+    family, node, external_ips = context.options.family, context.node, context.allow_external_ips
+    resolved = [
+        port
         for service in cluster.services()
-        for item in resolve_ports(
-            cluster, service.key, terms.options.family, terms.place, terms.allow_external_ips
-        )
+        for port in resolve_ports(cluster, service.key, family, node, external_ips)
     ]
-    endpoints = sum(len(item.selection.verdicts) for item in served)
-    options = msgspec.structs.replace(terms.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
-    rules = {item.port.name: port_rules(item.port, item.selection, options) for item in served}
-    return assemble(rules, options, terms.node_port_jumps)
+    endpoints = sum(len(port.selection.verdicts) for port in resolved)
+    options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
+    rules = {it.port.name: port_rules(it.port, it.selection, options) for it in resolved}
+    return assemble(rules, options, context.node_port_jumps)
 
 
 def assemble(ports: Mapping[PortName, PortRules], options: RuleOptions, node_port_jumps: Rules) -> Ruleset:
-    """Put together the rules of all service ports with the chains that services share and the fixed ones."""
+    """Return the rules of service ports together with the shared and the fixed chains."""
     chains: dict[ChainKey, Rules] = dict(skeleton.fixed_chains(options))
     names = sorted(ports)
     branches: list[tuple[str, Rules]] = []
@@ -40,19 +39,25 @@ def assemble(ports: Mapping[PortName, PortRules], options: RuleOptions, node_por
         tree = shared_chain(key, (ports[name].entries for name in names), node_port_jumps, options.dispatch)
         chains[key] = tree.root
         branches += tree.chains
-    for owned in (branches, *(ports[name].chains for name in names)):
+    for owned in (branches, *(ports[name].chains() for name in names)):
         chains.update((ChainKey("nat", chain), rules) for chain, rules in owned)
     return Ruleset(options.family, chains)
 
 
 def full_input(ruleset: Ruleset, options: RuleOptions) -> str:
-    """The input of iptables-restore --noflush that sets up empty tables with these rules, jumps and all."""
-    ensured: dict[str, list[str]] = {}
-    for key, rules in skeleton.JUMPS.items():
-        ensured.setdefault(key.table, []).extend(f"-I {key.chain} {rule}" for rule in reversed(rules))
+    """Return the input of iptables-restore --noflush that writes these rules, with all jumps, into empty tables."""
     chains = [Chain(key, rules) for key, rules in ruleset.chains.items()]
-    change = Change(
-        fixed=(*chains, Chain(skeleton.KUBELET_FIREWALL, skeleton.kubelet_firewall(options))),
-        ensured={table: tuple(lines) for table, lines in ensured.items()},
+    chains.append(Chain(skeleton.KUBELET_FIREWALL, skeleton.kubelet_firewall(options)))
+    return "".join(
+        block(
+            table,
+            write_chains([chain for chain in chains if chain.key.table == table]),
+            join(
+                f"-I {key.chain} {rule}"
+                for key, rules in skeleton.JUMPS.items()
+                if key.table == table
+                for rule in reversed(rules)
+            ),
+        )
+        for table in ("mangle", "filter", "nat")
     )
-    return "".join(restore_input(change, None))

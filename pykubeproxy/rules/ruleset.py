@@ -1,4 +1,4 @@
-"""A Ruleset: the chains of one family as a value, in the words of iptables-save."""
+"""The chains of one family as a value, with rules as iptables-save prints them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,22 +8,21 @@ import msgspec
 
 from pykubeproxy.objects import Family
 
-# The chains that tables have by themselves, each some of them.
+# The built-in chains of all tables.
 BUILT_IN = frozenset(("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"))
 
 
 class ChainKey(NamedTuple):
-    """A chain's place: the table and the name."""
+    """The table and name of a chain."""
 
     table: str
     chain: str
 
 
 class Ruleset(msgspec.Struct, frozen=True):
-    """Chains and their rules, each rule the text that iptables-save prints after `-A CHAIN `.
+    """Chains and their rules, each rule as iptables-save prints it after `-A CHAIN `.
 
-    The order of the chains is the order of writing. Built-in chains may be among them; `policies` has what becomes
-    of packets at the end of those where that is not ACCEPT.
+    Chains are in the order of writing and may include built-in ones. `policies` holds the policies other than ACCEPT.
     """
 
     family: Family
@@ -31,28 +30,25 @@ class Ruleset(msgspec.Struct, frozen=True):
     policies: Mapping[ChainKey, str] = {}
 
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables, in order of appearance."""
+        """Return the names of the tables, in order of appearance."""
         return tuple(dict.fromkeys(key.table for key in self.chains))
 
     def of_table(self, table: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The chains of one table, as (name, rules)."""
+        """Yield the chains of one table, as (name, rules)."""
         return ((key.chain, rules) for key, rules in self.chains.items() if key.table == table)
 
     def __len__(self) -> int:
         return sum(len(rules) for rules in self.chains.values())
 
 
-# Chains of one's own have "-" for a policy.
+# Chains that are not built in have the policy "-".
 NO_POLICY = ("-", "ACCEPT")
-# A counter pair such as [12:3456] stands before a rule under `iptables-save -c`.
+# With counters, a rule starts with a pair such as [12:3456].
 _RULE = re.compile(r"(?:\[\d+:\d+\] )?-A (\S+) ?(.*)")
 
 
 def parse(family: Family, text: str) -> Ruleset:
-    """Read what iptables-save printed, with or without counters.
-
-    Raises ValueError with the line when the text is of another form.
-    """
+    """Parse the output of iptables-save, with or without counters. Raise ValueError with the line that is invalid."""
     chains: dict[ChainKey, list[str]] = {}
     policies: dict[ChainKey, str] = {}
     table = ""
@@ -74,17 +70,17 @@ def parse(family: Family, text: str) -> Ruleset:
 
 
 def without(rules: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Those of some rules that are not among others, in their order."""
-    known = frozenset(others)
-    return tuple(rule for rule in rules if rule not in known)
+    """Return the rules that are not among others, in order."""
+    excluded = frozenset(others)
+    return tuple(rule for rule in rules if rule not in excluded)
 
 
 class Count(NamedTuple):
-    """How often a rule matched since it was written: packets and their bytes."""
+    """The packets and bytes that a rule has matched."""
 
     packets: int = 0
     bytes: int = 0
 
 
-# The counts of a chain's rules, in their order.
+# The counts of each chain, in the order of its rules.
 Counters = Mapping[ChainKey, tuple[Count, ...]]

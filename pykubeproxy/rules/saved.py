@@ -1,4 +1,4 @@
-"""A Ruleset that stays text: what iptables-save printed, of which a chain is taken apart when it is asked for."""
+"""Read iptables-save output lazily: chains are parsed on access."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -8,28 +8,27 @@ from pykubeproxy.rules.ruleset import NO_POLICY, ChainKey, Count, Counters, Rule
 
 _RULE = "] -A "
 
-# The lines of each chain's rules, by table and chain. Nothing in it is of a kind that garbage collection would look at
-# again and again while it grows.
-_Places = dict[str, dict[str, range]]
+# Line numbers of each chain's rules, by table and chain. The garbage collector does not track ranges.
+_Lines = dict[str, dict[str, range]]
 _NO_LINES = range(0)
 
 
 def read_counted(family: Family, text: str) -> tuple[Ruleset, Counters]:
-    """Read what `iptables-save --counters` printed, in which the rules of a chain follow each other.
+    """Read the output of `iptables-save --counters`, in which the rules of a chain are adjacent.
 
-    Takes a fraction of the time that `parse` takes where few chains are looked at. Raises ValueError as `parse` does.
+    Much faster than `parse` if few chains are read. Raise ValueError as `parse` does.
     """
     lines = text.split("\n")
     try:
-        places, policies = _look_through(lines)
+        positions, policies = _index(lines)
     except IndexError:
         raise ValueError("a rule with counts is not of the form iptables-save prints") from None
-    return Ruleset(family, _Rules(lines, places), policies), _Counts(lines, places)
+    return Ruleset(family, _Rules(lines, positions), policies), _Counts(lines, positions)
 
 
-def _look_through(lines: list[str]) -> tuple[_Places, dict[ChainKey, str]]:
-    """Where the rules of each chain are, and the policies of those that have one."""
-    places: _Places = {}
+def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
+    """Return the line numbers of each chain and the policies other than ACCEPT."""
+    positions: _Lines = {}
     policies: dict[ChainKey, str] = {}
     chains: dict[str, range] | None = None
     table, start = "", 0
@@ -48,55 +47,59 @@ def _look_through(lines: list[str]) -> tuple[_Places, dict[ChainKey, str]]:
                     policies[ChainKey(table, name)] = policy
             elif line.startswith("*"):
                 table = line[1:].strip()
-                chains = places.setdefault(table, {})
+                chains = positions.setdefault(table, {})
             elif line and not line.startswith("#") and line != "COMMIT":
                 raise ValueError(f"line {number + 1} is not of the form iptables-save prints: {line!r}")
-    return places, policies
+    return positions, policies
 
 
 class _Rules(Mapping[ChainKey, tuple[str, ...]]):
-    """The texts of a chain's rules."""
+    """The rules of each chain."""
 
-    def __init__(self, lines: list[str], places: _Places) -> None:
+    def __init__(self, lines: list[str], positions: _Lines) -> None:
         self._lines = lines
-        self._places = places
+        self._positions = positions
 
     def __getitem__(self, key: ChainKey) -> tuple[str, ...]:
-        place = self._places[key.table][key.chain]
-        # After the name comes a space, unless the rule says nothing at all.
-        before = len(_RULE) + len(key.chain) + 1
-        return tuple(line[line.index(_RULE) + before :] for line in self._lines[place.start : place.stop])
+        position = self._positions[key.table][key.chain]
+        # The name and a space, which an empty rule lacks.
+        prefix = len(_RULE) + len(key.chain) + 1
+        return tuple(
+            line[line.index(_RULE) + prefix :] for line in self._lines[position.start : position.stop]
+        )
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, ChainKey) and key.chain in self._places.get(key.table, ())
+        return isinstance(key, ChainKey) and key.chain in self._positions.get(key.table, ())
 
     def __iter__(self) -> Iterator[ChainKey]:
-        return (ChainKey(table, chain) for table, chains in self._places.items() for chain in chains)
+        return (ChainKey(table, chain) for table, chains in self._positions.items() for chain in chains)
 
     def __len__(self) -> int:
-        return sum(map(len, self._places.values()))
+        return sum(map(len, self._positions.values()))
 
 
 class _Counts(Mapping[ChainKey, tuple[Count, ...]]):
-    """The counts of a chain's rules; chains without rules are left out."""
+    """The counters of each chain that has rules."""
 
-    def __init__(self, lines: list[str], places: _Places) -> None:
+    def __init__(self, lines: list[str], positions: _Lines) -> None:
         self._lines = lines
-        self._places = places
+        self._positions = positions
 
     def __getitem__(self, key: ChainKey) -> tuple[Count, ...]:
-        place = self._places[key.table][key.chain]
-        if not place:
+        position = self._positions[key.table][key.chain]
+        if not position:
             raise KeyError(key)
-        pairs = (line[1 : line.index("]")].partition(":") for line in self._lines[place.start : place.stop])
+        pairs = (
+            line[1 : line.index("]")].partition(":") for line in self._lines[position.start : position.stop]
+        )
         return tuple(Count(int(packets), int(number)) for packets, _, number in pairs)
 
     def __iter__(self) -> Iterator[ChainKey]:
         return (
             ChainKey(table, chain)
-            for table, chains in self._places.items()
-            for chain, place in chains.items()
-            if place
+            for table, chains in self._positions.items()
+            for chain, position in chains.items()
+            if position
         )
 
     def __len__(self) -> int:

@@ -1,12 +1,11 @@
-"""All rules of one service port: the chains of its own and its entries in the chains that services share."""
+"""Render the rules of one service port: its own chains and its entries in shared chains."""
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.again import Again
 from pykubeproxy.rules.balancing import balance, endpoint_rules
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
@@ -16,77 +15,87 @@ from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
 
 Rules = tuple[str, ...]
-# What a service port has in chains that services share.
+# The rules of a service port in shared chains.
 Entries = tuple[tuple[ChainKey, Rules], ...]
 
-# How the comments end of what stands in the tables for a service port that is set aside.
-SET_ASIDE = "is set aside"
-
-
-class PortRules(msgspec.Struct, frozen=True):
-    """The rules of one service port: `chains` of table nat that are its own, and `entries` in shared chains.
-
-    The chains may be rendered as they are read, and anew each time.
-    """
-
-    chains: Iterable[tuple[str, Rules]]
-    entries: Entries
+# The end of the comments of rules for a quarantined service port.
+QUARANTINED_COMMENT = "is quarantined"
 
 
 class _Path(msgspec.Struct, frozen=True):
-    """Where the traffic of one policy goes: the chain that balances it, or "" and why it is not to be had."""
+    """Where the traffic of one policy goes: to the chain that balances it, or else to a filter rule."""
 
     chain: str
-    refusal: str  # the target of the filter rule, "" if there is a chain
-    complaint: str  # that rule's comment
+    filter_target: str
+    filter_comment: str
+
+
+class _Source(msgspec.Struct, frozen=True):
+    """What the chains of a service port are rendered from."""
+
+    port: ServicePort
+    selection: Selection
+    internal: _Path
+    external: _Path
+    options: RuleOptions
+
+
+class PortRules(msgspec.Struct, frozen=True):
+    """The rules of one service port: `entries` in shared chains, and chains of table nat of its own."""
+
+    entries: Entries
+    source: _Source | None = None
+
+    def chains(self) -> Iterator[tuple[str, Rules]]:
+        """Render the chains of its own, each before those it jumps to. They are not kept: they take most of the memory."""
+        return _chains(self.source) if self.source else iter(())
 
 
 def port_rules(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
-    """Write the rules of one service port for the backends that were selected."""
+    """Return the rules of one service port for the selected endpoints."""
     cluster = _path(port, names.cluster_chain(port.name), selection.cluster, selection.any_usable, options)
     local = _path(port, names.local_chain(port.name), selection.local, selection.any_usable, options)
     internal = local if port.internal_local else cluster
     external = local if port.external_local else cluster
     return PortRules(
-        chains=Again(lambda: _chains(port, selection, internal, external, options)),
         entries=tuple(_entries(port, selection.any_usable, internal, external, options)),
+        source=_Source(port, selection, internal, external, options),
     )
 
 
-def refusing_rules(port: ServicePort, options: RuleOptions) -> PortRules:
-    """The rules of a service port that is set aside: whoever comes to it anew is refused at once, as without endpoints.
+def reject_rules(port: ServicePort, options: RuleOptions) -> PortRules:
+    """Return the rules of a quarantined service port: reject new connections, as without endpoints.
 
-    Its last rules are not kept: they may lead to addresses that are other pods' by now, or let through sources that are
-    no longer allowed.
+    Its previous rules may lead to reused pod addresses or admit sources that are no longer allowed.
     """
-    path = _Path("", _reject(options), f"{port.name} {SET_ASIDE}")
+    path = _Path("", _reject(options), f"{port.name} {QUARANTINED_COMMENT}")
     chains = (
-        (skeleton.FILTER_SERVICES, _refused_internal(port, path)),
-        (skeleton.FILTER_EXTERNAL, _refused_external(port, path)),
+        (skeleton.FILTER_SERVICES, _reject_internal(port, path)),
+        (skeleton.FILTER_EXTERNAL, _reject_external(port, path)),
         (skeleton.FILTER_NODEPORTS, _health_check(port)),
     )
-    return PortRules((), tuple((key, tuple(rules)) for key, rules in chains if rules))
+    return PortRules(tuple((key, tuple(rules)) for key, rules in chains if rules))
 
 
 def note_rules(port: ServicePort) -> PortRules:
-    """A rule of no effect that tells of a service port that is set aside, where not even its refusal can be written."""
+    """Return a rule without effect that marks a quarantined service port whose reject rules are invalid too."""
     note = rule(
         destination=host(port.cluster_ip),
         protocol=port.protocol.value.lower(),
-        comment=f"{port.name} port {port.port} {SET_ASIDE}",
+        comment=f"{port.name} port {port.port} {QUARANTINED_COMMENT}",
     )
-    return PortRules((), ((skeleton.FILTER_SERVICES, (note,)),))
+    return PortRules(((skeleton.FILTER_SERVICES, (note,)),))
 
 
 def _path(
     port: ServicePort,
     chain: str,
-    backends: tuple[ResolvedEndpoint, ...],
+    endpoints: tuple[ResolvedEndpoint, ...],
     any_usable: bool,
     options: RuleOptions,
 ) -> _Path:
-    """Without a backend anywhere clients are refused; with some elsewhere, packets for local ones are dropped."""
-    if backends:
+    """Reject clients if no node has an endpoint; drop packets under policy Local if only other nodes have one."""
+    if endpoints:
         return _Path(chain, "", "")
     if any_usable:
         return _Path("", "DROP", f"{port.name} has no local endpoints")
@@ -97,31 +106,30 @@ def _reject(options: RuleOptions) -> str:
     return f"REJECT --reject-with {'icmp6-port-unreachable' if options.ipv6 else 'icmp-port-unreachable'}"
 
 
-def _chains(
-    port: ServicePort, selection: Selection, internal: _Path, external: _Path, options: RuleOptions
-) -> Iterator[tuple[str, Rules]]:
-    """The chains of this service port alone, each before those it jumps to."""
+def _chains(source: _Source) -> Iterator[tuple[str, Rules]]:
+    """Render the chains of a service port, each before those it jumps to."""
+    port, selection, options = source.port, source.selection, source.options
     if selection.any_usable and port.externally_accessible:
         if _filters_sources(port):
             yield names.firewall_chain(port.name), tuple(_firewall(port, options))
-        yield names.external_chain(port.name), tuple(_external(port, external, options))
+        yield names.external_chain(port.name), tuple(_external(port, source.external, options))
     targets = {it.target: names.endpoint_chain(port.name, it.target) for it in selection.reachable}
-    for used, chain, backends in (
+    for used, chain, endpoints in (
         (port.uses_cluster_endpoints, names.cluster_chain(port.name), selection.cluster),
         (port.uses_local_endpoints, names.local_chain(port.name), selection.local),
     ):
-        if used and backends:
-            marking = _masquerade_internal(port, options) if chain == internal.chain else ""
-            balanced = balance(port, chain, [(targets[it.target], it.target) for it in backends], options)
+        if used and endpoints:
+            marking = _masquerade_internal(port, options) if chain == source.internal.chain else ""
+            balanced = balance(port, chain, [(targets[it.target], it.target) for it in endpoints], options)
             yield chain, (*([marking] if marking else []), *balanced.root)
             yield from balanced.chains
-    for backend in selection.reachable:
-        chain = targets[backend.target]
-        yield chain, endpoint_rules(port, backend, chain, options)
+    for endpoint in selection.reachable:
+        chain = targets[endpoint.target]
+        yield chain, endpoint_rules(port, endpoint, chain, options)
 
 
 def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:
-    """Packets to the cluster IP that come from outside the cluster have to come back through this node."""
+    """Masquerade traffic to the cluster IP from outside the cluster: replies must return through this node."""
     sources: dict[str, str] | None = None
     if options.masquerade_all:
         sources = {}
@@ -140,25 +148,24 @@ def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:
 
 
 def _external(port: ServicePort, external: _Path, options: RuleOptions) -> Iterator[str]:
-    """What arrives at a node port, an external IP or a load balancer's IP.
+    """Yield the rules for traffic to a node port, an external IP or a load balancer IP.
 
-    Under policy Cluster the packet may leave for another node, so its answer has to come back here: masquerade. Under
-    Local the client's address is kept. Pods of this node and the node itself are not what policy Local is for: they
-    get any backend, and the node's own packets are masqueraded, for its address at the service's IP means nothing to a
-    backend elsewhere.
+    Policy Cluster masquerades, because replies from other nodes must return through this one. Policy Local keeps the
+    client's address; it does not apply to pods of this node and to the node itself, which may use any endpoint. The
+    node's own packets are masqueraded.
     """
     title = f"{port.name} external destinations"
     if not port.external_local:
         yield rule(comment=f"masquerade traffic for {title}", target=names.MARK_MASQ)
     else:
-        anywhere = names.cluster_chain(port.name)
+        cluster_chain = names.cluster_chain(port.name)
         if options.local_traffic:
             yield rule(
-                **from_local(options.local_traffic), comment=f"pod traffic for {title}", target=anywhere
+                **from_local(options.local_traffic), comment=f"pod traffic for {title}", target=cluster_chain
             )
-        here = "-m addrtype --src-type LOCAL"
-        yield rule(here, comment=f"masquerade LOCAL traffic for {title}", target=names.MARK_MASQ)
-        yield rule(here, comment=f"route LOCAL traffic for {title}", target=anywhere)
+        from_node = "-m addrtype --src-type LOCAL"
+        yield rule(from_node, comment=f"masquerade LOCAL traffic for {title}", target=names.MARK_MASQ)
+        yield rule(from_node, comment=f"route LOCAL traffic for {title}", target=cluster_chain)
     if external.chain:
         yield rule(target=external.chain)
 
@@ -168,12 +175,12 @@ def _filters_sources(port: ServicePort) -> bool:
 
 
 def _firewall(port: ServicePort, options: RuleOptions) -> Iterator[str]:
-    """Let the allowed sources through; who reaches the end is not translated and meets DROP in table filter."""
+    """Admit the allowed sources. Other packets are not DNATed and dropped in table filter."""
     comment, target = f"{port.name} loadbalancer IP", names.external_chain(port.name)
     for cidr in port.source_ranges:
         yield rule(source=cidr, comment=comment, target=target)
     if any(_contains(cidr, options.node_ip) for cidr in port.source_ranges):
-        # A node that has the balancer's IP on an interface of its own reaches it with that IP as source.
+        # A node with the load balancer IP on an interface connects from that IP.
         for address in port.load_balancer_ips:
             yield rule(source=host(address), comment=comment, target=target)
     yield rule(comment=f"other traffic to {port.name} will be dropped by KUBE-PROXY-FIREWALL")
@@ -182,12 +189,12 @@ def _firewall(port: ServicePort, options: RuleOptions) -> Iterator[str]:
 def _entries(
     port: ServicePort, any_usable: bool, internal: _Path, external: _Path, options: RuleOptions
 ) -> Iterator[tuple[ChainKey, Rules]]:
-    """This service port's rules in the shared chains: in nat where packets go, in filter those that go nowhere."""
+    """Yield the service port's rules in shared chains: dispatch in nat, rejected or dropped packets in filter."""
     entries = (
-        (skeleton.FILTER_SERVICES, _refused_internal(port, internal)),
-        (skeleton.FILTER_EXTERNAL, _refused_external(port, external)),
+        (skeleton.FILTER_SERVICES, _reject_internal(port, internal)),
+        (skeleton.FILTER_EXTERNAL, _reject_external(port, external)),
         (skeleton.FILTER_NODEPORTS, _health_check(port)),
-        (skeleton.FILTER_FIREWALL, _filtered_sources(port) if any_usable else ()),
+        (skeleton.FILTER_FIREWALL, _drop_other_sources(port) if any_usable else ()),
         (skeleton.NAT_SERVICES, _dispatch(port, any_usable, internal)),
         (skeleton.NAT_NODEPORTS, _node_port(port, options) if any_usable else ()),
     )
@@ -205,7 +212,7 @@ def _dispatch(port: ServicePort, any_usable: bool, internal: _Path) -> list[str]
 
 
 def _node_port(port: ServicePort, options: RuleOptions) -> list[str]:
-    """The node port; packets to 127.0.0.0/8 are counted apart, since who relies on them should know (KEP-3178)."""
+    """Return the rules for the node port; packets to 127.0.0.0/8 are counted separately (KEP-3178)."""
     if not port.node_port:
         return []
     external = names.external_chain(port.name)
@@ -228,25 +235,28 @@ def _node_port(port: ServicePort, options: RuleOptions) -> list[str]:
     return rules
 
 
-def _refused_internal(port: ServicePort, internal: _Path) -> list[str]:
-    if not internal.refusal:
+def _reject_internal(port: ServicePort, internal: _Path) -> list[str]:
+    if not internal.filter_target:
         return []
-    return [_to(port, port.cluster_ip, "", internal.refusal, comment=internal.complaint)]
+    return [_to(port, port.cluster_ip, "", internal.filter_target, comment=internal.filter_comment)]
 
 
-def _refused_external(port: ServicePort, external: _Path) -> list[str]:
-    if not external.refusal:
+def _reject_external(port: ServicePort, external: _Path) -> list[str]:
+    if not external.filter_target:
         return []
     addresses = (*port.external_ips, *port.load_balancer_ips)
-    rules = [_to(port, address, "", external.refusal, comment=external.complaint) for address in addresses]
+    rules = [
+        _to(port, address, "", external.filter_target, comment=external.filter_comment)
+        for address in addresses
+    ]
     if port.node_port:
         rules.append(
             rule(
                 "-m addrtype --dst-type LOCAL",
                 _dport(port, port.node_port),
                 protocol=port.protocol.value.lower(),
-                comment=external.complaint,
-                target=external.refusal,
+                comment=external.filter_comment,
+                target=external.filter_target,
             )
         )
     return rules
@@ -259,7 +269,7 @@ def _health_check(port: ServicePort) -> list[str]:
     return [rule(dport, protocol="tcp", comment=f"{port.name} health check node port", target="ACCEPT")]
 
 
-def _filtered_sources(port: ServicePort) -> list[str]:
+def _drop_other_sources(port: ServicePort) -> list[str]:
     if not _filters_sources(port):
         return []
     comment = f"{port.name} traffic not accepted by {names.firewall_chain(port.name)}"

@@ -1,4 +1,4 @@
-"""The fixed chains: where packets enter, how they are marked, masqueraded and forwarded."""
+"""The fixed chains and jumps: how packets enter the proxy chains and are marked, masqueraded and forwarded."""
 
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
@@ -6,12 +6,12 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import rule
 
-# nfacct objects: what the INVALID rule dropped, and what reached node ports on 127.0.0.0/8.
+# nfacct objects: packets dropped as INVALID, and packets to node ports on 127.0.0.0/8.
 INVALID_DROPPED = "ct_state_invalid_dropped_pkts"
 LOCALHOST_ACCEPTED = "localhost_nps_accepted_pkts"
 NFACCT_NAMES = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
 
-# The chains that hold rules of many services, each filled by dispatch.py.
+# Chains with entries of many services, rendered by dispatch.py.
 NAT_SERVICES = ChainKey("nat", names.SERVICES)
 NAT_NODEPORTS = ChainKey("nat", names.NODEPORTS)
 FILTER_SERVICES = ChainKey("filter", names.SERVICES)
@@ -20,7 +20,7 @@ FILTER_NODEPORTS = ChainKey("filter", names.NODEPORTS)
 FILTER_FIREWALL = ChainKey("filter", names.PROXY_FIREWALL)
 SHARED = (FILTER_SERVICES, FILTER_EXTERNAL, FILTER_NODEPORTS, FILTER_FIREWALL, NAT_SERVICES, NAT_NODEPORTS)
 
-# Empty chains: when one is gone, somebody has flushed the table.
+# Empty chains: a missing one means that the table was flushed.
 CANARIES = tuple(ChainKey(table, names.CANARY) for table in ("mangle", "nat", "filter"))
 
 _FORWARD = ChainKey("filter", names.FORWARD)
@@ -34,14 +34,14 @@ _NEW = "-m conntrack --ctstate NEW"
 
 
 def nfacct_match(name: str) -> str:
-    """Count packets in an nfacct object."""
+    """Return a match that counts packets in an nfacct object."""
     return f"-m nfacct --nfacct-name {name}"
 
 
 def _jump(chain: str, comment: str = "", match: str = "") -> str:
-    # Unlike anywhere else the match comes before the comment: that is the order kube-proxy writes these in.
-    remark = f'-m comment --comment "{comment}"' if comment else ""
-    return rule(match, remark, target=chain)
+    # Here the match precedes the comment, as in kube-proxy's jumps.
+    quoted = f'-m comment --comment "{comment}"' if comment else ""
+    return rule(match, quoted, target=chain)
 
 
 _LOAD_BALANCER_FIREWALL = _jump(names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW)
@@ -49,7 +49,7 @@ _SERVICE_PORTALS = _jump(names.SERVICES, "kubernetes service portals", _NEW)
 _EXTERNAL_PORTALS = _jump(names.EXTERNAL_SERVICES, "kubernetes externally-visible service portals", _NEW)
 _KUBELET_FIREWALL = _jump(names.KUBELET_FIREWALL)
 
-# What stands at the top of the kernel's own chains, in this order.
+# The first rules of the built-in chains, in this order.
 JUMPS: dict[ChainKey, tuple[str, ...]] = {
     ChainKey("filter", "INPUT"): (
         _KUBELET_FIREWALL,
@@ -71,7 +71,7 @@ JUMPS: dict[ChainKey, tuple[str, ...]] = {
 
 
 def fixed_chains(options: RuleOptions) -> dict[ChainKey, tuple[str, ...]]:
-    """The chains whose rules do not depend on any service, the canaries among them."""
+    """Return the chains whose rules depend on no service, including the canaries."""
     return {
         **dict.fromkeys(CANARIES, ()),
         _FORWARD: _forward(options),
@@ -81,10 +81,10 @@ def fixed_chains(options: RuleOptions) -> dict[ChainKey, tuple[str, ...]]:
 
 
 def kubelet_firewall(options: RuleOptions) -> tuple[str, ...]:
-    """Rules that KUBE-FIREWALL has to hold besides whatever the kubelet keeps there.
+    """Return the rules that KUBE-FIREWALL must contain besides those of the kubelet.
 
-    route_localnet, which node ports on 127.0.0.0/8 need, would let neighbours reach this node's loopback services
-    (CVE-2020-8558).
+    Node ports on 127.0.0.0/8 need route_localnet, which exposes this node's loopback services to its network without
+    this rule (CVE-2020-8558).
     """
     if options.family is Family.IPV6 or not options.localhost_node_ports:
         return ()
@@ -100,10 +100,9 @@ def kubelet_firewall(options: RuleOptions) -> tuple[str, ...]:
 
 
 def _forward(options: RuleOptions) -> tuple[str, ...]:
-    """Let through what services need even where the FORWARD policy is DROP.
+    """Accept service traffic even if the policy of FORWARD is DROP.
 
-    INVALID packets would be forwarded without their address being translated back and reset the connection
-    (kubernetes#74839).
+    INVALID packets would leave without reverse NAT and reset the connection (kubernetes#74839).
     """
     counted = nfacct_match(INVALID_DROPPED) if options.nfacct else ""
     drop = (rule("-m conntrack --ctstate INVALID", counted, target="DROP"),) if options.drop_invalid else ()
@@ -119,7 +118,7 @@ def _forward(options: RuleOptions) -> tuple[str, ...]:
 
 
 def _postrouting(options: RuleOptions) -> tuple[str, ...]:
-    """Masquerade what bears the mark, and take the mark off: the packet may pass here again inside a tunnel."""
+    """Masquerade marked packets and clear the mark: a packet may pass again inside a tunnel."""
     return (
         rule(f"-m mark ! --mark {options.mark}", target="RETURN"),
         rule(target=f"MARK --set-xmark {1 << options.masquerade_bit:#x}/0x0"),

@@ -1,4 +1,4 @@
-"""One rule as text, in the very form iptables-save prints, so that wanted, written and live rules compare as strings."""
+"""Write rules exactly as iptables-save prints them, so desired, written and live rules compare as strings."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ def rule(
     comment: str = "",
     target: str = "",
 ) -> str:
-    """Put a rule together in iptables-save's order: addresses, interface, protocol, comment, other matches, target.
+    """Return a rule in the order of iptables-save: addresses, interface, protocol, comment, other matches, target.
 
-    `source`, `destination` and `interface` may begin with "! ". `matches` are texts such as "-m tcp --dport 80".
+    `source`, `destination` and `interface` may start with "! ". `matches` are texts such as "-m tcp --dport 80".
     """
     parts: Iterable[str] = (
         _option("-s", source),
@@ -34,7 +34,7 @@ def rule(
 
 
 def _option(name: str, value: str) -> str:
-    """An address or interface option; a network that holds every address goes without saying."""
+    """Return an address or interface option; "" for a network that contains every address."""
     if not value or value in _EVERYTHING:
         return ""
     if value.startswith("! "):
@@ -43,12 +43,12 @@ def _option(name: str, value: str) -> str:
 
 
 def host(address: str) -> str:
-    """A single address as iptables-save prints it, with the length of its prefix."""
+    """Return a single address as iptables-save prints it, with prefix length."""
     return f"{printed(address)}/128" if ":" in address else f"{address}/32"
 
 
 def printed(address: str) -> str:
-    """An address, or a network, as iptables prints it: IPv6 ones that embed an IPv4 address as ::1.2.3.4 (RFC 4291)."""
+    """Return an address or network as iptables prints it: with embedded IPv4 addresses as ::1.2.3.4 (RFC 4291)."""
     if not address.startswith("::"):
         return address
     text, slash, length = address.partition("/")
@@ -59,14 +59,14 @@ def printed(address: str) -> str:
 
 
 def from_local(local: LocalTraffic) -> dict[str, str]:
-    """The options of a rule that matches packets of this node's pods."""
+    """Return the `rule` arguments that match packets of pods on this node."""
     return {"source": local.source, "interface": local.interface}
 
 
 def not_from_local(local: LocalTraffic) -> dict[str, str] | None:
-    """The options of a rule that matches all other packets; None if there are no others.
+    """Return the `rule` arguments that match all other packets; None if there are none.
 
-    iptables-nft refuses "! -s 0.0.0.0/0", with which no packet would match.
+    iptables-nft rejects "! -s 0.0.0.0/0".
     """
     if local.source in _EVERYTHING:
         return None
@@ -74,8 +74,8 @@ def not_from_local(local: LocalTraffic) -> dict[str, str] | None:
 
 
 def probability(part: int, whole: int) -> str:
-    """part/whole as iptables-save prints it.
+    """Return part/whole as iptables-save prints it.
 
-    kube-proxy hands ten decimals to iptables, which keeps them in 31 bits and prints eleven decimals of those.
+    kube-proxy passes ten decimals to iptables, which stores 31 bits and prints eleven decimals.
     """
     return f"{round(round(part / whole, 10) * 2**31) / 2**31:.11f}"

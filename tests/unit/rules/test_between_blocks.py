@@ -10,13 +10,13 @@ from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
+from tests.packet_model import Packet, Walker
 from tests.strategies import NAMES, NODE, events
-from tests.walk import Packet, Walker
 
 NODE_IP = "192.168.99.10"
 
@@ -29,7 +29,7 @@ def on_terms(node_ports: tuple[str, ...] = ()) -> RuleContext:
         "nodePortAddresses": list(node_ports),
     }
     node = Node(NODE, (NODE_IP,), (), "zone-a")
-    return terms(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
+    return rule_context(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
 
 
 class BlockByBlock(FakeIptables):
@@ -152,7 +152,7 @@ def test_nobody_is_harmed_while_services_are_tried(
     first = live.save()
     live.states = []
     touched = {key for event in (*changes, *bad) for key in cluster.apply(event)}
-    assert [it.name.service for it in followed.sync(cluster, touched, on_terms()).aside] == ["bad"]
+    assert [it.name for it in followed.sync(cluster, touched, on_terms()).quarantined] == ["bad"]
     last = live.save()
     states = [state for at, state in enumerate(live.states) if state not in live.states[:at]]
     for packet in packets():

@@ -1,4 +1,4 @@
-"""A cluster IP belongs to its own Service, whoever else names it (CVE-2020-8554)."""
+"""No Service can take over the cluster IP of another one (CVE-2020-8554)."""
 
 import time
 
@@ -6,15 +6,15 @@ import pytest
 
 from pykubeproxy.config import Dispatch, load
 from pykubeproxy.objects import Family, Updated
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import service, slice_of
+from tests.packet_model import Packet, Walker
 from tests.strategies import NODE
-from tests.walk import Packet, Walker
 
 DNS = "10.96.0.10"
 
@@ -31,12 +31,12 @@ def rendered(dispatch: str) -> Ruleset:
         cluster.apply(Updated(it))
         cluster.apply(Updated(slice_of(f"10.244.{1 + number // 250}.{number % 250 + 1}", service=it.name)))
     config = load(None, {"dispatch": dispatch}).config
-    return render(cluster, terms(config, NODE, None, KernelFacts(), Family.IPV4))
+    return render(cluster, rule_context(config, NODE, None, KernelFacts(), Family.IPV4))
 
 
 @pytest.mark.parametrize("dispatch", ["flat", "tree", "auto"])
-def test_nobody_takes_over_a_cluster_ip(dispatch: str) -> None:
-    """Its clients reach its own endpoint, and nobody's who names it as an external or a load balancer's IP."""
+def test_cluster_ip_cannot_be_taken_over(dispatch: str) -> None:
+    """Clients reach the Service's own endpoint, not that of a Service with the IP as external or load balancer IP."""
     packet = Packet("10.244.1.77", DNS, "tcp", 80)
     outcomes = Walker(rendered(dispatch)).walk(packet, "nat", "KUBE-SERVICES")
     assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]
@@ -45,20 +45,20 @@ def test_nobody_takes_over_a_cluster_ip(dispatch: str) -> None:
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
 @pytest.mark.parametrize("first", ["aaa", "zzz"])
 def test_one_cluster_ip_in_two_services(dispatch: str, first: str) -> None:
-    """No API server hands one out twice; manifests can. The first by name serves it, in whatever order they came."""
+    """Files may assign a cluster IP twice: the first Service by name serves it, in any order of events."""
     cluster = Cluster()
     pods = {"aaa": "10.244.1.1", "zzz": "10.244.1.2"}
     for name in sorted(pods, reverse=first == "zzz"):
         cluster.apply(Updated(service(name, cluster_ip=DNS)))
         cluster.apply(Updated(slice_of(pods[name], service=name)))
     config = load(None, {"dispatch": dispatch}).config
-    rules = render(cluster, terms(config, NODE, None, KernelFacts(), Family.IPV4))
+    rules = render(cluster, rule_context(config, NODE, None, KernelFacts(), Family.IPV4))
     outcomes = Walker(rules).walk(Packet("10.244.1.77", DNS, "tcp", 80), "nat", "KUBE-SERVICES")
     assert [outcome.verdict for outcome in outcomes] == ["to 10.244.1.1:8080"]
 
 
-def test_any_number_of_ports_at_one_address() -> None:
-    """A tree takes them in one by one, not each anew for the next: it would take minutes."""
+def test_many_ports_at_one_address() -> None:
+    """The tree handles many ports at one address in linear time."""
     rules = tuple(
         f'-d {DNS}/32 -p tcp -m comment --comment "a/b cluster IP" -m tcp --dport {port} -j KUBE-SVC-X'
         for port in range(1, 60_001)

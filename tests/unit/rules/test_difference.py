@@ -1,4 +1,4 @@
-"""What differs between two Rulesets, of which only the proxy's own part counts."""
+"""Differences between two Rulesets in the proxy's own chains."""
 
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
@@ -28,14 +28,14 @@ def nat(chain: str) -> ChainKey:
     return ChainKey("nat", chain)
 
 
-def test_equal() -> None:
-    """Tables that hold what they should do not differ, whatever the order of the chains."""
+def test_equal_tables() -> None:
+    """Equal tables do not differ, whatever the order of the chains."""
     assert drift(WANTED) == ()
     assert drift(dict(reversed(WANTED.items()))) == ()
 
 
-def test_rules_of_others_do_not_count() -> None:
-    """Others' chains, tables and rules around our jumps and in the kubelet's chain are no difference."""
+def test_foreign_rules_are_ignored() -> None:
+    """Foreign chains, tables and rules beside our jumps are no difference."""
     live = {
         **WANTED,
         PREROUTING: ("-j DOCKER", JUMP, "-j LAST"),
@@ -47,8 +47,8 @@ def test_rules_of_others_do_not_count() -> None:
     assert drift(live) == ()
 
 
-def test_missing_jump() -> None:
-    """A jump that is missing is a difference; so is every one of a table that does not exist, but not its chains."""
+def test_missing_jumps() -> None:
+    """A missing jump is a difference; in a missing table, built-in chains are not."""
     assert drift({**WANTED, PREROUTING: ()}) == (ChainDifference(PREROUTING, (), (JUMP,)),)
     live = {key: rules for key, rules in WANTED.items() if key.table != "nat"}
     found = {it.key: it for it in drift(live)}
@@ -57,8 +57,8 @@ def test_missing_jump() -> None:
     assert {key.table for key in found} == {"nat"}
 
 
-def test_rule_of_the_kubelets_chain() -> None:
-    """The rule that we need in KUBE-FIREWALL may be missing, and the chain as well."""
+def test_missing_rule_in_kubelet_chain() -> None:
+    """Our rule in KUBE-FIREWALL may be missing, or the whole chain."""
     (found,) = drift({**WANTED, skeleton.KUBELET_FIREWALL: ("-j DROP",)})
     assert (found.gone, found.new) == ((), WANTED[skeleton.KUBELET_FIREWALL])
     (found,) = drift({key: rules for key, rules in WANTED.items() if key != skeleton.KUBELET_FIREWALL})
@@ -66,7 +66,7 @@ def test_rule_of_the_kubelets_chain() -> None:
 
 
 def test_stale_chains() -> None:
-    """Chains of ours that nobody wants are gone; one that others refer to can only be emptied."""
+    """Undesired chains of ours are gone; one that foreign rules refer to can only be emptied."""
     stale, held, empty = nat("KUBE-SVC-A"), nat("KUBE-SVC-B"), nat("KUBE-SVC-C")
     live = {
         **WANTED,
@@ -82,7 +82,7 @@ def test_stale_chains() -> None:
 
 
 def test_order() -> None:
-    """Chains come in the order of what is wanted; rules in another order differ with none gone and none new."""
+    """Chains are in the desired order; rules in another order differ with none gone and none new."""
     one, two = nat("KUBE-SVC-A"), nat("KUBE-SVC-B")
     before = ruleset({one: ("-j A", "-j B"), two: ("-j C",)})
     found = difference(before, ruleset({two: ("-j D",), one: ("-j B", "-j A")}))

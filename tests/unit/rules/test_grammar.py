@@ -1,4 +1,4 @@
-"""Whatever an API server says, what iptables is told is made of a short list of words and of checked values."""
+"""Whatever the API server sends, rules contain only a fixed vocabulary and validated values."""
 
 import ipaddress
 import json
@@ -22,11 +22,11 @@ from pykubeproxy.objects import (
     decode,
 )
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.grammar import rule_violation, violations
-from tests.junk import WHOLE, odd, spoilt
+from tests.invalid_objects import WHOLE, odd, spoilt
 from tests.strategies import NODE
 
 # Addresses that are in rules whatever the objects say.
@@ -41,7 +41,7 @@ def on_terms(family: Family, dispatch: str) -> RuleContext:
         "kind": "KubeProxyConfiguration",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
     }
-    return terms(load(document, {"dispatch": dispatch}).config, NODE, None, KernelFacts(), family)
+    return rule_context(load(document, {"dispatch": dispatch}).config, NODE, None, KernelFacts(), family)
 
 
 def decoded(kind: Kind, raw: bytes) -> list[Object]:
@@ -64,7 +64,7 @@ FAMILIAR = [decode(kind, json.dumps(WHOLE[kind]).encode()) for kind in (Kind.SER
     st.sampled_from(["flat", "tree"]),
 )
 def test_every_line_is_of_a_known_form(wild: list[tuple[Kind, bytes]], family: Family, dispatch: str) -> None:
-    """Over full and partial syncs, while objects with junk in them come and go."""
+    """Every line of full and partial syncs matches the grammar while corrupt objects come and go."""
     live = FakeIptables(family=family)
     live.counters.update(skeleton.NFACCT_NAMES)
     tables, cluster, on = FamilyTables(live, 200), Cluster(), on_terms(family, dispatch)
@@ -127,6 +127,6 @@ def as_network(text: str) -> str:
         "-j",
     ],
 )
-def test_the_list_refuses_what_is_not_on_it(rule: str) -> None:
-    """A test of the test."""
+def test_grammar_rejects_other_lines(rule: str) -> None:
+    """The grammar itself rejects other lines."""
     assert rule_violation(rule)

@@ -1,4 +1,4 @@
-"""Balancing in groups: the same share for each of many backends, and a change that stays in its group."""
+"""Balancing in groups: equal shares for many endpoints, and local changes."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def shares(tree: Tree) -> dict[str, float]:
 
 @pytest.mark.parametrize("count", [GROUPS_ABOVE + 1, 200, 1000, 5000])
 def test_each_endpoint_has_the_same_share(count: int) -> None:
-    """1/n, as exactly as the kernel's 31 bits have it."""
+    """Each share is 1/n within the kernel's 31 bits."""
     found = shares(balanced(count))
     assert len(found) == count
     for share in found.values():
@@ -60,27 +60,27 @@ def test_each_endpoint_has_the_same_share(count: int) -> None:
 
 
 def test_few_endpoints_and_flat_dispatch_have_no_groups() -> None:
-    """Then the rules are kube-proxy's."""
+    """The rules are those of kube-proxy."""
     assert not balanced(GROUPS_ABOVE).chains
     assert not balanced(1000, Dispatch.FLAT).chains
     assert len(balanced(1000, Dispatch.FLAT).root) == 1000
 
 
 def test_picking_costs_tens_of_visits() -> None:
-    """Of 1000 endpoints a packet meets no more than two dozens of groups and of their members."""
+    """Among 1000 endpoints a packet visits at most two dozen groups and their members."""
     tree = balanced(1000)
     assert len(tree.root) <= 32
     assert max(len(rules) for _, rules in tree.chains) <= 64
 
 
 def test_affinity_comes_first() -> None:
-    """A client that is known is sent on before any group is picked."""
+    """A known client goes to its endpoint before a group is picked."""
     rules = balanced(200, affinity=60).root
     assert all("-m recent --rcheck" in rule for rule in rules[:200])
     assert not any("-m recent" in rule for rule in rules[200:])
 
 
 def test_one_endpoint_changes_one_group() -> None:
-    """And the shares of the groups, but no other group's chain."""
+    """A change also updates the probabilities of groups, but no other group."""
     before, after = dict(balanced(300).chains), dict(balanced(301).chains)
     assert len({name for name, _ in before.items() ^ after.items()}) == 1

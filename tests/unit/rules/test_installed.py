@@ -1,17 +1,17 @@
-"""What rules that are already there lead to UDP services."""
+"""The UDP frontends in live tables."""
 
 import pytest
 
 from pykubeproxy.objects import Family, Protocol
-from pykubeproxy.rules.installed import udp_frontends
+from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.ruleset import parse
 from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
 from pykubeproxy.services.selection import NodeTopology
 from tests.cases import NAMES, cluster_of, expected, load_case
 
 
-def test_reads_every_form() -> None:
-    """Cluster IPs, external ones with and without source ranges, and node ports; nothing of TCP, nothing within."""
+def test_all_forms_of_frontends() -> None:
+    """Read cluster IPs, external IPs with and without source ranges, and node ports; ignore TCP and inner chains."""
     text = """*nat
 :KUBE-SERVICES - [0:0]
 -A KUBE-SERVICES -d 10.96.0.10/32 -p udp -m comment --comment "kube-system/kube-dns:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-A
@@ -36,7 +36,7 @@ COMMIT
 
 
 def test_ipv6() -> None:
-    """An IPv6 address is read like an IPv4 one."""
+    """Read IPv6 addresses like IPv4 ones."""
     text = """*nat
 -A KUBE-SERVICES -d fd96::a/128 -p udp -m comment --comment "ns/a:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-A
 COMMIT
@@ -45,8 +45,8 @@ COMMIT
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "UDP" in str(load_case(name)["objects"])])
-def test_what_kube_proxy_had_programmed(name: str) -> None:
-    """kube-proxy's own rules are read too, for a node that takes over from it: all that leads to endpoints."""
+def test_rules_of_kube_proxy(name: str) -> None:
+    """Read kube-proxy's rules too, for a node that takes over from it."""
     case = load_case(name)
     cluster = cluster_of(case)
     for family in Family:

@@ -1,4 +1,4 @@
-"""Where rules serve node ports, and where their flows are looked for, is the same."""
+"""Rules and flow cleaning agree on the addresses that serve node ports."""
 
 import ipaddress
 
@@ -31,7 +31,7 @@ LOCAL = {
 )
 @pytest.mark.parametrize("localhost", [True, False])
 def test_same_addresses(wanted: str, localhost: bool) -> None:
-    """For every list of networks, with and without localhostNodePorts: a rule for an address, or no flows either."""
+    """For every list of networks, with and without localhostNodePorts."""
     networks = tuple(wanted.split(","))
     family = family_of(networks[0])
     options = RuleOptions(family, localhost_node_ports=localhost)
@@ -45,7 +45,7 @@ def test_same_addresses(wanted: str, localhost: bool) -> None:
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("localhost", [True, False])
 def test_everywhere(family: Family, localhost: bool) -> None:
-    """Without networks it is everywhere, less loopback where node ports cannot answer there."""
+    """Without networks, all addresses serve node ports, except loopback where it cannot."""
     (jump,) = node_port_jumps((), (), RuleOptions(family, localhost_node_ports=localhost))
     loopback, *others = LOCAL[family]
     at = NodePortAddresses((), loopback=localhost and family is Family.IPV4)

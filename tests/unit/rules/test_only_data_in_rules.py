@@ -1,4 +1,4 @@
-"""Nothing but data reaches a rule."""
+"""Only validated data reaches a rule."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
-from tests.junk import SYNTAX, WHOLE
+from tests.invalid_objects import SYNTAX, WHOLE
 from tests.objects import slice_of
 from tests.strategies import NODE
 
@@ -20,7 +20,7 @@ CONFIG = load({"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubePr
 @pytest.mark.parametrize("text", SYNTAX)
 @pytest.mark.parametrize("place", ["name", "namespace", "port", "range", "ip"])
 def test_syntax_never_becomes_part_of_a_rule(family: Family, place: str, text: str) -> None:
-    """Quotes, line breaks and options in any field: data, or nothing."""
+    """Quotes, line breaks and options in any field are data or rejected."""
     whole = json.loads(json.dumps(WHOLE[Kind.SERVICE]))
     match place:
         case "name" | "namespace":
@@ -37,7 +37,7 @@ def test_syntax_never_becomes_part_of_a_rule(family: Family, place: str, text: s
         cluster.apply(Updated(decode(Kind.SERVICE, json.dumps(whole).encode())))
     except Undecodable as error:
         assert str(error).isprintable()
-    for rules in render(cluster, terms(CONFIG, NODE, None, KernelFacts(), family)).chains.values():
+    for rules in render(cluster, rule_context(CONFIG, NODE, None, KernelFacts(), family)).chains.values():
         for rule in rules:
             assert rule.isascii()
             assert rule.isprintable()

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pykubeproxy.config import load
 from pykubeproxy.objects import Endpoint, EndpointSlice, Family, Kind, Listed, Node, Port, Service, family_of
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
+from tests.packet_model import Packet, Walker
 from tests.strategies import NAMES, NODE, ZONE, services, slices
-from tests.walk import Packet, Walker
 
 NODE_IP = {Family.IPV4: "192.168.99.10", Family.IPV6: "fd00:99::10"}
 POD = {Family.IPV4: "10.244.1.77", Family.IPV6: "fd00:10:244:1::77"}
@@ -76,7 +76,7 @@ class World(NamedTuple):
     masquerade_all: bool
     dispatch: str
 
-    def terms(self) -> RuleContext:
+    def rule_context(self) -> RuleContext:
         document = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -84,13 +84,13 @@ class World(NamedTuple):
             **DETECTION[self.detection],
             "pykubeproxy": {"dispatch": self.dispatch},
         }
-        return terms(load(document, {}).config, NODE, NODE_OBJECT, KernelFacts(), self.family)
+        return rule_context(load(document, {}).config, NODE, NODE_OBJECT, KernelFacts(), self.family)
 
     def rules(self) -> Ruleset:
         cluster = Cluster()
         cluster.apply(Listed(Kind.SERVICE, self.services))
         cluster.apply(Listed(Kind.ENDPOINT_SLICE, self.slices))
-        ruleset = render(cluster, self.terms())
+        ruleset = render(cluster, self.rule_context())
         return Ruleset(self.family, {**ruleset.chains, **skeleton.JUMPS, skeleton.KUBELET_FIREWALL: ()})
 
 

@@ -10,7 +10,7 @@ from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Event, Family
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
@@ -33,7 +33,7 @@ def terms_for(
         },
         {},
     ).config
-    return terms(config, NODE, None, KernelFacts(("192.168.99.10",)), Family.IPV4)
+    return rule_context(config, NODE, None, KernelFacts(("192.168.99.10",)), Family.IPV4)
 
 
 def without_kubelets(tables: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:

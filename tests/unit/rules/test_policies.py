@@ -1,4 +1,4 @@
-"""The policies of the kernel's own chains, as iptables-save prints them."""
+"""The policies of built-in chains in iptables-save output."""
 
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, parse
@@ -14,7 +14,7 @@ COMMIT
 
 
 def test_policies() -> None:
-    """Those that are not ACCEPT are kept; chains of one's own have none."""
+    """Policies other than ACCEPT are kept; other chains have none."""
     ruleset = parse(Family.IPV4, SAVED)
     assert ruleset.policies == {ChainKey("filter", "FORWARD"): "DROP"}
     assert set(ruleset.chains) == {

@@ -1,4 +1,4 @@
-"""What cleaning up takes out of the tables, and what it leaves."""
+"""What cleanup removes from the tables, and what it keeps."""
 
 import pytest
 
@@ -54,8 +54,8 @@ def programmed(name: str, backend: Backend, family: Family) -> tuple[FakeIptable
 
 @pytest.mark.parametrize("backend", Backend)
 @pytest.mark.parametrize("name", [name for name in NAMES if "random" not in name])
-def test_only_the_others_rules_are_left(name: str, backend: Backend) -> None:
-    """After kube-proxy's rules of any recorded case have gone the tables are as they were before they came."""
+def test_only_foreign_rules_remain(name: str, backend: Backend) -> None:
+    """After removal of kube-proxy's rules the tables are as before, for each recorded case."""
     for family in Family:
         tables, before = programmed(name, backend, family)
         what = removal(tables.save())
@@ -67,7 +67,7 @@ def test_only_the_others_rules_are_left(name: str, backend: Backend) -> None:
 
 
 def test_blocks_are_small() -> None:
-    """No block names more chains than it may, and on legacy there is one for each table."""
+    """No block exceeds the chain limit; legacy uses one block a table."""
     tables, _ = programmed("multi-port", Backend.NFT, Family.IPV4)
     what = removal(tables.save())
     blocks = what.restore_input(4).split("COMMIT\n")[:-1]
@@ -77,8 +77,8 @@ def test_blocks_are_small() -> None:
 
 @pytest.mark.parametrize("backend", Backend)
 @pytest.mark.parametrize("limit", [1, None])
-def test_others_refer_to_a_chain(backend: Backend, limit: int | None) -> None:
-    """A chain that rules of others jump to is emptied and stays, and they keep their rules; later nothing is to do."""
+def test_chain_that_foreign_rules_refer_to(backend: Backend, limit: int | None) -> None:
+    """The chain is emptied and kept with the foreign rules; a second removal is empty."""
     tables, _ = programmed("clusterip-one", backend, Family.IPV4)
     tables.restore(
         "*nat\n:CNI - [0:0]\n-A CNI -s 10.0.0.1/32 -j KUBE-MARK-MASQ\n"
@@ -97,8 +97,8 @@ def test_others_refer_to_a_chain(backend: Backend, limit: int | None) -> None:
     assert set(again.kept) == set(kept)
 
 
-def test_older_jumps() -> None:
-    """Jumps as older versions wrote them are known by their comment, and go, however often they are there."""
+def test_jumps_of_older_versions() -> None:
+    """Jumps of older versions are recognised by comment and removed, also duplicates."""
     old = '-m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
     tables = FakeIptables()
     tables.restore(
@@ -112,8 +112,8 @@ def test_older_jumps() -> None:
     }
 
 
-def test_nothing() -> None:
-    """Without anything of ours there is no input."""
+def test_nothing_to_remove() -> None:
+    """Without rules of ours there is no input."""
     tables = FakeIptables()
     tables.restore(FOREIGN)
     assert removal(tables.save()).restore_input(10) == ""

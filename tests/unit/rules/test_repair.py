@@ -10,10 +10,11 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.kernel import TABLES, Backend
 from pykubeproxy.objects import Event, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
+from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.strategies import events
@@ -107,7 +108,7 @@ def test_a_repair_leaves_what_a_full_sync_writes(
     named = {key for foul in fouls for key in commit(live, foul)}
     harmed = dict(live.save().chains) != was
     others = theirs(live)
-    found = tables.examine((), named) if by_name else tables.examine(TABLES)
+    found = tables.detect_drift(scope((), named)) if by_name else tables.detect_drift(scope(TABLES))
     assert harmed or not found
     tables.sync(cluster, {key for event in after for key in cluster.apply(event)}, on)
     fresh = empty_tables(Backend.NFT)
@@ -117,15 +118,15 @@ def test_a_repair_leaves_what_a_full_sync_writes(
     assert theirs(live) == others
     for key, jumps in skeleton.JUMPS.items():
         assert set(jumps) <= set(live.save().chains[key])
-    assert not tables.examine(TABLES)
+    assert not tables.detect_drift(scope(TABLES))
 
 
 def test_damage_in_words() -> None:
     """What is missing, and what is there too much."""
-    assert str(Damage("nat", chains=1, rules=2, jumps=1)) == "1 chain, 2 rules, 1 jump gone"
-    assert str(Damage("nat", foreign=3)) == "3 rules added"
-    assert str(Damage("nat", rules=1, strange=1)) == "1 rule gone; 1 chain added"
-    assert str(Damage("nat")) == "rules in another order"
+    assert str(TableDrift("nat", chains=1, rules=2, jumps=1)) == "1 chain, 2 rules, 1 jump missing"
+    assert str(TableDrift("nat", foreign_rules=3)) == "3 rules added"
+    assert str(TableDrift("nat", rules=1, foreign_chains=1)) == "1 rule missing; 1 chain added"
+    assert str(TableDrift("nat")) == "rules in another order"
 
 
 def test_a_quiet_look_remembers_nothing() -> None:
@@ -134,8 +135,8 @@ def test_a_quiet_look_remembers_nothing() -> None:
     tables, on = FamilyTables(live, 5), terms_for((), False)
     tables.sync(Cluster(), (), on)
     texts = len(live.texts)
-    assert not tables.examine(TABLES)
-    assert tables.sync(Cluster(), (), on).repaired == ()
+    assert not tables.detect_drift(scope(TABLES))
+    assert tables.sync(Cluster(), (), on).drift.tables == ()
     assert len(live.texts) == texts
 
 
@@ -154,8 +155,8 @@ def test_each_chain_by_itself(dispatch: str) -> None:
     for key, rules in before.items():
         if is_ours(key) and rules:
             live.tables[key.table][key.chain] = ()
-            assert tables.examine((), {key}), key
+            assert tables.detect_drift(scope((), {key})), key
             report = tables.sync(cluster, (), on)
-            assert report.repaired == (Damage(key.table, rules=len(rules)),)
+            assert report.drift.tables == (TableDrift(key.table, rules=len(rules)),)
             assert report.chains_written == 1, key
             assert live.save().chains == before

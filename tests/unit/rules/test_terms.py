@@ -5,7 +5,7 @@ import pytest
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, node_ips, primary_family, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, node_ips, primary_family, rule_context
 from pykubeproxy.rules.options import LocalTraffic
 from tests.strategies import NODE
 
@@ -25,7 +25,7 @@ def config(**fields: object) -> Config:
 
 
 def on(family: Family, node: Node | None = BOTH, **fields: object) -> RuleContext:
-    return terms(config(**fields), NODE, node, KernelFacts(ADDRESSES), family)
+    return rule_context(config(**fields), NODE, node, KernelFacts(ADDRESSES), family)
 
 
 def jumps(it: RuleContext) -> list[str]:
@@ -148,7 +148,7 @@ def test_the_masquerade_mark(bit: int, mark: str) -> None:
 def test_what_the_kernel_can_do_is_heeded() -> None:
     """With liberal TCP tracking INVALID packets are let through; without nfacct nothing is counted."""
     kernel = KernelFacts(ADDRESSES, random_fully=False, nfacct=False, tcp_be_liberal=True)
-    it = terms(config(), NODE, BOTH, kernel, Family.IPV4)
+    it = rule_context(config(), NODE, BOTH, kernel, Family.IPV4)
     text = str(skeleton.fixed_chains(it.options))
     assert "INVALID" not in text
     assert "nfacct" not in text

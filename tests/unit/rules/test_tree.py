@@ -1,4 +1,4 @@
-"""The dispatch tree: every number finds its rules, few others are met on the way, and a change stays where it is."""
+"""The dispatch tree: each number finds its rules in few steps, and changes stay local."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def met(tree: Tree, wanted: int) -> list[str]:
 
 @given(numbers, st.integers(0, 2**WIDTH - 1))
 def test_every_number_finds_its_rules(present: set[int], stranger: int) -> None:
-    """A number that is there is taken by its own rule, another one by none."""
+    """A number in the tree matches its own rule, any other number none."""
     tree = grown(present)
     for number in present:
         assert met(tree, number)[-1] == f"take {number}"
@@ -49,14 +49,14 @@ def test_every_number_finds_its_rules(present: set[int], stranger: int) -> None:
 
 
 @given(numbers)
-def test_few_rules_are_met(present: set[int]) -> None:
-    """At most sixteen on each of the levels that the numbers have bits for, and a leaf."""
+def test_number_of_visited_rules_is_bounded(present: set[int]) -> None:
+    """A packet visits at most sixteen rules a level, and a leaf."""
     tree = grown(present)
     for number in present:
         assert len(met(tree, number)) <= 16 * (WIDTH // 4) + LEAF
 
 
-def test_many_evenly_spread_are_found_soon() -> None:
+def test_evenly_spread_numbers_need_few_visits() -> None:
     """30,000 services cost about as many visits as 30 rules."""
     width = 20
     spread = {(number * 2654435761) % 2**width for number in range(30_000)}
@@ -67,7 +67,7 @@ def test_many_evenly_spread_are_found_soon() -> None:
 
 @given(numbers, st.integers(0, 2**WIDTH - 1))
 def test_each_chain_comes_after_those_it_jumps_to(present: set[int], _: int) -> None:
-    """So that they can be written in their order; and no two have one name."""
+    """Chains can be written in order, and their names are unique."""
     tree = grown(present)
     written: set[str] = set()
     for name, rules in (*tree.chains, ("root", tree.root)):
@@ -76,8 +76,8 @@ def test_each_chain_comes_after_those_it_jumps_to(present: set[int], _: int) -> 
         written.add(name)
 
 
-def test_one_more_changes_one_leaf() -> None:
-    """As a rule: among 1000 evenly spread numbers a new one leaves all other chains as they are."""
+def test_new_number_changes_one_leaf() -> None:
+    """Among 1000 evenly spread numbers a new one leaves all other chains alone."""
     spread = {number * 61 for number in range(1000)}
     before, after = grown(spread), grown(spread | {30001})
     changed = dict(before.chains).items() ^ dict(after.chains).items()

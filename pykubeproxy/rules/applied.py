@@ -1,0 +1,365 @@
+"""The applied state: which chains of ours one family's tables hold, and the update that leads to other rules.
+
+Digests are Python's hash() of a chain's rules. They are keyed anew in every process and never leave it.
+"""
+
+import itertools
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from pykubeproxy.objects import Key
+from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.dispatch import shared_chain
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
+from pykubeproxy.rules.restore_text import Chain, Rules
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.service import Entries, PortRules
+from pykubeproxy.rules.tree import Tree
+from pykubeproxy.services.ports import PortName
+
+# The digest of a chain that is not there; hash() never returns it.
+ABSENT = -1
+
+
+class DesiredPort(NamedTuple):
+    """The rules a service port should have, and how many endpoints it has."""
+
+    name: PortName
+    rules: PortRules
+    endpoints: int
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """The rules that some Services should have; all others keep theirs.
+
+    - `services`: the ports of each Service, by name; none for a Service that should have no rules
+    - `shared`: shared chains to render even if no entry in them changes
+    - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
+    """
+
+    services: Mapping[Key, tuple[DesiredPort, ...]]
+    options: RuleOptions
+    node_port_jumps: Rules
+    shared: frozenset[ChainKey] = frozenset()
+    ensured: Mapping[str, tuple[str, ...]] = {}
+
+
+class AppliedPort(msgspec.Struct, frozen=True):
+    """What is kept of the rules of a service port.
+
+    `names` are those of its own chains, separated by spaces: one text takes a third of the memory of many. `digests`
+    are those of these chains, `rules` is the number of rules in them, `entries` are its rules in shared chains.
+    """
+
+    name: PortName
+    endpoints: int
+    names: str
+    digests: "array[int]"
+    rules: int
+    entries: Entries
+
+    @classmethod
+    def of(cls, port: DesiredPort, chains: Collection[tuple[str, Rules]]) -> "AppliedPort":
+        """Return what to keep of a port with these chains."""
+        return cls(
+            name=port.name,
+            endpoints=port.endpoints,
+            names=" ".join(chain for chain, _ in chains),
+            digests=array("q", (hash(rules) for _, rules in chains)),
+            rules=sum(len(rules) for _, rules in chains),
+            entries=port.rules.entries,
+        )
+
+    def chains(self) -> dict[str, int]:
+        """Return the digest of each chain of its own."""
+        return dict(zip(self.names.split(), self.digests, strict=True))
+
+
+class AppliedChain(NamedTuple):
+    """What is kept of a chain that no single service port owns.
+
+    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. `text` is kept of shared chains
+    of table filter only, whose old rules stay in force while nat changes.
+    """
+
+    digest: int
+    rules: int
+    root: ChainKey | None = None
+    text: Rules = ()
+
+    @classmethod
+    def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
+        """Return what to keep of a chain."""
+        key, rules = chain
+        keep_text = key.table == "filter" and key in skeleton.SHARED
+        return cls(hash(rules), len(rules), root, rules if keep_text else ())
+
+
+class ServiceUpdate(NamedTuple):
+    """The chains of one Service that must be written, and what to keep of all its ports afterwards."""
+
+    chains: tuple[Chain, ...]
+    ports: tuple[AppliedPort, ...] = ()
+
+
+class Update(msgspec.Struct, frozen=True):
+    """What to write and delete so that the tables hold the desired rules.
+
+    - `fixed`, `shared`: chains to write that belong to no single Service
+    - `trees`: shared chains that were rendered anew, with the branches below them
+    - `filter_rules`: the applied rules of shared chains of table filter
+    - `referenced`: chains of table nat that rules of others refer to, so that they can only be emptied
+
+    Chains of Services are rendered by `services()`, each time it is called, so that memory never holds all of them.
+    """
+
+    applied: "AppliedState"
+    desired: Desired
+    fixed: tuple[Chain, ...]
+    shared: tuple[Chain, ...]
+    trees: Mapping[ChainKey, Tree]
+    filter_rules: Mapping[ChainKey, Rules]
+    referenced: frozenset[str]
+
+    def services(self) -> Iterator[ServiceUpdate]:
+        """Render the Services in the order of their names, then the branches of the trees that lead to them."""
+        for key in sorted(self.desired.services):
+            yield self.applied.compare_service(key, self.desired.services[key])
+        for tree in self.trees.values():
+            branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
+            yield from (ServiceUpdate((chain,)) for chain in branches if self.applied.differs(chain))
+
+    def replaced_chains(self) -> dict[str, int]:
+        """Return the digests of the chains of table nat that are unused after the update unless it keeps them.
+
+        Branches that it keeps are left out already; chains of service ports are known only once they are rendered.
+        """
+        replaced = self.applied.chains_below(self.desired.services, self.trees)
+        for tree in self.trees.values():
+            for name, _ in tree.chains:
+                replaced.pop(name, None)
+        return replaced
+
+
+class AppliedState:
+    """Track the chains of ours that the tables of one family hold: a digest and an owner for each.
+
+    An owner is a service port, a shared chain (for the branches of its tree), or nobody yet: a chain found in live
+    tables is unclaimed until an update either needs or deletes it.
+    """
+
+    def __init__(self) -> None:
+        self._services: dict[Key, tuple[AppliedPort, ...]] = {}
+        self._chains: dict[ChainKey, AppliedChain] = {}
+        self._unclaimed: dict[str, int] = {}
+        self._referenced: frozenset[str] = frozenset()
+
+    # Read.
+
+    def services(self) -> Collection[Key]:
+        """Return the Services that have rules."""
+        return self._services.keys()
+
+    def ports(self, service: Key) -> tuple[AppliedPort, ...]:
+        """Return the ports of a Service that have rules, by name."""
+        return self._services.get(service, ())
+
+    def endpoints(self) -> int:
+        """Return the number of endpoints, each counted once for every service port."""
+        return sum(port.endpoints for ports in self._services.values() for port in ports)
+
+    def rule_counts(self) -> Mapping[str, int]:
+        """Return how many rules of ours each table holds."""
+        count = Counter({"nat": sum(port.rules for ports in self._services.values() for port in ports)})
+        for key, chain in self._chains.items():
+            count[key.table] += chain.rules
+        return count
+
+    def chain_counts(self) -> Mapping[str, int]:
+        """Return how many chains of ours each table holds."""
+        count = Counter(key.table for key in self._chains)
+        count["nat"] += sum(len(port.digests) for ports in self._services.values() for port in ports)
+        return count
+
+    def digests(self) -> Iterator[tuple[ChainKey, int]]:
+        """Yield each chain with its digest."""
+        for key, chain in self._chains.items():
+            yield key, chain.digest
+        for ports in self._services.values():
+            for port in ports:
+                for name, digest in port.chains().items():
+                    yield _nat(name), digest
+
+    def can_only_be_emptied(self, key: ChainKey) -> bool:
+        """Tell whether a rule of somebody else refers to a chain of table nat."""
+        return key.chain in self._referenced
+
+    def differs(self, chain: Chain) -> bool:
+        """Tell whether the tables do not hold a chain that no service port owns in this form."""
+        applied = self._chains.get(chain.key)
+        digest = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
+        return digest != hash(chain.rules)
+
+    def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> ServiceUpdate:
+        """Render the ports of a Service and return those chains that the tables do not hold in this form."""
+        applied = {port.name: port.chains() for port in self.ports(service)}
+        chains: list[Chain] = []
+        after: list[AppliedPort] = []
+        for port in ports:
+            rendered = tuple(port.rules.chains())
+            kept = AppliedPort.of(port, rendered)
+            after.append(kept)
+            known = applied.get(port.name, {})
+            chains += (
+                Chain(_nat(name), rules)
+                for (name, rules), digest in zip(rendered, kept.digests, strict=True)
+                if known.get(name, self._unclaimed.get(name, ABSENT)) != digest
+            )
+        return ServiceUpdate(tuple(chains), tuple(after))
+
+    def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, int]:
+        """Return the digests of the chains of some Services, of some dispatch trees, and of unclaimed ones."""
+        found = dict(self._unclaimed)
+        for service in services:
+            for port in self.ports(service):
+                found.update(port.chains())
+        found.update((key.chain, it.digest) for key, it in self._chains.items() if it.root in roots)
+        return {name: digest for name, digest in found.items() if digest != ABSENT}
+
+    def update_to(self, desired: Desired) -> Update:
+        """Return what to write and delete; nothing is changed by asking."""
+        trees = self._render_shared(desired)
+        fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
+        return Update(
+            applied=self,
+            desired=desired,
+            fixed=tuple(filter(self.differs, fixed)),
+            shared=tuple(filter(self.differs, (Chain(key, tree.root) for key, tree in trees.items()))),
+            trees=trees,
+            filter_rules={key: chain.text for key, chain in self._chains.items() if chain.text},
+            referenced=self._referenced,
+        )
+
+    # Change.
+
+    def adopt(self, live: Ruleset) -> None:
+        """Take over what `live` tables hold, whoever wrote it; it replaces all that was known of the kernel.
+
+        Owners stay as they are; chains without an owner are unclaimed.
+        """
+        ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
+        self._unclaimed = {key.chain: hash(rules) for key, rules in ours.items() if names.is_owned(key.chain)}
+        self._referenced = frozenset(key.chain for key in referred_to_by_others(live) if key.table == "nat")
+        roots = {key: chain.root for key, chain in self._chains.items() if chain.root}
+        self._chains = {
+            key: AppliedChain.of(Chain(key, rules), roots.get(key))
+            for key, rules in ours.items()
+            if key in roots or not names.is_owned(key.chain)
+        }
+        for key in roots:
+            self._unclaimed.pop(key.chain, None)
+        for service, ports in self._services.items():
+            self._services[service] = tuple(
+                msgspec.structs.replace(
+                    port,
+                    digests=array("q", (self._unclaimed.pop(name, ABSENT) for name in port.names.split())),
+                )
+                for port in ports
+            )
+
+    def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
+        """Record what `live` tables hold of chains that others have changed.
+
+        Returns the Services and the shared chains that must be rendered for the next update to restore them.
+        """
+        services = {
+            service
+            for service, ports in self._services.items()
+            if any(_nat(name) in changed for port in ports for name in port.names.split())
+        }
+        for service in services:
+            self._services[service] = tuple(_observed(port, changed, live) for port in self.ports(service))
+        shared = set()
+        for key in changed:
+            if applied := self._chains.pop(key, None):
+                shared |= {it for it in (key, applied.root) if it in skeleton.SHARED}
+                if (rules := live.chains.get(key)) is not None:
+                    # Rules of others are not ours to keep in force while nat changes.
+                    ours = tuple(rule for rule in applied.text if rule in rules)
+                    self._chains[key] = AppliedChain(hash(rules), len(rules), applied.root, ours)
+        return services, shared
+
+    def after(self, update: Update, ports: Iterable[AppliedPort]) -> "AppliedState":
+        """Return the state once an update is in force; `ports` are those that it rendered.
+
+        The returned state reuses the storage of this one, which must not be used any more: copying 55,000 entries would
+        cost more than most updates.
+        """
+        for chain in (*update.fixed, *update.shared):
+            self._chains[chain.key] = AppliedChain.of(chain)
+        for key in [key for key, chain in self._chains.items() if chain.root in update.trees]:
+            del self._chains[key]
+        for root, tree in update.trees.items():
+            for name, rules in tree.chains:
+                self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
+        self._unclaimed = {}
+        for service in update.desired.services:
+            self._services.pop(service, None)
+        for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
+            self._services[service] = tuple(group)
+        return self
+
+    def _render_shared(self, desired: Desired) -> dict[ChainKey, Tree]:
+        """Return the shared chains that are to be rendered, with the branches below them."""
+        keys = desired.shared.union(*(self._changed_entries(*item) for item in desired.services.items()))
+        if not keys:
+            return {}
+        entries = list(self._entries(desired))
+        return {
+            key: shared_chain(key, entries, desired.node_port_jumps, desired.options.dispatch)
+            for key in skeleton.SHARED
+            if key in keys
+        }
+
+    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
+        """Return the shared chains in which an entry of a Service changes."""
+        before = {port.name: set(port.entries) for port in self.ports(service)}
+        after = {port.name: set(port.rules.entries) for port in ports}
+        return {
+            key
+            for name in before.keys() | after.keys()
+            for key, _ in before.get(name, set()) ^ after.get(name, set())
+        }
+
+    def _entries(self, desired: Desired) -> Iterator[Entries]:
+        """Yield the entries of all service ports, in the order of their names."""
+        for service in sorted(self._services.keys() | desired.services.keys()):
+            if service in desired.services:
+                yield from (port.rules.entries for port in desired.services[service])
+            else:
+                yield from (port.entries for port in self._services[service])
+
+
+def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -> AppliedPort:
+    digests = array(
+        "q",
+        (
+            digest if _nat(name) not in changed else _digest(live, _nat(name))
+            for name, digest in port.chains().items()
+        ),
+    )
+    return msgspec.structs.replace(port, digests=digests)
+
+
+def _digest(live: Ruleset, key: ChainKey) -> int:
+    rules = live.chains.get(key)
+    return ABSENT if rules is None else hash(rules)
+
+
+def _nat(chain: str) -> ChainKey:
+    return ChainKey("nat", chain)

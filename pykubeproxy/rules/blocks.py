@@ -1,0 +1,173 @@
+"""From an update to the input of iptables-restore: in which blocks, and in which order.
+
+The order is such that a service that was served is served at every moment:
+
+1. filter gets the rules that reject or drop; rules that are about to go stay in place;
+2. nat gets the chains of single services, whole services at a time;
+3. nat's shared chains switch over to them, and chains that nothing refers to any more are deleted;
+4. filter loses the rules that no longer hold.
+
+So a service that loses its last endpoint is rejected before its chains go, and one that comes back is let through after
+its chains are there.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from pykubeproxy.rules.applied import AppliedPort, ServiceUpdate, Update
+from pykubeproxy.rules.restore_text import (
+    Chain,
+    Rules,
+    block,
+    delete_chains,
+    empty_chains,
+    join,
+    write_chains,
+)
+from pykubeproxy.rules.ruleset import ChainKey, without
+
+# In iptables-nft every block costs some milliseconds, and n chains in one a time that grows with n². Measured with
+# 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
+NFT_CHAINS_PER_BLOCK = 200
+# iptables-legacy-restore inserts each new chain into a sorted list. With 5000 services it takes a quarter less time when
+# this many chains are declared together, the last by name first.
+_LEGACY_DECLARED_TOGETHER = 2000
+
+_T = TypeVar("_T")
+
+
+class Chunk(NamedTuple):
+    """A piece of restore input that never goes beyond the end of a block, and what it does.
+
+    `chains` are those it writes, in their final form, and `deleted` counts those it deletes. `ports` are service ports
+    all of whose chains are written by the end of the block.
+    """
+
+    text: str
+    chains: tuple[Chain, ...] = ()
+    deleted: int = 0
+    ports: tuple[AppliedPort, ...] = ()
+
+
+def chunks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
+    """Yield the restore input of an update in chunks, rendered one by one; no text if nothing changes.
+
+    No block names more than about `chains_per_block` chains, for iptables-nft takes a time for a block that grows with
+    the square of their number (iptables 1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy
+    replaces the whole table for each block. The chains of one Service always share a block.
+    """
+    early, late = _filter_steps(update.shared, update.filter_rules)
+    ensured = update.desired.ensured
+    yield _block("mangle", _written(_of_table("mangle", update.fixed)))
+    fixed = _written(_of_table("filter", update.fixed))
+    lines = join(ensured.get("filter", ()))
+    text = write_chains([*fixed.chains, *early])
+    final = (*fixed.chains, *(chain for chain in early if chain in update.shared))
+    yield _block("filter", Chunk(text + lines, final))
+    yield from _nat_blocks(update, chains_per_block)
+    yield _block("filter", _written(late))
+
+
+def _of_table(table: str, chains: Iterable[Chain]) -> list[Chain]:
+    return [chain for chain in chains if chain.key.table == table]
+
+
+def _filter_steps(
+    shared: Iterable[Chain], applied: Mapping[ChainKey, Rules]
+) -> tuple[list[Chain], list[Chain]]:
+    """Return chains of table filter as they must be before nat changes, and those to write again afterwards."""
+    early: list[Chain] = []
+    late: list[Chain] = []
+    for chain in _of_table("filter", shared):
+        before = applied.get(chain.key, ())
+        lost = without(before, chain.rules)
+        if not lost:
+            early.append(chain)
+            continue
+        if without(chain.rules, before):
+            early.append(Chain(chain.key, (*chain.rules, *lost)))
+        late.append(chain)
+    return early, late
+
+
+def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
+    """Yield what changes in table nat: as one block if that is small, or if there is no limit."""
+    limit = chains_per_block or _LEGACY_DECLARED_TOGETHER
+    batches = _batches(update.services(), limit)
+    first = list(itertools.islice(batches, 2))
+    unused = update.replaced_chains()
+    for batch in first:
+        _keep(unused, batch)
+    is_small = len(first) <= 1 and len(unused) <= limit
+    steps = _nat_steps(update, itertools.chain(first, batches), unused, limit)
+    if chains_per_block is None or is_small:
+        yield from _one_block("nat", steps)
+    else:
+        yield from (_block("nat", step) for step in steps)
+
+
+def _nat_steps(
+    update: Update, batches: Iterable[ServiceUpdate], unused: dict[str, int], limit: int
+) -> Iterator[Chunk]:
+    """Yield the steps of table nat, without the lines that begin and end a block."""
+    yield _written(_of_table("nat", update.fixed))
+    for batch in batches:
+        _keep(unused, batch)
+        yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
+    shared = _written(_of_table("nat", update.shared))
+    yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
+    # Chains to delete may refer to one another: none can be deleted before all are empty.
+    empty = hash(())
+    emptied = [name for name in unused if name not in update.referenced or unused[name] != empty]
+    deleted = [name for name in unused if name not in update.referenced]
+    for names in _portions(emptied, limit):
+        yield Chunk(empty_chains(names))
+    for names in _portions(deleted, limit):
+        yield Chunk(delete_chains(names), deleted=len(names))
+
+
+def _keep(unused: dict[str, int], batch: ServiceUpdate) -> None:
+    """Strike the chains of a batch off those that are unused after the update."""
+    if unused:
+        for port in batch.ports:
+            for name in port.names.split():
+                unused.pop(name, None)
+
+
+def _batches(services: Iterable[ServiceUpdate], limit: int) -> Iterator[ServiceUpdate]:
+    """Join Services to batches of at most `limit` chains, or of one Service that alone has more."""
+    chains: list[Chain] = []
+    ports: list[AppliedPort] = []
+    for service in services:
+        if chains and len(chains) + len(service.chains) > limit:
+            yield ServiceUpdate(tuple(chains), tuple(ports))
+            chains, ports = [], []
+        chains += service.chains
+        ports += service.ports
+    if chains or ports:
+        yield ServiceUpdate(tuple(chains), tuple(ports))
+
+
+def _portions(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _written(chains: Sequence[Chain]) -> Chunk:
+    return Chunk(write_chains(chains), tuple(chains))
+
+
+def _block(table: str, chunk: Chunk) -> Chunk:
+    return chunk._replace(text=block(table, chunk.text))
+
+
+def _one_block(table: str, steps: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield the steps as the pieces of one block, so that iptables-restore reads one while the next is rendered."""
+    begun = False
+    for step in steps:
+        if step.text and not begun:
+            begun = True
+            step = step._replace(text=f"*{table}\n{step.text}")
+        yield step
+    if begun:
+        yield Chunk("COMMIT\n")

@@ -1,0 +1,172 @@
+"""What other programs changed in our chains, and what it took to restore them."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from pykubeproxy.rules.applied import AppliedState
+from pykubeproxy.rules.jumps import SHARED_GROUND, ensured_lines, missing_jumps
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.restore_text import Chain
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
+
+# iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
+_CHAIN_ENTRIES = 2
+_LINE_ENTRIES = {"-D": -1, "-N": _CHAIN_ENTRIES}
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """The difference between live tables and the applied state.
+
+    - `live`: what was read: all of `tables`, and some chains
+    - `changed`: chains of ours that are gone or have other rules
+    - `unknown`: chains under our names that we did not write
+    - `missing_jumps`: how many of our jumps the built-in chains lack, by table
+    - `ensured`: the lines that restore what is ours in chains that others use too, by table
+    - `since`: when the first sign of it was noticed, on the loop's clock; `writers`: who may have done it
+    """
+
+    live: Ruleset
+    tables: frozenset[str]
+    changed: frozenset[ChainKey]
+    unknown: frozenset[ChainKey]
+    missing_jumps: Mapping[str, int]
+    ensured: Mapping[str, tuple[str, ...]]
+    since: float = 0.0
+    writers: tuple[str, ...] = ()
+
+
+class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
+    """What a repair restored in one table: how many of our chains, rules and jumps were missing, and what was added.
+
+    The rules of missing chains are among `rules`. `foreign_rules` are rules of others in our chains, `foreign_chains`
+    chains under our names that we did not write. All zero means that rules of ours were in another order. Our rules in
+    the kubelet's chain count as ours.
+    """
+
+    table: str
+    chains: int = 0
+    rules: int = 0
+    jumps: int = 0
+    foreign_rules: int = 0
+    foreign_chains: int = 0
+
+    def __str__(self) -> str:
+        """Return a summary such as "2 chains, 7 rules missing; 1 rule added"."""
+        missing = _counted((self.chains, "chain"), (self.rules, "rule"), (self.jumps, "jump"))
+        added = _counted((self.foreign_rules, "rule"), (self.foreign_chains, "chain"))
+        parts = [f"{missing} missing"] if missing else []
+        parts += [f"{added} added"] if added else []
+        return "; ".join(parts) or "rules in another order"
+
+
+class DriftReport(msgspec.Struct, frozen=True):
+    """What one sync restored, by table; `since` and `writers` are those of the Drift."""
+
+    tables: tuple[TableDrift, ...]
+    since: float
+    writers: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.tables)
+
+
+NO_DRIFT = DriftReport((), 0.0, ())
+
+
+def compare(
+    applied: AppliedState,
+    live: Ruleset,
+    tables: Collection[str],
+    chains: Collection[ChainKey],
+    options: RuleOptions,
+) -> Drift | None:
+    """Compare live tables with the applied state; `live` holds these tables and chains as far as they exist.
+
+    Returns None if everything of ours is as it was written.
+    """
+    digests = {key: it for key, it in applied.digests() if key.table in tables or key in chains}
+    changed = frozenset(
+        key
+        for key, digest in digests.items()
+        if (rules := live.chains.get(key)) is None or hash(rules) != digest
+    )
+    unknown = frozenset(
+        key
+        for key, rules in live.chains.items()
+        if key not in digests and is_ours(key) and (rules or not applied.can_only_be_emptied(key))
+    )
+    shared = frozenset(key for key in SHARED_GROUND if key.table in tables or key in chains)
+    ensured = ensured_lines(live, options, shared)
+    if not (changed or unknown or ensured):
+        return None
+    return Drift(live, frozenset(tables), changed, unknown, missing_jumps(live, shared), ensured)
+
+
+class DriftCounter:
+    """Count what an update restores of a Drift while its chains are written."""
+
+    def __init__(self, drift: Drift) -> None:
+        self._drift = drift
+        self._rules: Counter[str] = Counter()
+        self._foreign: Counter[str] = Counter()
+
+    def add(self, chains: Iterable[Chain]) -> None:
+        """Count chains that were written."""
+        for key, rules in chains:
+            if key not in self._drift.changed:
+                continue
+            live = self._drift.live.chains.get(key)
+            self._rules[key.table] += len(set(rules).difference(live or ()))
+            self._foreign[key.table] += len(set(live or ()).difference(rules))
+
+    def report(self) -> DriftReport:
+        """Return what was restored."""
+        drift = self._drift
+        # Lines with -N and -A concern the kubelet's chain only.
+        ensured = Counter((table, line[:2]) for table, lines in drift.ensured.items() for line in lines)
+        gone = Counter(key.table for key in drift.changed if key not in drift.live.chains)
+        tables = {key.table for key in (*drift.changed, *drift.unknown)}
+        tables |= drift.missing_jumps.keys() | drift.ensured.keys()
+        return DriftReport(
+            tuple(
+                TableDrift(
+                    table=table,
+                    chains=ensured[table, "-N"] + gone[table],
+                    rules=ensured[table, "-A"] + self._rules[table],
+                    jumps=drift.missing_jumps.get(table, 0),
+                    foreign_rules=self._foreign[table],
+                    foreign_chains=sum(key.table == table for key in drift.unknown),
+                )
+                for table in sorted(tables)
+            ),
+            drift.since,
+            drift.writers,
+        )
+
+
+def own_entries(rules: Mapping[str, int], chains: Mapping[str, int]) -> dict[str, int]:
+    """Return how many entries of iptables-legacy so many rules and chains of ours take, by table."""
+    return {
+        table: rules.get(table, 0) + _CHAIN_ENTRIES * chains.get(table, 0) for table in rules.keys() | chains
+    }
+
+
+def other_entries(live: Ruleset, tables: Iterable[str]) -> dict[str, int]:
+    """Return how many entries the chains of others take in these tables, without those of built-in chains themselves."""
+    count = dict.fromkeys(tables, 0)
+    for key, rules in live.chains.items():
+        if key.table in count and not is_ours(key):
+            count[key.table] += len(rules) + (0 if key.chain in BUILT_IN else _CHAIN_ENTRIES)
+    return count
+
+
+def added_entries(lines: Mapping[str, Iterable[str]]) -> dict[str, int]:
+    """Return how many entries lines such as `-I INPUT …` add to chains of others, by table."""
+    return {table: sum(_LINE_ENTRIES.get(line[:2], 1) for line in of) for table, of in lines.items()}
+
+
+def _counted(*counts: tuple[int, str]) -> str:
+    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts if number)

@@ -1,0 +1,116 @@
+"""Chunks of restore input: rendered one by one, the same each time, and in few passes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from pykubeproxy.objects import Family, Key
+from pykubeproxy.rules import blocks
+from pykubeproxy.rules.applied import AppliedState, Desired, DesiredPort, Update
+from pykubeproxy.rules.blocks import chunks
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.restore_text import Chain
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.skeleton import SHARED
+from pykubeproxy.services.ports import PortName
+
+SERVICES = 40
+OPTIONS = RuleOptions(Family.IPV4)
+LIVE = Ruleset(Family.IPV4, {ChainKey("nat", f"KUBE-SVC-{name}"): () for name in ("OLD", "0")})
+
+
+class Compared(str):
+    """A rule that counts comparisons letter by letter."""
+
+    __slots__ = ()
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+class Rendered:
+    """The rules of many service ports; counts how many were rendered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def update(self, live: Ruleset | None = None) -> Update:
+        applied = AppliedState()
+        if live is not None:
+            applied.adopt(live)
+        services = {}
+        for n in range(SERVICES):
+            name = PortName("ns", f"s{n:02}", "http", "TCP")
+            services[Key("ns", name.service)] = (DesiredPort(name, _Rules(self, n), 1),)  # type: ignore[arg-type]
+        return applied.update_to(Desired(services, OPTIONS, (), frozenset(SHARED)))
+
+
+class _Rules:
+    entries = ()
+
+    def __init__(self, counter: Rendered, n: int) -> None:
+        self._counter, self._n = counter, n
+
+    def chains(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        self._counter.count += 1
+        yield f"KUBE-SVC-{self._n}", (f"-j KUBE-SEP-{self._n}",)
+        yield f"KUBE-SEP-{self._n}", ("-j ACCEPT",)
+
+
+@pytest.mark.parametrize("chains_per_block", [None, 10])
+def test_services_are_rendered_while_the_first_are_written(
+    chains_per_block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first chunk exists when hardly any service was rendered, and each is rendered once."""
+    monkeypatch.setattr(blocks, "_LEGACY_DECLARED_TOGETHER", 10)
+    rendered = Rendered()
+    first_seen: dict[str, int] = {}
+    rules = ports = 0
+    for chunk in chunks(rendered.update(), chains_per_block):
+        rules += sum(len(chain.rules) for chain in chunk.chains if chain.key.table == "nat")
+        ports += len(chunk.ports)
+        for line in chunk.text.split("\n"):
+            first_seen.setdefault(line, rendered.count)
+    # Two batches must be known before the first is written, to tell whether one block is enough.
+    assert first_seen[":KUBE-SVC-0 - [0:0]"] <= 11
+    assert first_seen[":KUBE-SVC-39 - [0:0]"] == rendered.count == SERVICES
+    assert rules >= 2 * SERVICES
+    assert ports == SERVICES
+
+
+@pytest.mark.parametrize("chains_per_block", [None, 10])
+def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None:
+    """Read twice, they are the same: chains to delete, ports and all."""
+    update = Rendered().update(LIVE)
+    first = list(chunks(update, chains_per_block))
+    assert list(chunks(update, chains_per_block)) == first
+    text = "".join(chunk.text for chunk in first)
+    assert "-X KUBE-SVC-OLD" in text
+    assert "-X KUBE-SVC-0\n" not in text
+    assert sum(chunk.deleted for chunk in first) == 1
+
+
+def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
+    """Thousands of services without endpoints have a rule each in filter KUBE-SERVICES."""
+    key, count = ChainKey("filter", "KUBE-SERVICES"), 300
+    before, after = (
+        tuple(Compared(f"-d 10.0.{n // 250}.{n % 250}/32 -j REJECT") for n in range(first, first + count))
+        for first in (0, 1)
+    )
+    update = Update(
+        applied=AppliedState(),
+        desired=Desired({}, OPTIONS, ()),
+        fixed=(),
+        shared=(Chain(key, after),),
+        trees={},
+        filter_rules={key: before},
+        referenced=frozenset(),
+    )
+    Compared.count = 0
+    text = "".join(chunk.text for chunk in chunks(update, None))
+    assert text.count("COMMIT") == 2
+    assert Compared.count < 10 * count
