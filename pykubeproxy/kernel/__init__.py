@@ -1,11 +1,10 @@
-"""The only room that touches Linux: iptables, connection tracking, nfacct counters, kernel settings, addresses.
+"""The only package that touches Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
 
-A thin interface over the command-line tools and netlink; it decides nothing about rules.
+A thin interface to command-line tools and netlink; it makes no decision about rules.
 """
 
-from pykubeproxy.kernel.addresses import AddressWatch, LocalAddress, local_addresses
-from pykubeproxy.kernel.backend import also_holding, choose
-from pykubeproxy.kernel.drift import DriftWatch, Watched, watch_tables
+from pykubeproxy.kernel.addresses import LocalAddress, local_addresses, watch_addresses
+from pykubeproxy.kernel.backend import choose_backend, other_backend_with_chain
 from pykubeproxy.kernel.errors import (
     Failed,
     KernelError,
@@ -14,25 +13,24 @@ from pykubeproxy.kernel.errors import (
     Missing,
     NotPermitted,
     NotStarted,
-    Refused,
+    Rejected,
     TimedOut,
     Unreadable,
 )
-from pykubeproxy.kernel.features import Features, probe, unavailable
-from pykubeproxy.kernel.foreign import TABLES, ExternalWrite, TableCounts
+from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
+from pykubeproxy.kernel.features import Features, load_modules, probe_features, unsupported_reason
 from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
-from pykubeproxy.kernel.live import live, part_about
-from pykubeproxy.kernel.modules import load_modules
+from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
+from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.kernel.runner import Outcome, Runner
 from pykubeproxy.kernel.tools import Backend
+from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
 
 __all__ = [
     "TABLES",
-    "AddressWatch",
     "AlreadyRunning",
     "Backend",
-    "DriftWatch",
     "ExternalWrite",
     "Failed",
     "Features",
@@ -46,21 +44,24 @@ __all__ = [
     "NotPermitted",
     "NotStarted",
     "Outcome",
-    "Refused",
+    "Rejected",
+    "RestoreSession",
     "Runner",
     "TableCounts",
+    "TableWatch",
     "Tables",
     "TimedOut",
     "Unreadable",
-    "Watched",
-    "also_holding",
-    "choose",
-    "live",
+    "WatchedTables",
+    "choose_backend",
+    "live_ruleset",
+    "live_ruleset_about",
     "load_modules",
     "local_addresses",
     "open_iptables",
-    "part_about",
-    "probe",
-    "unavailable",
+    "other_backend_with_chain",
+    "probe_features",
+    "unsupported_reason",
+    "watch_addresses",
     "watch_tables",
 ]

@@ -1,4 +1,4 @@
-"""Which of the two backends to use."""
+"""Choose between iptables-nft and iptables-legacy."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -7,90 +7,86 @@ from pykubeproxy.kernel.errors import KernelError, Missing
 from pykubeproxy.kernel.iptables import Iptables, open_iptables
 from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.runner import Runner
-from pykubeproxy.kernel.tools import PACKAGE, Backend, system_default
+from pykubeproxy.kernel.tools import PACKAGE, Backend, default_backend
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 
-# From so many entries on it takes iptables-legacy tenths of a second to look for a chain.
+# With more entries, iptables-legacy needs 0.1 s and more to look up a chain.
 _LARGE = 5000
-# Chains that the kubelet keeps in mangle for others to tell its backend by (KEP-3178).
+# Chains of the kubelet in mangle that show its backend (KEP-3178).
 HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
 
 
-def choose(
-    wanted: Literal["auto", "nft", "legacy"], runner: Runner | None = None, holding: ChainKey | None = None
+def choose_backend(
+    setting: Literal["auto", "nft", "legacy"], runner: Runner | None = None, holding: ChainKey | None = None
 ) -> Backend:
-    """The backend that was asked for or, for `auto`, the one this node already uses.
+    """Return the configured backend; for `auto` the one this node uses. Changes no table. Raise Missing.
 
-    That is the one with the kubelet's hint chain, else the one with more rules, else the plain iptables
-    command's. Who only wants to look may give a chain that is `holding` what is looked for: the one backend that has it
-    comes first, which is found out quickly, for a large table of legacy is taken to have it. Neither backend is changed
-    by looking, not even legacy, which creates tables when asked for them. Raises Missing when the commands of the
-    backend that was asked for, or of both, are not installed.
+    `auto` prefers the backend with the kubelet's hint chain, then the one with more rules, then that of the plain
+    iptables command. Read-only callers may pass `holding`: if only one backend has this chain, it comes first. A large
+    legacy table counts as having it.
     """
     runner = runner or Runner()
-    if wanted != "auto":
-        open_iptables(Backend(wanted), Family.IPV4, runner)
-        return Backend(wanted)
-    present = {backend: opened for backend in Backend if (opened := _installed(backend, runner))}
-    if not present:
+    if setting != "auto":
+        open_iptables(Backend(setting), Family.IPV4, runner)
+        return Backend(setting)
+    installed = {backend: opened for backend in Backend if (opened := _installed(backend, runner))}
+    if not installed:
         raise Missing("iptables-restore", PACKAGE)
-    if len(present) == 1:
-        return next(iter(present))
+    if len(installed) == 1:
+        return next(iter(installed))
+    signs = [lambda iptables: _has_any((iptables,), HINTS)]
     if holding:
-        holders = [
-            backend for backend, families in present.items() if any(_holds(it, holding) for it in families)
-        ]
-        if len(holders) == 1:
-            return holders[0]
-    marked = [backend for backend, families in present.items() if _has_any(families, HINTS)]
-    if len(marked) == 1:
-        return marked[0]
-    rules = {backend: sum(map(_rules, families)) for backend, families in present.items()}
+        signs.insert(0, lambda iptables: _has_or_is_large(iptables, holding))
+    for has_sign in signs:
+        matching = [backend for backend, families in installed.items() if any(map(has_sign, families))]
+        if len(matching) == 1:
+            return matching[0]
+    rules = {backend: sum(map(_count_rules, families)) for backend, families in installed.items()}
     if rules[Backend.NFT] != rules[Backend.LEGACY]:
         return max(rules, key=lambda backend: rules[backend])
-    return system_default(runner) or Backend.NFT
+    return default_backend(runner) or Backend.NFT
 
 
-def also_holding(used: Backend, chain: ChainKey, runner: Runner | None = None) -> Backend | None:
-    """The other backend, if that has a chain too in either family: packets meet the rules of both.
+def other_backend_with_chain(used: Backend, chain: ChainKey, runner: Runner | None = None) -> Backend | None:
+    """Return the other backend if it has a chain too, in either family: packets then pass the rules of both.
 
-    None also where it cannot be looked at. Nothing is changed by looking.
+    None if the other backend cannot be read. Changes no table.
     """
-    runner = runner or Runner()
     (other,) = (backend for backend in Backend if backend is not used)
-    return other if any(_has(it, chain) for it in _installed(other, runner)) else None
+    return other if _has_any(_installed(other, runner or Runner()), (chain,)) else None
 
 
 def _installed(backend: Backend, runner: Runner) -> list[Iptables]:
-    found = []
+    """Return the families of a backend whose commands are installed."""
+    opened = []
     for family in Family:
         try:
-            found.append(open_iptables(backend, family, runner))
+            opened.append(open_iptables(backend, family, runner))
         except Missing:
             continue
-    return found
+    return opened
 
 
-def _holds(iptables: Iptables, chain: ChainKey) -> bool:
-    """Whether a chain is there, or its table is so large that looking would take long."""
-    here = iptables.backend is Backend.LEGACY and not iptables.runner.prefix
-    return (here and entries(iptables.family, chain.table) >= _LARGE) or _has(iptables, chain)
+def _has_or_is_large(iptables: Iptables, chain: ChainKey) -> bool:
+    # The kernel can be asked for the size in this namespace only.
+    measurable = iptables.backend is Backend.LEGACY and not iptables.runner.prefix
+    return (measurable and entries(iptables.family, chain.table) >= _LARGE) or _has_any((iptables,), (chain,))
 
 
-def _has_any(families: Iterable[Iptables], signs: Iterable[ChainKey]) -> bool:
-    return any(_has(iptables, sign) for iptables in families for sign in signs)
+def _has_any(families: Iterable[Iptables], chains: Iterable[ChainKey]) -> bool:
+    """Return whether a family has one of the chains; one that this kernel cannot read has none."""
+    for iptables in families:
+        for chain in chains:
+            try:
+                if iptables.has_chain(chain):
+                    return True
+            except KernelError:
+                continue
+    return False
 
 
-def _has(iptables: Iptables, sign: ChainKey) -> bool:
-    # A family or backend that this kernel lacks holds nobody's rules.
-    try:
-        return iptables.has_chain(sign)
-    except KernelError:
-        return False
-
-
-def _rules(iptables: Iptables) -> int:
+def _count_rules(iptables: Iptables) -> int:
     try:
         return len(iptables.save())
     except KernelError:

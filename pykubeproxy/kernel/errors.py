@@ -1,6 +1,6 @@
-"""What can go wrong between us and the kernel, each with what the user can do about it."""
+"""Errors of requests to the kernel, each with what the user can do about it."""
 
-# From the texts of ENOMEM, ENOBUFS, ENOSPC, EMSGSIZE, EMFILE and ENFILE, EAGAIN, in small letters.
+# From the messages of ENOMEM, ENOBUFS, ENOSPC, EMSGSIZE, EMFILE, ENFILE and EAGAIN, in lower case.
 _SHORTAGES = (
     *("memory", "no buffer space", "no space left", "message too long", "too many open files"),
     "resource temporarily unavailable",
@@ -8,27 +8,27 @@ _SHORTAGES = (
 
 
 class KernelError(Exception):
-    """A request to the kernel, or to a tool that talks to it, could not be carried out."""
+    """A request to the kernel, or to a tool that talks to it, failed."""
 
 
 class Missing(KernelError):
     """A command is not installed."""
 
     def __init__(self, command: str, package: str) -> None:
-        super().__init__(f"{command} was not found on PATH; install the package {package}")
+        super().__init__(f"{command} not found on PATH; install the package {package}")
         self.command = command
 
 
 class NotStarted(KernelError):
-    """A command is there, but no process could be made for it: no memory, too many processes, not executable."""
+    """A command exists but could not be started: no memory, too many processes, not executable."""
 
     def __init__(self, command: str, reason: str) -> None:
-        super().__init__(f"{command} could not be started: {reason}")
+        super().__init__(f"cannot start {command}: {reason}")
         self.command = command
 
 
 class TimedOut(KernelError):
-    """A command did not end in time and was killed, with everything it had started."""
+    """A command did not end in time and was killed, with everything it started."""
 
     def __init__(self, command: str, seconds: float) -> None:
         super().__init__(f"{command} did not end within {seconds:g} s and was killed")
@@ -37,7 +37,7 @@ class TimedOut(KernelError):
 
 
 class Failed(KernelError):
-    """A command failed for a reason that no line of its input accounts for."""
+    """A command failed, and no line of its input is the reason."""
 
     def __init__(self, command: str, exit_code: int, message: str) -> None:
         ending = (
@@ -61,15 +61,15 @@ class NotPermitted(KernelError):
         self.message = message
 
 
-class Refused(KernelError):
-    """iptables-restore did not accept a line of its input.
+class Rejected(KernelError):
+    """iptables-restore rejected a line of its input.
 
-    The block (up to COMMIT) that holds the line had no effect; blocks before it are in force. `line_number`
-    counts from 1. Legacy, and nft up to 1.8.7, cannot tell which line it was: see `whole_block`.
+    The block (up to COMMIT) that holds the line had no effect; blocks before it are in force. `line_number` counts from
+    1. Legacy, and nft up to 1.8.7, cannot tell which line it was: see `whole_block`.
     """
 
     def __init__(self, line_number: int, line: str, message: str, exit_code: int) -> None:
-        super().__init__(f"iptables-restore refused line {line_number}, {line!r}: {message}")
+        super().__init__(f"iptables-restore rejected line {line_number}, {line!r}: {message}")
         self.line_number = line_number
         self.line = line
         self.message = message
@@ -77,18 +77,18 @@ class Refused(KernelError):
 
     @property
     def whole_block(self) -> bool:
-        """True when the line is only the end of the refused block, and any rule in it may be the cause."""
+        """Tell whether the line is only the end of the block, so that any rule in it may be the reason."""
         return self.line == "COMMIT"
 
     @property
     def is_shortage(self) -> bool:
-        """True when the kernel was out of something, such as memory: no line is to blame for that."""
+        """Tell whether the kernel ran out of something, such as memory; then no line is to blame."""
         message = self.message.lower()
         return any(words in message for words in _SHORTAGES)
 
 
 class LockHeld(KernelError):
-    """Another program, `command` if it can be told, held the lock of the legacy tables for as long as we waited."""
+    """Another program held the lock of the legacy tables for as long as we waited; `command` if that is known."""
 
     def __init__(self, lock_file: str, holder: int | None, command: str = "") -> None:
         who = f"by process {holder}" if holder else "by a process that is not visible from here"
@@ -99,7 +99,7 @@ class LockHeld(KernelError):
 
 
 class Lacking(KernelError):
-    """Something that the rules cannot do without is not there: kernel modules, or parts of iptables."""
+    """Something that the rules need is missing: kernel modules, or parts of iptables."""
 
     def __init__(self, what: tuple[str, ...], advice: str) -> None:
         super().__init__(f"missing: {', '.join(what)}; {advice}")

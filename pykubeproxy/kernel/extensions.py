@@ -1,21 +1,20 @@
-"""Asking the kernel whether it has a match or a target of iptables, without touching any table.
+"""Ask the kernel whether it has a match or a target of iptables, without touching any table.
 
-The tools ask the same two questions when they load an extension. CAP_NET_ADMIN is enough for both, and the
-kernel loads a missing module if it may. Both work on the network namespace of the calling thread.
+iptables makes the same two requests when it loads an extension. Both need CAP_NET_ADMIN only, let the kernel load a
+missing module, and work on the network namespace of the calling thread.
 """
 
-import ctypes
 import errno
-import os
-import socket
 import struct
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.domain import DOMAIN
+from pykubeproxy.kernel.errors import NotPermitted
+from pykubeproxy.kernel.legacy import get_xtables_option
+from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
 
-# Revisions that matches and targets have had so far; having any of them is having the extension.
+# The revisions of matches and targets so far; any of them will do.
 _REVISIONS = range(5)
 
 # nft_compat: linux/netfilter/nf_tables_compat.h
@@ -24,53 +23,38 @@ _NAME, _REVISION, _TYPE = 1, 2, 3
 
 # xtables: struct xt_get_revision is the name in 29 bytes and the revision; options as in ip_tables.h
 _XT_REVISION = struct.Struct("29sB")
-_XT_LEVEL = {Family.IPV4: socket.IPPROTO_IP, Family.IPV6: socket.IPPROTO_IPV6}
 _XT_MATCH = {Family.IPV4: 66, Family.IPV6: 68}
 _XT_TARGET = {Family.IPV4: 67, Family.IPV6: 69}
 
-# The kernel's ways of saying that it has no such thing: not this revision, not this extension, no interface.
-_NOT_THERE = {
-    errno.EPROTONOSUPPORT,
-    errno.ENOENT,
-    errno.ENOPROTOOPT,
-    errno.EINVAL,
-    errno.EOPNOTSUPP,
-    errno.EAFNOSUPPORT,
-}
+# What the kernel answers for an unknown revision, extension or family.
+_UNSUPPORTED = {errno.EPROTONOSUPPORT, errno.ENOENT, errno.ENOPROTOOPT, errno.EINVAL}
+_UNSUPPORTED |= {errno.EOPNOTSUPP, errno.EAFNOSUPPORT}
 
 
 def kernel_has(backend: Backend, family: Family, name: str, *, target: bool = False) -> bool:
-    """Whether the kernel has the match (or target) for this family in this backend, in any revision.
-
-    Raises PermissionError without CAP_NET_ADMIN.
-    """
-    question = _ask_nft if backend is Backend.NFT else _ask_legacy
+    """Return whether the kernel has a match (or target) in any revision. Raise NotPermitted."""
+    request = _request_nft if backend is Backend.NFT else _request_legacy
     for revision in _REVISIONS:
         try:
-            question(family, name, revision, target)
+            request(family, name, revision, target)
+        except PermissionError as error:
+            reason = error.strerror or str(error)
+            raise NotPermitted(f"cannot ask the kernel whether it has {name}", reason) from error
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in _UNSUPPORTED:
                 raise
         else:
             return True
     return False
 
 
-def _ask_nft(family: Family, name: str, revision: int, target: bool) -> None:
-    body = netfilter.attribute(_NAME, name.encode() + b"\0")
+def _request_nft(family: Family, name: str, revision: int, target: bool) -> None:
+    body = netfilter.string_attribute(_NAME, name)
     body += netfilter.attribute(_REVISION, struct.pack(">I", revision))
     body += netfilter.attribute(_TYPE, struct.pack(">I", target))
-    netfilter.ask(_COMPAT_GET, 0, DOMAIN[family], body)
+    netfilter.request(_COMPAT_GET, 0, ADDRESS_FAMILY[family], body)
 
 
-def _ask_legacy(family: Family, name: str, revision: int, target: bool) -> None:
-    # Python's own getsockopt cannot hand the kernel a question. A UDP socket will do where iptables uses a
-    # raw one, which would need CAP_NET_RAW.
-    question = ctypes.create_string_buffer(_XT_REVISION.pack(name.encode(), revision), _XT_REVISION.size)
-    size = ctypes.c_uint32(_XT_REVISION.size)
+def _request_legacy(family: Family, name: str, revision: int, target: bool) -> None:
     option = (_XT_TARGET if target else _XT_MATCH)[family]
-    libc = ctypes.CDLL(None, use_errno=True)
-    with socket.socket(DOMAIN[family], socket.SOCK_DGRAM) as asked:
-        if libc.getsockopt(asked.fileno(), _XT_LEVEL[family], option, question, ctypes.byref(size)) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+    get_xtables_option(family, option, _XT_REVISION.pack(name.encode(), revision))

@@ -1,14 +1,18 @@
-"""What this kernel and this iptables can do, found out at start and without touching any table."""
+"""Find out which features this kernel and this iptables have, and load the kernel modules that rules need."""
+
+import platform
+from pathlib import Path
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Lacking, NotPermitted
+from pykubeproxy.kernel.errors import Failed, KernelError, Lacking
 from pykubeproxy.kernel.extensions import kernel_has
 from pykubeproxy.kernel.iptables import Iptables
+from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
 
-# Each extension that the rules use, with the kernel module that has it.
+# The extensions that rules use, with their kernel modules.
 _MATCHES = {
     "comment": "xt_comment",
     "conntrack": "xt_conntrack",
@@ -20,10 +24,12 @@ _MATCHES = {
     "udp": "xt_tcpudp",
 }
 _TARGETS = {"DNAT": "xt_nat", "MASQUERADE": "xt_MASQUERADE", "MARK": "xt_mark", "REJECT": "{ip}t_REJECT"}
+_TABLES = ("filter", "nat", "mangle")
+_MODPROBE_SECONDS = 30
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What can be had of the things that rules can do without, and what is missing of those they cannot."""
+    """The optional features that are available, and the required ones that are not."""
 
     random_fully: bool
     """MASQUERADE --random-fully."""
@@ -32,10 +38,10 @@ class Features(msgspec.Struct, frozen=True):
     sctp: bool
     """Rules for SCTP ports."""
     absent: tuple[str, ...] = ()
-    """Required and not there: "kernel module xt_statistic", "iptables extension recent"."""
+    """Missing requirements: "kernel module xt_statistic", "iptables extension recent"."""
 
     def require(self) -> "Features":
-        """These features, if nothing required is absent. Raises Lacking with what is, and what to do."""
+        """Return these features. Raise Lacking if a required one is missing."""
         if self.absent:
             raise Lacking(
                 self.absent, "load them with modprobe, or use a kernel and an iptables that have them"
@@ -43,64 +49,77 @@ class Features(msgspec.Struct, frozen=True):
         return self
 
 
-def probe(iptables: Iptables) -> Features:
-    """Find out what can be done, in the network namespace of the calling thread.
+def probe_features(iptables: Iptables) -> Features:
+    """Return what the kernel has and iptables' help text lists. Changes no table. Raise NotPermitted, KernelError.
 
-    The kernel is asked for each extension; whether the tools know it too, their help text tells.
-    Raises NotPermitted without CAP_NET_ADMIN.
+    Works on the network namespace of the calling thread.
     """
-    try:
-        lacking = [
-            f"kernel module {module}" for module in _missing_modules(iptables.backend, iptables.family)
-        ]
-        nfacct = kernel_has(iptables.backend, iptables.family, "nfacct")
-        sctp = kernel_has(iptables.backend, iptables.family, "sctp")
-    except PermissionError as error:
-        raise NotPermitted(
-            "asking the kernel for the matches and targets it has", error.strerror or str(error)
-        ) from error
-    lacking += [f"iptables extension {name}" for name in _unknown_to_tools(iptables)]
+    backend, family = iptables.backend, iptables.family
+    missing = [f"kernel module {module}" for module in _missing_modules(backend, family)]
+    nfacct, sctp = (kernel_has(backend, family, name) for name in ("nfacct", "sctp"))
+    missing += [f"iptables extension {name}" for name in _missing_extensions(iptables)]
     masquerade = _help(iptables, "-j", "MASQUERADE") or ""
     return Features(
         random_fully="--random-fully" in masquerade,
         nfacct=nfacct and _help(iptables, "-m", "nfacct") is not None,
         sctp=sctp and _help(iptables, "-m", "sctp") is not None,
-        absent=tuple(dict.fromkeys(lacking)),
+        absent=tuple(dict.fromkeys(missing)),
     )
 
 
-def unavailable(backend: Backend, family: Family) -> str:
-    """Why this family cannot be programmed on this kernel at all; "" if it can.
+def unsupported_reason(backend: Backend, family: Family) -> str:
+    """Return why this kernel cannot serve a family at all, "" if it can. Raise NotPermitted.
 
-    Judged by the NAT target, the one thing that no service does without. Raises NotPermitted without
-    CAP_NET_ADMIN.
+    The NAT target decides: every service needs it.
     """
-    try:
-        if kernel_has(backend, family, "DNAT", target=True):
-            return ""
-    except PermissionError as error:
-        raise NotPermitted(
-            "asking the kernel for address translation", error.strerror or str(error)
-        ) from error
+    if kernel_has(backend, family, "DNAT", target=True):
+        return ""
     needs = "nft_compat and xt_nat" if backend is Backend.NFT else f"{_prefix(family)}_tables and xt_nat"
     return f"the kernel has no {family.value} NAT in the {backend.value} backend (modules {needs})"
 
 
-def rule_modules(family: Family) -> tuple[str, ...]:
-    """The kernel modules with the matches and targets that rules use."""
-    return tuple(module.format(ip=_prefix(family)) for module in (*_MATCHES.values(), *_TARGETS.values()))
+def required_modules(backend: Backend) -> tuple[str, ...]:
+    """Return the kernel modules that rules of both families may need."""
+    prefixes = tuple(map(_prefix, Family))
+    if backend is Backend.NFT:
+        base: tuple[str, ...] = ("nf_tables", "nft_compat", "nft_chain_nat")
+    else:
+        base = tuple(f"{ip}_tables" for ip in prefixes)
+        base += tuple(f"{ip}table_{table}" for ip in prefixes for table in _TABLES)
+    modules = (*_MATCHES.values(), *_TARGETS.values())
+    extensions = (module.format(ip=ip) for ip in prefixes for module in modules)
+    return (*base, "nf_conntrack", *dict.fromkeys(extensions))
+
+
+def load_modules(backend: Backend, runner: Runner | None = None, root: Path = Path("/")) -> str:
+    """Load the modules of a backend with modprobe; return its error message, "" if it has none.
+
+    The kernel loads most modules on demand, but not the legacy tables, and on some nodes it has no modprobe. A message
+    may be harmless: some kernels have the modules built in. Do nothing without modprobe or modules for this kernel.
+    """
+    runner = runner or Runner()
+    if not runner.has("modprobe") or not (root / "lib/modules" / platform.release()).is_dir():
+        return ""
+    try:
+        # --all: load the others even if one is missing.
+        outcome = runner.run(("modprobe", "--all", *required_modules(backend)), seconds=_MODPROBE_SECONDS)
+    except KernelError as error:
+        return str(error)
+    failure = Failed("modprobe", outcome.exit_code, outcome.stderr.strip())
+    return str(failure) if outcome.exit_code else ""
 
 
 def _missing_modules(backend: Backend, family: Family) -> list[str]:
-    matches = [module for name, module in _MATCHES.items() if not kernel_has(backend, family, name)]
-    targets = [
-        module for name, module in _TARGETS.items() if not kernel_has(backend, family, name, target=True)
+    return [
+        module.format(ip=_prefix(family))
+        for extensions, target in ((_MATCHES, False), (_TARGETS, True))
+        for name, module in extensions.items()
+        if not kernel_has(backend, family, name, target=target)
     ]
-    return [module.format(ip=_prefix(family)) for module in matches + targets]
 
 
-def _unknown_to_tools(iptables: Iptables) -> list[str]:
-    """The required extensions that the tools do not know; nearly always none, which one command tells."""
+def _missing_extensions(iptables: Iptables) -> list[str]:
+    """Return the required extensions that iptables lacks; if it lacks no match, one command finds that out."""
     if _help(iptables, *(word for name in _MATCHES for word in ("-m", name)), "-j", "DNAT") is not None:
         options = [("-j", name) for name in _TARGETS if name != "DNAT"]
     else:
@@ -109,7 +128,7 @@ def _unknown_to_tools(iptables: Iptables) -> list[str]:
 
 
 def _help(iptables: Iptables, *extensions: str) -> str | None:
-    """The help text for some extensions, None if one is not known; printing it touches no table."""
+    """Return the help text of some extensions, None if iptables lacks one. Changes no table."""
     outcome = iptables.runner.run((iptables.tools.main, *extensions, "-h"), seconds=10)
     return outcome.stdout if outcome.exit_code == 0 else None
 

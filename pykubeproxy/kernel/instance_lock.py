@@ -1,7 +1,6 @@
-"""One writer for each network namespace: whoever holds a unix socket of a certain name.
+"""Allow one writer per network namespace, with an abstract unix socket as the lock.
 
-The name is abstract: it belongs to the network namespace, as the tables do, and the kernel takes it back when its
-holder ends, however that comes about. No file is left over, and none has to be written.
+Abstract names belong to the network namespace, as the tables do, and the kernel frees them when the process ends.
 """
 
 import errno
@@ -11,7 +10,6 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from pykubeproxy.kernel.errors import KernelError
@@ -19,30 +17,28 @@ from pykubeproxy.kernel.processes import process
 
 _NAME = "\0pykubeproxy"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_UNKNOWN = (0, -1)
 _TRIES, _PAUSE = 3, 0.05  # seconds
 
 
 class AlreadyRunning(KernelError):
-    """Another pykubeproxy writes the tables of this network namespace; `holder` is its pid, 0 if it cannot be seen."""
+    """Another pykubeproxy writes the tables of this network namespace; `holder` is its pid, 0 if it is not visible."""
 
     def __init__(self, holder: int) -> None:
-        found = process(holder) if holder else None
-        words = "".join(c for c in " ".join(found.arguments) if c.isprintable())[:200] if found else ""
-        who = f"process {holder} ({words or 'gone by now'})" if holder else "in another container"
+        running = process(holder) if holder else None
+        command = " ".join(running.arguments) if running else "ended since"
+        command = "".join(filter(str.isprintable, command))[:200]
+        where = f"process {holder} ({command})" if holder else "in another container"
         super().__init__(
-            f"another pykubeproxy, {who}, keeps the rules of this network namespace; stop it first, "
-            "for two would undo each other's work"
+            f"another pykubeproxy, {where}, manages the rules of this network namespace; stop it first"
         )
         self.holder = holder
 
 
 class InstanceLock:
-    """The right to write the tables of the network namespace in which it was made, until `close`.
+    """The lock on the tables of the calling thread's network namespace, held until `close`.
 
-    Raises AlreadyRunning while another process of root, or of the same user, has it. Any user may take an abstract
-    name; one
-    who could not write the tables anyway is told of in the log and does not keep us from it.
+    Raise AlreadyRunning while another process of root or of the same user holds it. Any user can take an abstract name;
+    one who could not write the tables anyway causes a warning only.
     """
 
     def __init__(self) -> None:
@@ -54,53 +50,51 @@ class InstanceLock:
                 holder, user = _holder()
             else:
                 self._socket.listen()
-                threading.Thread(target=self._hang_up, name="sole", daemon=True).start()
+                threading.Thread(target=self._accept, name="instance-lock", daemon=True).start()
                 return
             if user in (0, os.geteuid()):
                 self._socket.close()
                 raise AlreadyRunning(holder)
-            time.sleep(_PAUSE)  # it may be gone since, or just about to listen
+            time.sleep(_PAUSE)  # it may just have ended, or not listen yet
         self._socket.close()
-        # Commands that only look import this room too, and need not wait for it.
+        # Read-only commands import this module too, and start faster without structlog.
         import structlog
 
         structlog.get_logger().warning(
-            "cannot tell whether another pykubeproxy runs: somebody else has its lock", user=user
+            "instance lock held by another user", user=user, advice="run one pykubeproxy per node only"
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give it up."""
-        with suppress(OSError):  # never had, or given up before
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would keep the name otherwise
+        """Release the lock."""
+        with suppress(OSError):  # never held, or released before
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread, which would keep the name otherwise
         self._socket.close()
 
-    def _hang_up(self) -> None:
-        """Who asks has learned from the kernel whom it asked; nothing is said."""
+    def _accept(self) -> None:
+        """Accept and close connections: a client reads the holder's pid from the kernel."""
         while True:
             try:
                 self._socket.accept()[0].close()
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EBADF):  # closed
                     return
-                time.sleep(_PAUSE)  # out of file descriptors, say: once nobody accepts, nobody can ask
+                time.sleep(_PAUSE)  # such as out of file descriptors; a full queue would block clients
 
 
 def _holder() -> tuple[int, int]:
-    """Process and user of who has the name."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(1.0)
+    """Return pid and user id of the lock's holder, 0 and -1 if nothing listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
         try:
-            asking.connect(_NAME)
+            client.connect(_NAME)
         except OSError:
-            return _UNKNOWN
-        raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return 0, -1
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(raw)
     return pid, user

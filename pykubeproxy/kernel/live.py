@@ -1,34 +1,33 @@
-"""Tables read chain by chain, for those who need few chains of many. Nothing is written, and nothing is kept for long.
+"""Read live tables chain by chain, for callers that need few chains of many.
 
-iptables-nft prints a single chain within milliseconds, and a large table as a whole within seconds. Works on the
-network namespace of the calling thread.
+iptables-nft prints one chain in milliseconds, but a large table in seconds. Works on the network namespace of the
+calling thread.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from pykubeproxy.kernel import chains as kernel_chains
+from pykubeproxy.kernel import nftables
 from pykubeproxy.kernel.errors import KernelError, NotPermitted
 from pykubeproxy.kernel.iptables import Iptables
 from pykubeproxy.kernel.tools import Backend
+from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 
-# From so many single chains on it is faster to read everything.
+# Above this many single chains, reading everything is faster.
 _MOST_CHAINS = 100
 _POLICY = re.compile(r"-P \S+ (\S+)")
-# A rule with its counts; what looks like them before that is part of a comment.
+# A rule with its counters: the last match, as a comment may look like them.
 _COUNTED = re.compile(r"-A \S+(?: (.*))? -c (\d+) (\d+)(.*)")
 _TARGET = re.compile(r".*-[jg] (\S+)")
 
 _T = TypeVar("_T")
 
 
-def live(iptables: Iptables) -> tuple[Ruleset, Counters]:
-    """The tables as they are when a chain is first asked for; on legacy, which reads all at once anyway, as of now.
-
-    Looking a chain up raises what `Iptables.save` raises.
-    """
+def live_ruleset(iptables: Iptables) -> tuple[Ruleset, Counters]:
+    """Return the live rules and counters. On nft, each chain is read at its first lookup, which raises as `save` does."""
     if iptables.backend is Backend.LEGACY:
         return iptables.save_counted()
     chains = _Chains(iptables)
@@ -40,48 +39,42 @@ def live(iptables: Iptables) -> tuple[Ruleset, Counters]:
     return ruleset, _View(chains, lambda chain: chain.counts)
 
 
-def part_about(
+def live_ruleset_about(
     iptables: Iptables, name: str, roots: Iterable[ChainKey], others: Iterable[ChainKey]
 ) -> tuple[Ruleset, Counters] | None:
-    """The part of large tables that is about a name: what rules that hold it, in chains below the roots, lead to.
+    """Return the live rules and counters that concern a name: rules below the roots that mention it, and their targets.
 
-    The chains on the way from the roots are there whole, and `others` too; chains that only their other rules lead to
-    are not. Empty where no rule holds the word, though all rules there say whom they are for; None where not all do, and
-    on legacy, which cannot read a part.
+    Chains on the path from the roots, and `others`, are complete; chains only their other rules jump to are left out.
+    Empty if no rule mentions the name; None if there are also rules without a comment, and on legacy.
     """
     if iptables.backend is Backend.LEGACY:
         return None
-    # It ends where nothing follows that names are made of.
-    word = re.escape(name) + "(?![A-Za-z0-9.-])"
-    looked = {root: _ways(iptables, root, re.compile(word.encode())) for root in roots}
-    ways = {root: {ChainKey(root.table, it) for it in looked[root].chains} for root in looked}
-    if not any(ways.values()):
-        all_told = all(it.all_told for it in looked.values())
-        return (Ruleset(iptables.family, {}), {}) if all_told else None
-    ruleset, counters = live(iptables)
-    shared = {*ways, *others}.union(*ways.values())
-    chains = {key: ruleset.chains[key] for key in shared if key in ruleset.chains}
-    waiting = [
+    # The name, not as the beginning of a longer one.
+    pattern = re.escape(name) + "(?![A-Za-z0-9.-])"
+    paths: set[ChainKey] = set()
+    shared, all_commented = {*others}, True
+    for root in roots:
+        with _kernel_errors():
+            found = nftables.chains_mentioning(iptables.family, *root, re.compile(pattern.encode()))
+        paths.update(ChainKey(root.table, chain) for chain in found.chains)
+        shared.add(root)
+        all_commented = all_commented and found.all_commented
+    if not paths:
+        return (Ruleset(iptables.family, {}), {}) if all_commented else None
+    ruleset, counters = live_ruleset(iptables)
+    chains = {key: ruleset.chains[key] for key in shared | paths if key in ruleset.chains}
+    pending = [
         ChainKey(key.table, _target(rule))
-        for way in ways.values()
-        for key in way
+        for key in paths
         for rule in chains.get(key, ())
-        if re.search(word, rule)
+        if re.search(pattern, rule)
     ]
-    while waiting:
-        key = waiting.pop()
+    while pending:
+        key = pending.pop()
         if key not in chains and key in ruleset.chains:
             chains[key] = ruleset.chains[key]
-            waiting += (ChainKey(key.table, _target(rule)) for rule in chains[key])
+            pending += (ChainKey(key.table, _target(rule)) for rule in chains[key])
     return Ruleset(ruleset.family, chains), {key: counters[key] for key in chains}
-
-
-def _ways(iptables: Iptables, root: ChainKey, word: re.Pattern[bytes]) -> kernel_chains.Ways:
-    """The chains with rules that hold the word, and those on the way there from the root."""
-    try:
-        return kernel_chains.ways_to(iptables.family, root.table, root.chain, word)
-    except OSError as error:
-        raise _not_asked(error) from error
 
 
 def _target(rule: str) -> str:
@@ -89,10 +82,21 @@ def _target(rule: str) -> str:
     return match[1] if match else ""
 
 
-def _not_asked(error: OSError) -> KernelError:
-    if isinstance(error, PermissionError):
-        return NotPermitted("asking the kernel for its chains", error.strerror or str(error))
-    return KernelError(f"the kernel cannot be asked for its chains: {error.strerror or error}")
+def _exists(family: Family, key: ChainKey) -> bool:
+    with _kernel_errors():
+        return nftables.has_chain(family, *key)
+
+
+@contextlib.contextmanager
+def _kernel_errors() -> Iterator[None]:
+    """Raise KernelError for an OSError of netlink."""
+    what = "cannot read the chains of nf_tables"
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted(what, error.strerror or "") from error
+    except OSError as error:
+        raise KernelError(f"{what}: {error.strerror or error}") from error
 
 
 class _Chain(NamedTuple):
@@ -102,42 +106,33 @@ class _Chain(NamedTuple):
 
 
 class _Chains:
-    """Chains by their keys, read one by one at first, all together once that would take longer."""
+    """Chains by key, read one by one at first, and all together once that is faster."""
 
     def __init__(self, iptables: Iptables) -> None:
         self._iptables = iptables
-        self._known: dict[ChainKey, _Chain | None] = {}
-        self._there: dict[ChainKey, bool] = {}
+        self._cache: dict[ChainKey, _Chain | None] = {}
         self._read = 0
         self._whole: tuple[Ruleset, Counters] | None = None
 
-    def has(self, key: ChainKey) -> bool:
-        """Whether there is such a chain."""
-        if self._whole:
-            return key in self._whole[0].chains
-        if key not in self._there:
-            try:
-                self._there[key] = kernel_chains.has_chain(self._iptables.family, *key)
-            except OSError as error:
-                raise _not_asked(error) from error
-        return self._there[key]
-
     def get(self, key: ChainKey) -> _Chain | None:
-        """A chain; None if there is none."""
-        if key not in self._known:
-            self._known[key] = self._fetch(key) if self.has(key) else None
-        return self._known[key]
+        """Return a chain, None if there is none."""
+        if key not in self._cache:
+            self._cache[key] = self._fetch(key)
+        return self._cache[key]
 
     def whole(self) -> tuple[Ruleset, Counters]:
-        """Everything there is."""
+        """Return all chains, read once."""
         if self._whole is None:
             self._whole = self._iptables.save_counted()
         return self._whole
 
     def _fetch(self, key: ChainKey) -> _Chain | None:
-        self._read += 1
-        if self._read <= _MOST_CHAINS:
-            return _parsed(self._iptables.chain(key))
+        if self._whole is None:
+            if not _exists(self._iptables.family, key):
+                return None
+            self._read += 1
+            if self._read <= _MOST_CHAINS:
+                return _parsed(self._iptables.chain(key))
         ruleset, counters = self.whole()
         if key not in ruleset.chains:
             return None
@@ -146,20 +141,17 @@ class _Chains:
 
 
 class _View(Mapping[ChainKey, _T]):
-    """One side of the chains: rules, counts or policies."""
+    """The rules, counters or policies of the chains, by key."""
 
-    def __init__(self, chains: _Chains, side: Callable[[_Chain], _T]) -> None:
+    def __init__(self, chains: _Chains, field: Callable[[_Chain], _T]) -> None:
         self._chains = chains
-        self._side = side
+        self._field = field
 
     def __getitem__(self, key: ChainKey) -> _T:
         chain = self._chains.get(key)
         if chain is None:
             raise KeyError(key)
-        return self._side(chain)
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, ChainKey) and self._chains.has(key)
+        return self._field(chain)
 
     def __iter__(self) -> Iterator[ChainKey]:
         return iter(self._chains.whole()[0].chains)
@@ -169,7 +161,7 @@ class _View(Mapping[ChainKey, _T]):
 
 
 def _parsed(text: str) -> _Chain:
-    """What `iptables -v -S CHAIN` printed."""
+    """Parse the output of `iptables -v -S CHAIN`."""
     rules, counts, policy = [], [], "ACCEPT"
     for line in text.splitlines():
         if match := _COUNTED.fullmatch(line):

@@ -1,11 +1,9 @@
-"""The kernel's named packet counters, which rules with `-m nfacct` count into.
+"""Create and read the kernel's named packet counters, which rules with `-m nfacct` increment.
 
-A rule that names a counter which does not exist is refused, so counters come first. Each network namespace
-has its own.
+iptables rejects a rule that names a missing counter. Each network namespace has its own counters.
 """
 
 import errno
-import struct
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
@@ -16,44 +14,37 @@ _NAME, _PACKETS, _BYTES = 1, 2, 3
 
 
 class Counter(NamedTuple):
-    """What was counted since the counter was made."""
+    """Packets and bytes counted since the counter was created."""
 
     packets: int
     bytes: int
 
 
 class Ensured(NamedTuple):
-    """Whether the counter is there, and if not, why."""
+    """Whether the counter exists, and if not, why."""
 
     ok: bool
     reason: str = ""
 
 
 def ensure(name: str) -> Ensured:
-    """Make the counter unless it exists; one that exists keeps its count. Names have up to 31 bytes."""
+    """Create a counter unless it exists; an existing one keeps its count. Names have up to 31 bytes."""
+    flags = netfilter.ACK | netfilter.CREATE | netfilter.EXCLUSIVE
     try:
-        netfilter.ask(_NEW, netfilter.ACK | netfilter.CREATE | netfilter.EXCLUSIVE, 0, _named(name))
+        netfilter.request(_NEW, flags, 0, netfilter.string_attribute(_NAME, name))
+    except FileExistsError:
+        return Ensured(True)
     except OSError as error:
-        if error.errno == errno.EEXIST:
-            return Ensured(True)
-        if error.errno == errno.EPERM:
-            return Ensured(False, "no permission to make nfacct counters (CAP_NET_ADMIN)")
-        return Ensured(
-            False, f"the kernel cannot make nfacct counters (module nfnetlink_acct): {error.strerror}"
-        )
+        permitted = error.errno != errno.EPERM
+        advice = "load the kernel module nfnetlink_acct" if permitted else "run as root or with CAP_NET_ADMIN"
+        return Ensured(False, f"cannot create the nfacct counter {name}: {error.strerror}; {advice}")
     return Ensured(True)
 
 
 def read(name: str) -> Counter | None:
-    """The counter's value, None where there is no such counter or it cannot be read."""
+    """Return the value of a counter, None if there is none or it cannot be read."""
     try:
-        found = netfilter.attributes(netfilter.ask(_GET, 0, 0, _named(name)))
-        (packets,) = struct.unpack(">Q", found[_PACKETS])
-        (size,) = struct.unpack(">Q", found[_BYTES])
-    except (OSError, KeyError, struct.error):
+        answer = netfilter.attributes(netfilter.request(_GET, 0, 0, netfilter.string_attribute(_NAME, name)))
+        return Counter(*(int.from_bytes(answer[kind], "big") for kind in (_PACKETS, _BYTES)))
+    except (OSError, KeyError):
         return None
-    return Counter(packets, size)
-
-
-def _named(name: str) -> bytes:
-    return netfilter.attribute(_NAME, name.encode() + b"\0")

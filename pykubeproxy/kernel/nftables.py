@@ -1,37 +1,122 @@
-"""Tables of nftables proper, beside those that iptables keeps there."""
+"""Read the kernel's nf_tables objects over netlink: tables, chains, and the text in rules.
 
-import errno
+iptables-nft decodes rules; this finds the few chains that are worth the time. Everything works on the network namespace
+of the calling thread, and raises OSError if the kernel has no nftables or without CAP_NET_ADMIN.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.domain import DOMAIN
+from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY, string_attribute
 from pykubeproxy.objects import Family
 
 # linux/netfilter/nf_tables.h
-_GET_TABLE, _DELETE_TABLE = 10 << 8 | 1, 10 << 8 | 2
-_NAME = 1
+_GET_TABLE, _DELETE_TABLE, _GET_CHAIN, _GET_RULE = (10 << 8 | command for command in (1, 2, 4, 7))
+_TABLE_NAME, _CHAIN_TABLE, _CHAIN_NAME, _RULE_TABLE, _RULE_CHAIN = 1, 1, 3, 1, 2
+# A verdict NFT_JUMP or NFT_GOTO: its code, the attribute header of the chain's name, the name.
+_JUMP = re.compile(rb"\xff\xff\xff[\xfd\xfc]..\x02\x00([\x21-\x7e]+)\0", re.DOTALL)
+_COMMENT = b"\x01\x00comment\x00"
 
 
-def remove_table(family: Family, name: str) -> bool:
-    """Delete a table with all that is in it; returns whether it was there.
+class Mentions(NamedTuple):
+    """The chains that mention a text, with the chains on the path to them.
 
-    Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN. (The kernel then answers to the batch rather
-    than to what is in it, for which pyroute2 0.9.7 waits for ever.)
+    `all_commented`: every rule that was read either jumps on or has a comment, so none is left unexplained.
     """
-    try:
-        netfilter.change(_DELETE_TABLE, DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise
-    return True
+
+    chains: set[str]
+    all_commented: bool
 
 
 def has_table(family: Family, name: str) -> bool:
-    """Whether there is such a table. Raises OSError if the kernel has no nftables, or without CAP_NET_ADMIN."""
+    """Return whether a table exists."""
+    return _exists(_GET_TABLE, family, string_attribute(_TABLE_NAME, name))
+
+
+def has_chain(family: Family, table: str, chain: str) -> bool:
+    """Return whether a table has a chain."""
+    return _exists(
+        _GET_CHAIN, family, string_attribute(_CHAIN_TABLE, table) + string_attribute(_CHAIN_NAME, chain)
+    )
+
+
+def remove_table(family: Family, name: str) -> bool:
+    """Delete a table with its contents; return whether it existed.
+
+    pyroute2 0.9.7 hangs if this is not permitted: the kernel then answers the batch instead of the message in it.
+    """
     try:
-        netfilter.ask(_GET_TABLE, 0, DOMAIN[family], netfilter.attribute(_NAME, name.encode() + b"\0"))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise
+        netfilter.execute_batch(_DELETE_TABLE, ADDRESS_FAMILY[family], string_attribute(_TABLE_NAME, name))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def chains_mentioning(family: Family, table: str, root: str, pattern: re.Pattern[bytes]) -> Mentions:
+    """Return the chains below `root` with rules of iptables that match a pattern, and the chains on the path to them.
+
+    Jumps with a comment are not followed: the comment names what they are for. Concurrent changes may be missed.
+    """
+    parents: dict[str, set[str]] = {}
+    matching: set[str] = set()
+    all_commented = True
+    for chain, rule in _rules_below(family, table, root):
+        if pattern.search(rule.raw):
+            matching.add(chain)
+        if rule.jump:
+            parents.setdefault(rule.jump, set()).add(chain)
+        all_commented = all_commented and bool(rule.jump or rule.commented)
+    pending = [*matching]
+    while pending:
+        above = parents.get(pending.pop(), set()) - matching
+        matching |= above
+        pending += above
+    return Mentions(matching, all_commented)
+
+
+def texts_below(family: Family, table: str, root: str, pattern: re.Pattern[bytes]) -> set[str]:
+    """Return what a pattern finds in the rules of `root` and of the chains its jumps without a comment lead to."""
+    rules = _rules_below(family, table, root)
+    return {match.decode() for _, rule in rules for match in pattern.findall(rule.raw)}
+
+
+class _Rule(NamedTuple):
+    """The netlink attributes of a rule, and the chain it jumps to if it has no comment."""
+
+    raw: bytes
+    commented: bool
+    jump: str
+
+
+def _rules_below(family: Family, table: str, root: str) -> Iterator[tuple[str, _Rule]]:
+    """Yield each rule of `root` and of the chains that jumps without a comment lead to, with its chain's name."""
+    pending, seen = [root], {root}
+    while pending:
+        chain = pending.pop()
+        for rule in _rules(family, table, chain):
+            yield chain, rule
+            if rule.jump and rule.jump not in seen:
+                seen.add(rule.jump)
+                pending.append(rule.jump)
+
+
+def _rules(family: Family, table: str, chain: str) -> Iterator[_Rule]:
+    """Yield the rules of a chain; none if there is no such chain."""
+    selector = string_attribute(_RULE_TABLE, table) + string_attribute(_RULE_CHAIN, chain)
+    try:
+        for raw in netfilter.dump(_GET_RULE, ADDRESS_FAMILY[family], selector):
+            commented = _COMMENT in raw
+            match = None if commented else _JUMP.search(raw)
+            yield _Rule(raw, commented, match[1].decode() if match else "")
+    except FileNotFoundError:
+        return
+
+
+def _exists(message: int, family: Family, selector: bytes) -> bool:
+    try:
+        netfilter.request(message, 0, ADDRESS_FAMILY[family], selector)
+    except FileNotFoundError:
+        return False
     return True

@@ -1,4 +1,4 @@
-"""The processes of this network namespace, so far as they can be seen: who listens where, and who runs at all."""
+"""Find what else serves in the calling thread's network namespace: processes, TCP listeners, IPVS virtual services."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -7,49 +7,48 @@ from pathlib import Path
 import msgspec
 
 _PROC = Path("/proc")
-_LISTENS = "0A"  # include/net/tcp_states.h
+_TCP_LISTEN = "0A"  # include/net/tcp_states.h
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class Process(msgspec.Struct, frozen=True, order=True):
-    """A process: its number, and its command line."""
+    """A process id and its command line."""
 
     pid: int
     arguments: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The program's name, such as "kube-proxy"; "" for one of the kernel's own."""
+        """Return the program's name, such as "kube-proxy"; "" for a kernel thread."""
         return self.arguments[0].rpartition("/")[2] if self.arguments else ""
 
 
 class Listener(msgspec.Struct, frozen=True, order=True):
-    """A TCP port that is listened on, and by whom; None if that process is not visible from here."""
+    """A TCP port and the process that listens on it, None if it is in another pid namespace."""
 
     port: int
     process: Process | None
 
 
 def listeners(ports: Collection[int]) -> tuple[Listener, ...]:
-    """Who listens on one of these TCP ports, at whatever address, in the network namespace of the calling thread."""
+    """Return the listeners on these TCP ports, on any address, sorted."""
     sockets = {inode: port for inode, port in _listening() if port in ports}
-    holders = {inode: pid for pid, inode in _open_sockets() if inode in sockets} if sockets else {}
+    pids = {inode: pid for pid, inode in _open_sockets() if inode in sockets} if sockets else {}
     found = {
-        Listener(port, process(holders[inode]) if inode in holders else None)
-        for inode, port in sockets.items()
+        Listener(port, process(pids[inode]) if inode in pids else None) for inode, port in sockets.items()
     }
     return tuple(sorted(found, key=lambda it: (it.port, it.process.pid if it.process else 0)))
 
 
 def namespace_processes() -> tuple[Process, ...]:
-    """The processes of the network namespace of the calling thread that can be seen, by number."""
+    """Return the visible processes of this network namespace, sorted by pid."""
     here = _link(_PROC / "thread-self/ns/net")
     found = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)
     return tuple(sorted(it for it in found if it is not None and it.arguments))
 
 
 def process(pid: int) -> Process | None:
-    """What runs under a number; None if nothing does any more."""
+    """Return the process with a pid, None if it has ended."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -57,19 +56,32 @@ def process(pid: int) -> Process | None:
     return Process(pid, tuple(word for word in raw.decode("utf-8", "replace").split("\0") if word))
 
 
+def ipvs_virtual_services(path: Path = _PROC / "thread-self/net/ip_vs") -> int:
+    """Return how many virtual services IPVS has, 0 without IPVS.
+
+    Services by firewall mark do not count: kube-proxy creates none.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(line.startswith(("TCP", "UDP", "SCTP")) for line in lines)
+
+
 def _listening() -> Iterator[tuple[str, int]]:
-    """The sockets, by inode, that listen on a TCP port."""
+    """Yield the inode and the port of each listening TCP socket."""
     for name in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "thread-self/net" / name).read_text().splitlines()[1:]
         except OSError:
             continue
         for words in map(str.split, lines):
-            if words[3] == _LISTENS:
+            if words[3] == _TCP_LISTEN:
                 yield words[9], int(words[1].rpartition(":")[2], 16)
 
 
 def _open_sockets() -> Iterator[tuple[int, str]]:
+    """Yield the pid and the inode of each socket that a visible process has open."""
     for pid in _pids():
         try:
             files = list((_PROC / str(pid) / "fd").iterdir())

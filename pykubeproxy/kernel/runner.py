@@ -1,4 +1,4 @@
-"""Running a command: found on PATH, in plain C locale, with a time limit, and nothing left of it."""
+"""Run a command: found on PATH, in the C locale, with a time limit, and killed with all it started when that is over."""
 
 import contextlib
 import fcntl
@@ -8,20 +8,21 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
 
 from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
 
-# Services often start with a PATH without the folders where iptables lives.
+# Services often start with a PATH that lacks the folders of iptables.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
-_PIECE = 1 << 16  # bytes
-_LARGEST_PIPE = 1 << 20  # bytes, what the kernel lets everybody have by default
+_READ = 1 << 16  # bytes
+_LARGEST_PIPE = 1 << 20  # bytes, what the kernel grants every user by default
 
 
 class Outcome(NamedTuple):
@@ -32,11 +33,113 @@ class Outcome(NamedTuple):
     stderr: str
 
 
-class Runner(msgspec.Struct, frozen=True):
-    """Runs commands, here or behind a prefix such as ("ip", "netns", "exec", NAME).
+class Command:
+    """A running command. A context manager: a command that has not ended on exit is killed, with its children.
 
-    `environment` adds to, and wins over, this process's own; XTABLES_LOCKFILE among it names another lock
-    file for the legacy tables. `started` is told the process number of each command before it gets any input.
+    It reads what was written while the caller prepares the next text. `seconds` limits the time until its end.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+        assert process.stdin and process.stdout and process.stderr
+        self._name = name
+        self._process = process
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._stdin = process.stdin
+        self._unwritten = memoryview(b"")
+        self._output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        self._selector = selectors.DefaultSelector()
+        os.set_blocking(self._stdin.fileno(), False)
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        for output in self._output:
+            self._selector.register(output, selectors.EVENT_READ)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def write(self, text: str) -> bool:
+        """Write text once the command has taken what was written before; do not wait until it has read it.
+
+        Returns False if the command reads no more. Raises TimedOut.
+        """
+        self._exchange(lambda: bool(self._unwritten))
+        if self._stdin.closed:
+            return False
+        data = text.encode("utf-8", "surrogateescape")
+        pipe = self._stdin.fileno()
+        if len(data) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+            # The pipe should hold all of it, for the command to have something to read meanwhile. No more than that:
+            # what is in the pipe is carried out even if this process is killed.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(data), _LARGEST_PIPE))
+        self._unwritten = memoryview(data)
+        self._write_some()
+        return not self._stdin.closed
+
+    def finish(self) -> Outcome:
+        """Write the rest, close the command's input and wait for its end. Raises TimedOut."""
+        self._exchange(lambda: bool(self._unwritten))
+        self._close_stdin()
+        self._exchange(lambda: bool(self._selector.get_map()))
+        try:
+            self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimedOut(self._name, self._seconds) from None
+        out, err = (bytes(said).decode("utf-8", "surrogateescape") for said in self._output.values())
+        return Outcome(self._process.returncode, out, err)
+
+    def kill(self) -> None:
+        """Kill the command and its children if it still runs, and close the pipes to it."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # One that hangs in the kernel does not die of this; do not wait for it.
+                self._process.wait(timeout=_SECONDS_TO_DIE)
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _exchange(self, unfinished: Callable[[], bool]) -> None:
+        """Write and read until nothing is unfinished. Raises TimedOut."""
+        while unfinished():
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut(self._name, self._seconds)
+            for key, _ in self._selector.select(left):
+                if key.fd not in self._output:
+                    self._write_some()
+                elif data := os.read(key.fd, _READ):
+                    self._output[key.fd] += data
+                else:
+                    self._selector.unregister(key.fd)
+
+    def _write_some(self) -> None:
+        try:
+            self._unwritten = self._unwritten[os.write(self._stdin.fileno(), self._unwritten) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._unwritten = memoryview(b"")
+            self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if not self._stdin.closed:
+            self._selector.unregister(self._stdin)
+            self._stdin.close()
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """Run commands, here or behind a prefix such as ("ip", "netns", "exec", NAME).
+
+    `environment` is added to this process's own and wins over it; XTABLES_LOCKFILE in it names another lock file for
+    the legacy tables. `started` is called with the process id of each command before it gets any input.
     """
 
     prefix: tuple[str, ...] = ()
@@ -44,25 +147,19 @@ class Runner(msgspec.Struct, frozen=True):
     started: Callable[[int], None] | None = None
 
     def has(self, command: str) -> bool:
-        """Whether the command is on PATH or in a system folder."""
+        """Tell whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
-    def run(self, argv: Sequence[str], text: str | Iterable[str] = "", seconds: float = 60) -> Outcome:
-        """Run a command with `text` on its standard input and wait for its end.
-
-        Text may come in pieces: then the command reads one while the next is made, and the time limit is for both.
-        Bytes that are not UTF-8 pass through as surrogates, so that foreign rules cannot break a reader.
-        Raises Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds`.
-        """
+    def start(self, argv: Sequence[str], seconds: float = 60) -> Command:
+        """Start a command, to write to it piece by piece. Raises Missing, NotStarted."""
         try:
-            # A process group of its own, so that a hung command goes with all that it started.
             process = subprocess.Popen(
                 [*self.prefix, *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment(),
-                process_group=0,
+                process_group=0,  # a group of its own, so that it can be killed with all that it started
             )
         except FileNotFoundError:
             raise Missing([*self.prefix, *argv][0], "that has it") from None
@@ -70,17 +167,21 @@ class Runner(msgspec.Struct, frozen=True):
             raise NotStarted([*self.prefix, *argv][0], error.strerror or str(error)) from None
         if self.started:
             self.started(process.pid)
-        try:
-            pieces = map(_encode, filter(None, [text] if isinstance(text, str) else text))
-            out, err = _converse(process, pieces, time.monotonic() + seconds)
-        except subprocess.TimeoutExpired:
-            raise TimedOut(argv[0], seconds) from None
-        finally:
-            _end(process)
-        return Outcome(process.returncode, _decode(out), _decode(err))
+        return Command(argv[0], process, seconds)
+
+    def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
+        """Run a command with `text` on its standard input and wait for its end.
+
+        Bytes that are not UTF-8 pass through as surrogates, so that rules of others cannot break a reader. Raises
+        Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds`.
+        """
+        with self.start(argv, seconds) as command:
+            if text:
+                command.write(text)
+            return command.finish()
 
     def read(self, path: str) -> str | None:
-        """The contents of a /proc or /sys file as seen behind the prefix; None where there is none."""
+        """Return the contents of a /proc or /sys file as seen behind the prefix; None if there is none."""
         if self.prefix:
             outcome = self.run(("cat", path))
             return outcome.stdout if outcome.exit_code == 0 else None
@@ -91,7 +192,7 @@ class Runner(msgspec.Struct, frozen=True):
 
     @property
     def lock_file(self) -> str:
-        """The file on which iptables-legacy takes its lock."""
+        """Return the path of the file that iptables-legacy locks."""
         return self._environment().get("XTABLES_LOCKFILE", DEFAULT_LOCK_FILE)
 
     def _environment(self) -> dict[str, str]:
@@ -99,73 +200,3 @@ class Runner(msgspec.Struct, frozen=True):
         folders = [*filter(None, merged.get("PATH", os.defpath).split(os.pathsep))]
         folders += [folder for folder in _SYSTEM_FOLDERS if folder not in folders]
         return {**merged, "PATH": os.pathsep.join(folders)}
-
-
-def _converse(
-    process: subprocess.Popen[bytes], pieces: Iterator[bytes], deadline: float
-) -> tuple[bytes, bytes]:
-    """Write to a command and read what it says meanwhile, until it ends. Raises TimeoutExpired."""
-    assert process.stdin and process.stdout and process.stderr
-    said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    rest: memoryview | None = memoryview(b"")
-    os.set_blocking(process.stdin.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        for output in said:
-            selector.register(output, selectors.EVENT_READ)
-        while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(process.args, 0)
-            for key, _ in selector.select(left):
-                if key.fd in said:
-                    said[key.fd] += (piece := os.read(key.fd, _PIECE))
-                    if not piece:
-                        selector.unregister(key.fd)
-                elif (rest := _write(key.fd, rest, pieces)) is None:
-                    selector.unregister(process.stdin)
-                    process.stdin.close()
-    process.wait(max(0.0, deadline - time.monotonic()))
-    out, err = map(bytes, said.values())
-    return out, err
-
-
-def _write(pipe: int, rest: memoryview | None, pieces: Iterator[bytes]) -> memoryview | None:
-    """Write `rest`, or else the next piece; what is left of it, None if there are no more or nobody reads them."""
-    text = rest or _next(pieces, pipe)
-    try:
-        return text[os.write(pipe, text) :] if text else None
-    except BlockingIOError:
-        return text
-    except BrokenPipeError:
-        return None
-
-
-def _next(pieces: Iterator[bytes], pipe: int) -> memoryview:
-    """The next piece; the pipe is made to hold it, for the command to have something to read while another is made."""
-    piece = next(pieces, b"")
-    if len(piece) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(piece), _LARGEST_PIPE))
-    return memoryview(piece)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command that still runs, and its children, and close the pipes to it."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # One that is stuck in the kernel does not die of this; it is not worth waiting for.
-            process.wait(timeout=_SECONDS_TO_DIE)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _decode(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

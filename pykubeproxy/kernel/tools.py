@@ -1,4 +1,4 @@
-"""The two kinds of iptables, and which commands of which version speak to them."""
+"""Find the iptables commands of a backend, and their version."""
 
 import enum
 import re
@@ -15,14 +15,14 @@ PACKAGE = "iptables (on some distributions iptables-nft or iptables-legacy)"
 
 
 class Backend(enum.Enum):
-    """Where the rules live: in nftables, or in the older xtables."""
+    """The kernel subsystem that holds the rules: nf_tables, or the older x_tables."""
 
     NFT = "nft"
     LEGACY = "legacy"
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The commands that speak to one backend for one family, and their version such as (1, 8, 9)."""
+    """The commands for one backend and family, and their version such as (1, 8, 9)."""
 
     backend: Backend
     family: Family
@@ -33,11 +33,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def find_tools(backend: Backend, family: Family, runner: Runner) -> Tools:
-    """The commands by their full names (iptables-nft-save), or the plain ones where those are of this
-    backend.
-
-    Raises Missing, naming what to install.
-    """
+    """Return the commands named for the backend (iptables-nft-save), else the plain ones if they use it. Raise Missing."""
     program = _PROGRAM[family]
     for stem in (f"{program}-{backend.value}", program):
         main, save, restore = stem, f"{stem}-save", f"{stem}-restore"
@@ -48,8 +44,8 @@ def find_tools(backend: Backend, family: Family, runner: Runner) -> Tools:
     raise Missing(f"{program}-{backend.value}-restore", PACKAGE)
 
 
-def system_default(runner: Runner) -> Backend | None:
-    """The backend of the plain `iptables` command, None where there is no such command."""
+def default_backend(runner: Runner) -> Backend | None:
+    """Return the backend of the plain `iptables` command, None if it is not installed."""
     main = _PROGRAM[Family.IPV4]
     return _identify(main, runner)[0] if runner.has(main) else None
 
@@ -59,6 +55,20 @@ def _identify(command: str, runner: Runner) -> tuple[Backend, tuple[int, int, in
     match = _VERSION.search(outcome.stdout)
     if match is None:
         raise Failed(f"{command} --version", outcome.exit_code, (outcome.stderr or outcome.stdout).strip())
-    # Before 1.8 there was one kind only, and it did not say which.
+    # Versions before 1.8 know only legacy, and print no backend.
     backend = Backend.NFT if match[4] == "nf_tables" else Backend.LEGACY
     return backend, (int(match[1]), int(match[2]), int(match[3]))
+
+
+# How long legacy waits for its lock (seconds), and how often versions that poll for it look (microseconds).
+LOCK_SECONDS = 5
+_POLL_MICROSECONDS = 100_000
+
+
+def lock_options(tools: Tools) -> tuple[str, ...]:
+    """Return the options that wait for the lock, which only legacy takes: since 1.6.2, by polling up to 1.8.7."""
+    if tools.backend is Backend.NFT or tools.version < (1, 6, 2):
+        return ()
+    if tools.version < (1, 8, 8):
+        return ("-w", str(LOCK_SECONDS), "-W", str(_POLL_MICROSECONDS))
+    return ("-w", str(LOCK_SECONDS))

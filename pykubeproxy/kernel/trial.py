@@ -1,4 +1,4 @@
-"""What rules use, tried one by one: each in a rule that is really written, into a namespace of its own."""
+"""Test the features that rules use, by writing a rule for each into a temporary network namespace."""
 
 import os
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import msgspec
 
 from pykubeproxy.kernel import nfacct
-from pykubeproxy.kernel.errors import KernelError, NotPermitted, Refused
-from pykubeproxy.kernel.features import probe
+from pykubeproxy.kernel.errors import KernelError, NotPermitted, Rejected
+from pykubeproxy.kernel.features import probe_features
 from pykubeproxy.kernel.iptables import Iptables
-from pykubeproxy.kernel.namespace import in_namespace_of_its_own
 from pykubeproxy.kernel.runner import Runner
+from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Family
 
 _COUNTER = "pykubeproxy_trial"
@@ -18,10 +18,7 @@ _DESTINATION = {Family.IPV4: "192.0.2.1:80", Family.IPV6: "[2001:db8::1]:80"}
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """Something that rules use, the kernel modules that have it, and a rule to try it by.
-
-    Rules can do without one that is not required. {to} in the rule stands for an address and port of the family.
-    """
+    """A feature that rules use, its kernel modules, and a test rule, in which {to} stands for an address and port."""
 
     name: str
     modules: str
@@ -54,76 +51,76 @@ FEATURES = (
 )
 
 
-class Lack(msgspec.Struct, frozen=True):
-    """A feature that is not to be had, and what iptables or the kernel said."""
+class MissingFeature(msgspec.Struct, frozen=True):
+    """A feature that does not work, and what iptables or the kernel reported."""
 
-    feature: str
+    name: str
     modules: str
     reason: str
     required: bool
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What is lacking. `alone` is why it could only be asked for and not be tried; "" if it was tried."""
+    """The missing features. `untested` is why they could only be looked up, "" if they were tested."""
 
-    lacking: tuple[Lack, ...]
-    alone: str = ""
+    missing: tuple[MissingFeature, ...]
+    untested: str = ""
 
 
 def try_features(iptables: Iptables) -> Trial:
-    """Write a rule for each feature, in a network namespace that is gone afterwards.
+    """Write a rule for each feature into a network namespace that is removed afterwards.
 
-    Where no namespace can be made, kernel and tools are asked instead, which touches nothing either. Raises
-    NotPermitted where they may not even be asked (CAP_NET_ADMIN), and KernelError.
+    Without permission to create one, probe kernel and tools instead. Raise NotPermitted without CAP_NET_ADMIN, KernelError.
     """
-    # The lock is for the node's own tables: whoever holds it must not keep us waiting, nor are we to leave a file.
+    # The xtables lock guards the node's tables: neither wait for it nor create its file.
     runner = Runner((), {**iptables.runner.environment, "XTABLES_LOCKFILE": os.devnull})
-    alone = msgspec.structs.replace(iptables, runner=runner)
+    isolated = msgspec.structs.replace(iptables, runner=runner)
     try:
-        return in_namespace_of_its_own(lambda: Trial(tuple(_lacking(alone))))
+        return run_in_new_namespace(lambda: Trial(tuple(_test(isolated))))
     except NotPermitted as error:
-        return _asked(iptables, error.message)
+        return _probe(iptables, error.message)
 
 
-def _lacking(iptables: Iptables) -> Iterator[Lack]:
+def _test(iptables: Iptables) -> Iterator[MissingFeature]:
     counter = nfacct.ensure(_COUNTER)
     try:
-        iptables.restore("".join(_input(feature, iptables.family) for feature in FEATURES))
+        iptables.restore("".join(_restore_input(feature, iptables.family) for feature in FEATURES))
     except NotPermitted:
         raise
     except KernelError:
-        # Which of them it is, one by one tells; nearly always all can be written at once.
+        # One restore usually suffices; if it fails, find out which features are missing.
         for feature in FEATURES:
-            if reason := _reason(iptables, feature):
-                said = counter.reason or reason if _COUNTER in feature.rule else reason
-                yield Lack(feature.name, feature.modules, said, feature.required)
+            if failure := _failure(iptables, feature):
+                reason = counter.reason or failure if _COUNTER in feature.rule else failure
+                yield MissingFeature(feature.name, feature.modules, reason, feature.required)
 
 
-def _reason(iptables: Iptables, feature: Feature) -> str:
-    """Why a rule with this feature cannot be written; "" if it can."""
+def _failure(iptables: Iptables, feature: Feature) -> str:
+    """Return why a rule with this feature cannot be written, "" if it can."""
     try:
-        iptables.restore(_input(feature, iptables.family))
-    except Refused as error:
+        iptables.restore(_restore_input(feature, iptables.family))
+    except Rejected as error:
         return error.message
     except KernelError as error:
         return str(error)
     return ""
 
 
-def _input(feature: Feature, family: Family) -> str:
+def _restore_input(feature: Feature, family: Family) -> str:
     rule = feature.rule.format(to=_DESTINATION[family])
     chain = "POSTROUTING" if "MASQUERADE" in rule else "PREROUTING" if feature.table == "nat" else "INPUT"
     return f"*{feature.table}\n-A {chain} {rule}\nCOMMIT\n"
 
 
-def _asked(iptables: Iptables, why: str) -> Trial:
-    """The same in terms of what can be asked."""
-    features = probe(iptables)
+def _probe(iptables: Iptables, untested: str) -> Trial:
+    features = probe_features(iptables)
     optional = {
         "MASQUERADE --random-fully": features.random_fully,
         "match sctp": features.sctp,
         "match nfacct": features.nfacct,
     }
-    lacking = [Lack(name, "", "not there", required=True) for name in features.absent]
-    lacking += [Lack(name, "", "not there", required=False) for name, there in optional.items() if not there]
-    return Trial(tuple(lacking), alone=why)
+    missing = [(name, True) for name in features.absent]
+    missing += [(name, False) for name, available in optional.items() if not available]
+    return Trial(
+        tuple(MissingFeature(name, "", "not available", required) for name, required in missing), untested
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables, sysctl
+from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables, system
 from pykubeproxy.objects import Family
 from tests.fakes.iptables import FakeIptables
 
@@ -32,7 +32,7 @@ def inside(namespace: str) -> Iterator[str]:
     """The test itself runs in the namespace, whose name this gives."""
     netns.pushns(namespace)
     # A new namespace takes this over from the first one, where a proxy may have turned it on.
-    sysctl.write("net/ipv4/conf/all/route_localnet", 0)
+    system.write_setting("net/ipv4/conf/all/route_localnet", 0)
     yield namespace
     netns.popns()
 

@@ -1,13 +1,12 @@
-"""The addresses of a network namespace."""
+"""Read and watch the addresses of a network namespace."""
 
 import queue
-import time
 
 import pyroute2
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pykubeproxy.kernel import AddressWatch, KernelError, LocalAddress, Runner, local_addresses
+from pykubeproxy.kernel import KernelError, LocalAddress, Runner, local_addresses, watch_addresses
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -26,8 +25,8 @@ def ip(inside: str, runner: Runner):
     return run
 
 
-def test_each_family(ip) -> None:
-    """Addresses come with their prefix length and interface, each family by itself."""
+def test_lists_addresses_by_family(ip) -> None:
+    """Each address has its prefix length and interface."""
     ip("addr", "add", "192.168.99.10/24", "dev", "eth9")
     ip("addr", "add", "10.244.1.1/24", "dev", "eth9")
     ip("addr", "add", "fd00:99::10/64", "dev", "eth9", "nodad")
@@ -42,8 +41,8 @@ def test_each_family(ip) -> None:
     }
 
 
-def test_point_to_point(ip) -> None:
-    """On a point-to-point link it is this end's address that counts."""
+def test_point_to_point_link_gives_the_local_address(ip) -> None:
+    """The peer's address is not listed."""
     ip("addr", "add", "10.1.1.1", "peer", "10.1.1.2/32", "dev", "eth9")
     assert LocalAddress("10.1.1.1", 32, "eth9") in local_addresses(Family.IPV4)
 
@@ -51,41 +50,34 @@ def test_point_to_point(ip) -> None:
 @pytest.mark.parametrize(
     "error", [OSError(24, "Too many open files"), NetlinkError(16, "Device or resource busy")]
 )
-def test_addresses_that_cannot_be_read(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the socket or the kernel says comes as an error of this package, which the agent gets over."""
+def test_netlink_failure_is_a_kernel_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of the socket and of the kernel both become KernelError."""
 
     def fail(_: object) -> None:
         raise error
 
     monkeypatch.setattr(pyroute2.IPRoute, "__enter__", fail)
-    with pytest.raises(KernelError, match=r"addresses of this node cannot be read: .*(open files|busy)"):
+    with pytest.raises(KernelError, match=r"cannot read the addresses of this node: .*(open files|busy)"):
         local_addresses(Family.IPV4)
 
 
-def test_watch(ip) -> None:
-    """A change is told within a moment, in either family; after the end there is silence."""
-    told: queue.Queue[float] = queue.Queue()
-    watch = AddressWatch(lambda: told.put(time.monotonic()))
+def test_watch_reports_changes_of_both_families(ip) -> None:
+    """Each change is reported within a moment."""
+    changes: queue.Queue[None] = queue.Queue()
+    watch_addresses(lambda: changes.put(None))
     for words in (
         ("addr", "add", "10.2.2.2/24", "dev", "eth9"),
         ("addr", "del", "10.2.2.2/24", "dev", "eth9"),
         ("addr", "add", "fd00::2/64", "dev", "eth9", "nodad"),
     ):
         ip(*words)
-        told.get(timeout=5)
-    watch.close()
-    while not told.empty():
-        told.get()
-    ip("addr", "add", "10.3.3.3/24", "dev", "eth9")
-    assert told.empty()
-    assert LocalAddress("10.3.3.3", 24, "eth9") in local_addresses(Family.IPV4)
+        changes.get(timeout=5)
 
 
-def test_watch_sees_its_own_namespace_only(ip) -> None:
-    """Changes elsewhere are not told."""
-    told: queue.Queue[None] = queue.Queue()
-    watch = AddressWatch(lambda: told.put(None))
+def test_watch_ignores_other_namespaces(ip) -> None:
+    """Changes in another network namespace are not reported."""
+    changes: queue.Queue[None] = queue.Queue()
+    watch_addresses(lambda: changes.put(None))
     elsewhere = Runner(("unshare", "-n"))
     assert elsewhere.run(("sh", "-c", "ip link set lo up && ip addr add 10.9.9.9/8 dev lo")).exit_code == 0
-    assert told.empty()
-    watch.close()
+    assert changes.empty()

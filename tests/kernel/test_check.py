@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli import check as command
 from pykubeproxy.kernel import Backend, Iptables, Outcome, Runner, legacy, open_iptables, processes
-from pykubeproxy.kernel.namespace import in_namespace_of_its_own
+from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Family
 from tests.cases import expected, load_case
 
@@ -59,7 +59,7 @@ def checked(*arguments: str, code: int = 0) -> dict[str, Any]:
     result = CliRunner().invoke(command.check, ["-o", "json", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
     document = json.loads(result.stdout)
-    assert document["fit"] is (code == 0)
+    assert document["passed"] is (code == 0)
     return document
 
 
@@ -98,7 +98,7 @@ def proxy_rules(runner: Runner, backend: Backend) -> Iptables:
     return iptables
 
 
-def test_fit(node: Runner, backend: Backend) -> None:
+def test_node_passes(node: Runner, backend: Backend) -> None:
     """On a fresh node nothing fails, every check is made, and the node is as it was."""
     before = state(node)
     document = checked("--iptables-backend", backend.value)
@@ -106,7 +106,7 @@ def test_fit(node: Runner, backend: Backend) -> None:
     assert {it["check"] for it in document["checks"]} == CHECKS
     assert document["backend"] == backend.value
     assert {it["level"] for it in document["checks"]} == {"ok", "skip"}
-    assert "was tried and works" in of(document, "kernel", "IPv6")[0]["text"]
+    assert "was tried and works" in of(document, "kernel", "IPv6")[0]["message"]
 
 
 def test_a_proxys_rules(node: Runner, backend: Backend) -> None:
@@ -115,7 +115,7 @@ def test_a_proxys_rules(node: Runner, backend: Backend) -> None:
     before = state(node)
     document = checked()
     assert document["backend"] == backend.value
-    assert f"{backend.value} is used, with " in of(document, "tables", "IPv4")[0]["text"]
+    assert f"{backend.value} is used, with " in of(document, "tables", "IPv4")[0]["message"]
     assert set(levels(document, "other-tables")) == {"ok"}
     assert state(node) == before
 
@@ -136,7 +136,7 @@ def test_others_in_the_other_backend(node: Runner, backend: Backend) -> None:
     iptables.restore("*filter\n-A FORWARD -p udp -j DROP\nCOMMIT\n")
     document = checked("--iptables-backend", backend.value)
     assert levels(document, "other-tables") == ["warn", "ok"]
-    assert "(FORWARD)" in of(document, "other-tables")[0]["text"]
+    assert "(FORWARD)" in of(document, "other-tables")[0]["message"]
 
 
 def test_the_second_reader(inside: str, runner: Runner) -> None:
@@ -177,11 +177,11 @@ def test_other_modes_of_kube_proxy(node: Runner) -> None:
     open_iptables(Backend.LEGACY, Family.IPV6, node).restore(ipvs)
     document = checked("--iptables-backend", "legacy")
     assert levels(document, "leftovers") == ["warn"]
-    assert "(KUBE-LOAD-BALANCER)" in of(document, "leftovers")[0]["text"]
+    assert "(KUBE-LOAD-BALANCER)" in of(document, "leftovers")[0]["message"]
     run(node, "nft", "add", "table", "ip6", "kube-proxy")
     document = checked()
     assert levels(document, "leftovers") == ["warn"]
-    assert "ip6 kube-proxy" in of(document, "leftovers")[0]["text"]
+    assert "ip6 kube-proxy" in of(document, "leftovers")[0]["message"]
     run(node, "ip", "link", "add", "kube-ipvs0", "type", "bridge")
     assert levels(checked(code=1), "leftovers") == ["fail"]
 
@@ -203,7 +203,7 @@ def test_sources_filtered_strictly(node: Runner) -> None:
     run(node, "sysctl", "-qw", "net.ipv4.conf.up-a.rp_filter=1", "net.ipv4.conf.up-pod.rp_filter=1")
     document = checked()
     assert levels(document, "rp-filter") == ["warn"]
-    assert of(document, "rp-filter")[0]["text"] == "sources are filtered strictly on up-a"
+    assert of(document, "rp-filter")[0]["message"] == "sources are filtered strictly on up-a"
     run(node, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=2")
     assert levels(checked(), "rp-filter") == ["ok"]
 
@@ -224,7 +224,7 @@ def test_connections(node: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         run(node, "conntrack", "-I", *flow, "--sport", port)
     (found,) = of(checked(), "conntrack")
     assert found["level"] == "ok"
-    assert found["text"].startswith("3 connections of ")
+    assert found["message"].startswith("3 connections of ")
     read = command._read
     monkeypatch.setattr(command, "_read", lambda name: "3" if name.endswith("_max") else read(name))
     assert levels(checked(code=1), "conntrack") == ["fail"]
@@ -236,7 +236,7 @@ def test_a_port_is_taken(node: Runner) -> None:
         port = taken.getsockname()[1]
         document = checked("--healthz-bind-address", f"0.0.0.0:{port}", code=1)
         assert levels(document, "ports") == ["fail", "ok"]
-        assert f"(process {os.getpid()})" in of(document, "ports")[0]["text"]
+        assert f"(process {os.getpid()})" in of(document, "ports")[0]["message"]
     assert levels(checked("--healthz-bind-address", f"0.0.0.0:{port}"), "ports") == ["ok", "ok"]
 
 
@@ -257,8 +257,8 @@ def test_kube_proxy_runs(node: Runner, kube_proxy: int) -> None:
     """A kube-proxy that runs here is seen, from another network namespace it is not."""
     (found,) = of(checked(), "proxies")
     assert found["level"] == "warn"
-    assert found["text"] == f"kube-proxy is running (process {kube_proxy})"
-    assert kube_proxy not in [it.pid for it in in_namespace_of_its_own(processes.neighbours)]
+    assert found["message"] == f"kube-proxy is running (process {kube_proxy})"
+    assert kube_proxy not in [it.pid for it in run_in_new_namespace(processes.namespace_processes)]
 
 
 def limited(runner: Runner, capabilities: str) -> Outcome:
@@ -273,7 +273,7 @@ def test_no_namespace_for_a_trial(node: Runner) -> None:
     document = json.loads(outcome.stdout)
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert levels(document, "kernel") == ["skip", "skip"]
-    assert "only be asked for, not tried" in of(document, "kernel")[0]["text"]
+    assert "looked up, not tried" in of(document, "kernel")[0]["message"]
 
 
 def test_no_rights(node: Runner) -> None:
@@ -286,5 +286,5 @@ def test_no_rights(node: Runner) -> None:
     assert levels(document, "other-tables") == ["skip", "ok"]
     for name in ("kernel", "tables", "leftovers"):
         assert set(levels(document, name)) == {"skip"}
-        assert of(document, name)[0]["text"].endswith("not permitted")
+        assert of(document, name)[0]["message"].endswith("not permitted")
     assert levels(document, "forwarding") == ["ok", "ok"]

@@ -62,7 +62,7 @@ def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> No
         del kubelets[ChainKey("filter", "KUBE-FIREWALL")]
         assert kubelets == dict(rules.chains)
     assert clean_up(runner=runner)
-    assert capsys.readouterr().out == "There is nothing to do.\n"
+    assert capsys.readouterr().out == "Nothing to remove.\n"
 
 
 def test_dry_run(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_dry_run(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixtu
 def test_nothing_is_created(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """On an empty node there is nothing to do, and legacy tables do not come into being."""
     assert clean_up(runner=runner)
-    assert capsys.readouterr().out == "There is nothing to do.\n"
+    assert capsys.readouterr().out == "Nothing to remove.\n"
     assert legacy_tables(runner) == []
 
 
@@ -98,11 +98,12 @@ def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.Captu
     assert clean_up(runner=runner)
     place = f"{iptables.backend.value}, {iptables.family.value}"
     assert capsys.readouterr().err == (
-        f"Warning: {place}: rules of others jump to KUBE-MARK-MASQ in table nat, so it was only emptied\n"
+        f"Warning: {place}: foreign rules jump to chain KUBE-MARK-MASQ of table nat, so it was only emptied;"
+        " remove those rules first\n"
     )
     assert iptables.save().chains[ChainKey("nat", "KUBE-MARK-MASQ")] == ()
     assert clean_up(runner=runner)
-    assert capsys.readouterr().out == "There is nothing to do.\n"
+    assert capsys.readouterr().out == "Nothing to remove.\n"
 
 
 def test_many_chains(runner: Runner) -> None:

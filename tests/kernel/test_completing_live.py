@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pykubeproxy.cli.completing import services
+from pykubeproxy.cli.completion import services
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.kernel import Backend, open_iptables
 from pykubeproxy.objects import Family

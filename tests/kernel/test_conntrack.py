@@ -1,4 +1,4 @@
-"""The table of connections: what is read of it, and what is deleted."""
+"""Read and delete conntrack entries."""
 
 import ipaddress
 import sys
@@ -17,15 +17,15 @@ def packed(address: str) -> bytes:
 
 
 def test_reads_udp_flows(inside: str, runner: Runner, family: Family) -> None:
-    """A UDP flow is read with both ends, and with who answers."""
+    """A flow has source, destination and the source of its replies."""
     client, vip, pod = CLIENT[family], VIP[family], POD[family]
     insert(runner, f"{client} 4000", f"{vip} 53", f"{pod} 5353")
     (flow,) = conntrack.udp_flows(family)
     assert flow[:3] == ((packed(client), 4000), (packed(vip), 53), (packed(pod), 5353))
 
 
-def test_other_protocols_families_and_zones_are_left_out(inside: str, runner: Runner, family: Family) -> None:
-    """TCP, SCTP and the other family's flows are not among them, nor what is in another conntrack zone."""
+def test_skips_other_protocols_families_and_zones(inside: str, runner: Runner, family: Family) -> None:
+    """TCP, SCTP, the other family and other conntrack zones are left out."""
     client, vip, pod = CLIENT[family], VIP[family], POD[family]
     for protocol in ("tcp", "sctp"):
         insert(runner, f"{client} 4000", f"{vip} 53", f"{pod} 53", protocol)
@@ -37,8 +37,8 @@ def test_other_protocols_families_and_zones_are_left_out(inside: str, runner: Ru
     assert len(list(conntrack.udp_flows(other))) == 1
 
 
-def test_the_kernel_filters(inside: str, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel itself leaves out other protocols, so a table full of TCP costs nothing here."""
+def test_kernel_filters_by_protocol(inside: str, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel sends no other protocols, so a table full of TCP costs nothing."""
     seen: list[bytes] = []
     real = conntrack.netfilter.dump
     monkeypatch.setattr(
@@ -49,8 +49,8 @@ def test_the_kernel_filters(inside: str, runner: Runner, monkeypatch: pytest.Mon
     assert len(list(conntrack.udp_flows(Family.IPV4))) == len(seen) == 1
 
 
-def test_deletes_one(inside: str, runner: Runner, family: Family) -> None:
-    """Only the flow that is meant is deleted, not even that of the same ends under another protocol."""
+def test_deletes_only_the_given_flow(inside: str, runner: Runner, family: Family) -> None:
+    """A TCP flow between the same addresses and ports stays."""
     client, vip, pod = CLIENT[family], VIP[family], POD[family]
     insert(runner, f"{client} 4000", f"{vip} 53", f"{pod} 53", "tcp")
     for port in (4000, 4001):
@@ -62,16 +62,16 @@ def test_deletes_one(inside: str, runner: Runner, family: Family) -> None:
     assert not any("udp" in line and "sport=4000" in line for line in left)
 
 
-def test_deletes_what_went_already(inside: str, runner: Runner, family: Family) -> None:
-    """A flow that ended between being read and being deleted is no error."""
+def test_deleting_an_ended_flow_is_no_error(inside: str, runner: Runner, family: Family) -> None:
+    """A flow may end between being read and being deleted."""
     insert(runner, f"{CLIENT[family]} 4000", f"{VIP[family]} 53", f"{POD[family]} 53")
     (flow,) = conntrack.udp_flows(family)
     assert conntrack.delete(flow)
     assert not conntrack.delete(flow)
 
 
-def test_never_empties_the_table(inside: str, runner: Runner, family: Family) -> None:
-    """A flow that was not read from the table is refused: the kernel would take the request for "delete all"."""
+def test_never_deletes_the_whole_table(inside: str, runner: Runner, family: Family) -> None:
+    """A flow without raw data is rejected: the kernel would delete everything."""
     insert(runner, f"{CLIENT[family]} 4000", f"{VIP[family]} 53")
     (flow,) = conntrack.udp_flows(family)
     with pytest.raises(ValueError, match="udp_flows"):
@@ -79,15 +79,15 @@ def test_never_empties_the_table(inside: str, runner: Runner, family: Family) ->
     assert len(listed(runner, family)) == 1
 
 
-def test_many_reads_and_deletions_between(inside: str, runner: Runner) -> None:
-    """Entries may be deleted while the table is read: each is seen and gone afterwards, however many reads it takes."""
+def test_deletes_during_a_long_dump(inside: str, runner: Runner) -> None:
+    """Every flow is seen and deleted, across several reads."""
     fill(Family.IPV4, 3000)
     assert sum(conntrack.delete(flow) for flow in conntrack.udp_flows(Family.IPV4)) == 3000
     assert not listed(runner, Family.IPV4)
 
 
-def test_not_permitted(runner: Runner) -> None:
-    """Without CAP_NET_ADMIN reading is an error that says so."""
+def test_reading_needs_cap_net_admin(runner: Runner) -> None:
+    """Without CAP_NET_ADMIN, reading raises PermissionError."""
     limited = Runner((*runner.prefix, "setpriv", "--inh-caps=-all", "--bounding-set=-all"))
     snippet = (
         "from pykubeproxy.kernel import conntrack; from pykubeproxy.objects import Family\n"

@@ -31,8 +31,8 @@ def flows(node: UdpNode, destination: str) -> list[str]:
     return [line for line in entries(node.runner, node.family) if f"dst={destination} " in line]
 
 
-def test_replaced_pod(node: UdpNode) -> None:
-    """After its pod was replaced a client reaches the new one, by cluster IP and by node port."""
+def test_client_reaches_replacement_pod(node: UdpNode) -> None:
+    """By cluster IP and by node port, from the same source port."""
     node.sync(listed(dns(node.family)), pods_of(node, "one"))
     clients = [node.client(VIP[node.family]), node.client(node.node_address(), NODE_PORT)]
     assert all(client.reaches("one") for client in clients)
@@ -42,8 +42,8 @@ def test_replaced_pod(node: UdpNode) -> None:
     print(f"{time.monotonic() - started:.3f} s from the change until both clients reach the new pod")
 
 
-def test_scaled_to_none_and_back(node: UdpNode) -> None:
-    """With no pod left the client is refused instead of left waiting; it reaches the first one that comes."""
+def test_service_scaled_to_zero_and_back(node: UdpNode) -> None:
+    """Without pods the client is refused at once; it reaches the first new pod."""
     node.sync(listed(dns(node.family)), pods_of(node, "one"))
     client = node.client(VIP[node.family])
     assert client.reaches("one")
@@ -54,8 +54,8 @@ def test_scaled_to_none_and_back(node: UdpNode) -> None:
     assert client.reaches("two")
 
 
-def test_client_was_there_before_the_service(node: UdpNode) -> None:
-    """A client whose packets went astray, undirected, before there was a service gets through once there is one."""
+def test_client_older_than_the_service(node: UdpNode) -> None:
+    """A client whose packets left without NAT reaches a service created later."""
     node.sync(listed(dns(node.family, "other")), pods_of(node, "one", service="other"))
     clients = [node.client(VIP[node.family]), node.client(node.node_address(), NODE_PORT)]
     assert [client.ask() for client in clients] == ["", ""]
@@ -65,8 +65,8 @@ def test_client_was_there_before_the_service(node: UdpNode) -> None:
     assert all(client.reaches("one") for client in clients)
 
 
-def test_service_deleted(node: UdpNode) -> None:
-    """Flows of a deleted service go; those of another, and straight to a pod, stay."""
+def test_deleted_service_loses_its_flows(node: UdpNode) -> None:
+    """Flows of other services and straight to pods stay."""
     node.sync(
         listed(dns(node.family), dns(node.family, "other")),
         pods_of(node, "one"),
@@ -82,8 +82,8 @@ def test_service_deleted(node: UdpNode) -> None:
     assert any(f"sport={clients[2].port}" in line for line in flows(node, pod))
 
 
-def test_other_clients_are_not_disturbed(node: UdpNode) -> None:
-    """When one of two pods goes, only its flows go; the other's, TCP and other services' stay as they are."""
+def test_other_clients_keep_their_flows(node: UdpNode) -> None:
+    """When one of two pods goes, flows to the other, TCP and other services stay."""
     node.sync(
         listed(dns(node.family), dns(node.family, "other")),
         pods_of(node, "one", "two"),
@@ -103,8 +103,8 @@ def test_other_clients_are_not_disturbed(node: UdpNode) -> None:
     assert flows(node, OTHER_VIP[node.family])
 
 
-def test_service_deleted_while_nobody_was_running(node: UdpNode) -> None:
-    """A process that finds the rules of a service that is no more deletes its flows, and those of no other."""
+def test_service_deleted_while_the_agent_was_down(node: UdpNode) -> None:
+    """After a restart, only flows of the deleted service are deleted."""
     both = dns(node.family), dns(node.family, "other")
     node.sync(listed(*both), pods_of(node, "one"), pods_of(node, "one", service="other"))
     clients = [node.client(VIP[node.family]), node.client(node.node_address(), NODE_PORT)]
@@ -116,8 +116,8 @@ def test_service_deleted_while_nobody_was_running(node: UdpNode) -> None:
     assert flows(node, OTHER_VIP[node.family])
 
 
-def test_nothing_is_listed_without_a_change(node: UdpNode) -> None:
-    """Syncs that change no UDP service do not look at the table."""
+def test_sync_without_udp_change_reads_no_flows(node: UdpNode) -> None:
+    """Syncs that change no UDP service do not read the table."""
     node.sync(listed(dns(node.family)), pods_of(node, "one"))
     wait(lambda: len(node.cleaned) == 1)
     node.sync()

@@ -50,18 +50,18 @@ class Node:
 
 
 def sentences(result: Result) -> list[str]:
-    return [str(it) for it in json.loads(result.stdout)["words"]]
+    return [str(it) for it in json.loads(result.stdout)["messages"]]
 
 
 def test_before_and_after_the_agent(node: Node) -> None:
     """On a fresh node everything is new; after the agent has written its rules nothing differs, in either family."""
     result = node.diff()
     assert result.exit_code == 1
-    assert " ".join(result.stdout.split()).count("no proxy has written its rules here") == 2
+    assert " ".join(result.stdout.split()).count("the tables have no rules of a service proxy") == 2
     node.program()
     result = node.diff()
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"There is no difference: live rules ({node.backend.value}), {OBJECTS}.\n"
+    assert result.stderr == f"No differences: live rules ({node.backend.value}), {OBJECTS}.\n"
 
 
 def test_node_port_addresses(node: Node) -> None:
@@ -92,11 +92,11 @@ def test_drift(node: Node) -> None:
         f"*nat\n-D PREROUTING 1\n:KUBE-SVC-OLD - [0:0]\n:{web} - [0:0]\n-A {web} -j RETURN\nCOMMIT\n"
     )
     assert sentences(node.diff("-o", "json", "--family", "ipv4")) == [
-        "table nat: 1 jump new: PREROUTING to KUBE-SERVICES",
-        "table mangle: 1 chain new: KUBE-PROXY-CANARY",
-        "1 chain gone that nothing leads to: KUBE-SVC-OLD",
+        "table nat: 1 jump added: PREROUTING to KUBE-SERVICES",
+        "table mangle: 1 chain added: KUBE-PROXY-CANARY",
+        "1 unreferenced chain removed: KUBE-SVC-OLD",
         (
-            "ns/web:http (policy Local): 1 endpoint new: 10.244.1.5:8080; led nowhere before;"
+            "ns/web:http (policy Local): 1 endpoint added: 10.244.1.5:8080; passed on before;"
             " session affinity none → 1 h"
         ),
     ]
@@ -110,8 +110,8 @@ def test_what_would_change(node: Node, tmp_path: Path) -> None:
     new = tmp_path / "new.yaml"
     new.write_text(Path(OBJECTS).read_text().replace("10.244.2.9", "10.244.2.8"))
     assert sentences(node.diff("-o", "json", objects=str(new))) == [
-        "kube-system/dns:dns UDP: 1 endpoint gone: 10.244.2.9:53; 1 endpoint new: 10.244.2.8:53",
-        "kube-system/dns:dns-tcp: 1 endpoint gone: 10.244.2.9:53; 1 endpoint new: 10.244.2.8:53",
+        "kube-system/dns:dns UDP: 1 endpoint removed: 10.244.2.9:53; 1 endpoint added: 10.244.2.8:53",
+        "kube-system/dns:dns-tcp: 1 endpoint removed: 10.244.2.9:53; 1 endpoint added: 10.244.2.8:53",
     ]
     rules = node.diff("-o", "rules", objects=str(new)).stdout
     assert rules.startswith(

@@ -4,25 +4,36 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent.drift.reading import Reader
+from pykubeproxy.agent.drift.reader import TableReader
 from pykubeproxy.agent.drift.schedule import DriftSchedule
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
-from pykubeproxy.kernel import TABLES, Backend, ExternalWrite, Runner, Watched, open_iptables, watch_tables
+from pykubeproxy.kernel import (
+    TABLES,
+    Backend,
+    ExternalWrite,
+    RestoreSession,
+    Runner,
+    WatchedTables,
+    open_iptables,
+    watch_tables,
+)
 from pykubeproxy.kernel.legacy import legacy_tables
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, terms
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
+from tests.fakes.drift import scope
 from tests.fakes.follower import eventually
 from tests.objects import service, slice_of
 from tests.strategies import NODE
@@ -61,10 +72,12 @@ class Node:
         self.heard: list[ExternalWrite] = []
         self.watch = watch_tables(backend, self.heard.append)
         self.real = open_iptables(
-            backend, family, Runner(environment=self.runner.environment, started=self.watch.started)
+            backend, family, Runner(environment=self.runner.environment, started=self.watch.command_started)
         )
         self.family = family
-        self.tables = FamilyTables(Watched(self.real, self.watch), 200 if backend is Backend.NFT else None)
+        self.tables = FamilyTables(
+            WatchedTables(self.real, self.watch), 200 if backend is Backend.NFT else None
+        )
         self.cluster = Cluster()
         four = family is Family.IPV4
         made = [
@@ -89,33 +102,32 @@ class Node:
         outcome = self.runner.run((command, *arguments), text)
         assert outcome.exit_code == 0, outcome.stderr
 
-    def sync(self, *touched: Key) -> Report:
-        on = terms(load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family)
+    def sync(self, *touched: Key) -> SyncReport:
+        on = rule_context(load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family)
         report = self.tables.sync(self.cluster, touched, on)
-        self.watch.settled(self.family, report.held)
+        self.watch.synced(self.family, report.table_counts)
         return report
 
     def suspected(self) -> bool:
         """Look at what was heard of, as the agent does."""
-        vigil = DriftSchedule(1000.0, 0.0)
+        schedule = DriftSchedule(1000.0, 0.0)
         heard, self.heard[:] = [*self.heard], []
         for foreign in heard:
             if foreign.family is self.family:
-                vigil.heard(foreign, 0.0)
-        suspicion = vigil.take(0.0)
-        anything = bool(suspicion.tables or suspicion.chains)
-        return anything and self.tables.examine(suspicion.tables, suspicion.chains)
+                schedule.external_write(foreign, 0.0)
+        suspect = schedule.take(0.0)
+        return bool(suspect.tables or suspect.chains) and self.tables.detect_drift(suspect)
 
     def chains(self, prefix: str, table: str = "nat") -> list[str]:
         return [chain for chain, _ in self.before.of_table(table) if chain.startswith(prefix)]
 
-    def repaired(self) -> dict[str, Damage]:
+    def repaired(self) -> dict[str, TableDrift]:
         """What others have done by now is heard of and put right; what was wrong, by table."""
         eventually(self.suspected)
         report = self.sync()
-        assert not self.tables.examine(TABLES)
+        assert not self.tables.detect_drift(scope(TABLES))
         assert self.heard == []
-        return {damage.table: damage for damage in report.repaired}
+        return {damage.table: damage for damage in report.drift.tables}
 
     def is_as_before(self) -> bool:
         return self.real.save().chains == self.before.chains
@@ -161,30 +173,33 @@ def in_turn(*fouls: Foul) -> Foul:
     return foul
 
 
-FOULS: dict[str, tuple[Foul, dict[str, Damage]]] = {
-    "a rule deleted": (iptables("-t nat -D SVC 1"), {"nat": Damage("nat", rules=1)}),
-    "a shared rule deleted": (iptables("-t nat -D KUBE-SERVICES 2"), {"nat": Damage("nat", rules=1)}),
+FOULS: dict[str, tuple[Foul, dict[str, TableDrift]]] = {
+    "a rule deleted": (iptables("-t nat -D SVC 1"), {"nat": TableDrift("nat", rules=1)}),
+    "a shared rule deleted": (iptables("-t nat -D KUBE-SERVICES 2"), {"nat": TableDrift("nat", rules=1)}),
     "a filter rule deleted": (
         iptables("-t filter -D KUBE-SERVICES 1"),
-        {"filter": Damage("filter", rules=1)},
+        {"filter": TableDrift("filter", rules=1)},
     ),
-    "a rule added": (iptables("-t nat -I SEP -p udp -j RETURN"), {"nat": Damage("nat", foreign=1)}),
+    "a rule added": (iptables("-t nat -I SEP -p udp -j RETURN"), {"nat": TableDrift("nat", foreign_rules=1)}),
     "a filter rule added": (
         iptables("-t filter -A KUBE-FORWARD -j DROP"),
-        {"filter": Damage("filter", foreign=1)},
+        {"filter": TableDrift("filter", foreign_rules=1)},
     ),
     "a mangle rule added": (
         iptables("-t mangle -A KUBE-PROXY-CANARY -j DROP"),
-        {"mangle": Damage("mangle", foreign=1)},
+        {"mangle": TableDrift("mangle", foreign_rules=1)},
     ),
-    "a nat jump removed": (iptables("-t nat -D PREROUTING 1"), {"nat": Damage("nat", jumps=1)}),
-    "a filter jump removed": (iptables("-t filter -D INPUT 2"), {"filter": Damage("filter", jumps=1)}),
-    "a chain flushed": (iptables("-t nat -F KUBE-POSTROUTING"), {"nat": Damage("nat", rules=3)}),
+    "a nat jump removed": (iptables("-t nat -D PREROUTING 1"), {"nat": TableDrift("nat", jumps=1)}),
+    "a filter jump removed": (iptables("-t filter -D INPUT 2"), {"filter": TableDrift("filter", jumps=1)}),
+    "a chain flushed": (iptables("-t nat -F KUBE-POSTROUTING"), {"nat": TableDrift("nat", rules=3)}),
     "a chain deleted": (
         iptables("-t mangle -X KUBE-PROXY-CANARY"),
-        {"mangle": Damage("mangle", chains=1)},
+        {"mangle": TableDrift("mangle", chains=1)},
     ),
-    "a chain of ours made": (iptables("-t nat -N KUBE-SVC-STRANGE"), {"nat": Damage("nat", strange=1)}),
+    "a chain of ours made": (
+        iptables("-t nat -N KUBE-SVC-STRANGE"),
+        {"nat": TableDrift("nat", foreign_chains=1)},
+    ),
 }
 
 
@@ -201,13 +216,13 @@ def test_one_thing_wrong(node: Node, name: str) -> None:
 def test_our_rule_in_the_kubelets_chain(node: Node) -> None:
     """What keeps neighbours off 127.0.0.0/8: back, and told of, whether the rule or the whole chain was gone."""
     node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
-    assert node.repaired() == {"filter": Damage("filter", rules=1)}
+    assert node.repaired() == {"filter": TableDrift("filter", rules=1)}
     assert node.is_as_before()
     for chain in ("INPUT", "OUTPUT"):
         node.run("", "-t", "filter", "-D", chain, "-j", "KUBE-FIREWALL")
     node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
     node.run("", "-t", "filter", "-X", "KUBE-FIREWALL")
-    assert node.repaired() == {"filter": Damage("filter", chains=1, rules=1, jumps=2)}
+    assert node.repaired() == {"filter": TableDrift("filter", chains=1, rules=1, jumps=2)}
     assert node.ours_are_as_before()
 
 
@@ -257,7 +272,7 @@ def test_a_sync_is_no_news(node: Node, full: bool) -> None:
     node.heard.clear()
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     if full:
-        node.tables.forget()
+        node.tables.require_resync()
     node.sync(Key("ns", "c"))
     assert node.heard == []
 
@@ -274,22 +289,22 @@ def test_others_write_while_all_is_read(node: Node) -> None:
             node.run("", "-t", "filter", "-D", "FORWARD", "1")
             return live
 
-    reader, node.tables._reader = node.tables._reader, Reader(Meddled())  # type: ignore[arg-type]
-    node.tables.forget()
+    reader, node.tables._reader = node.tables._reader, TableReader(Meddled())  # type: ignore[arg-type]
+    node.tables.require_resync()
     node.sync()
     node.tables._reader = reader
-    assert node.repaired() == {"filter": Damage("filter", jumps=1)}
+    assert node.repaired() == {"filter": TableDrift("filter", jumps=1)}
     assert node.is_as_before()
 
 
 _IN_A_CONTAINER = r"""
 import sys, threading
-from pykubeproxy.kernel import Backend, Runner, Watched, open_iptables, watch_tables
+from pykubeproxy.kernel import Backend, Runner, WatchedTables, open_iptables, watch_tables
 from pykubeproxy.objects import Family
 heard = []
 watch = watch_tables(Backend.NFT, heard.append)
 threading.Thread(target=watch.run, daemon=True).start()
-tables = Watched(open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.started)), watch)
+tables = WatchedTables(open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started)), watch)
 for n in range(10):
     tables.restore(f"*nat\n:KUBE-SVC-{n} - [0:0]\n-A KUBE-SVC-{n} -j RETURN\nCOMMIT\n")
 print(len(heard), flush=True)
@@ -326,11 +341,13 @@ def test_own_writes_are_no_news(node: Node) -> None:
         long = long.replace("-s 10.", "-s fd00::").replace(".0/24", "/128").replace(".", ":")
     for text in ("", long):
         with_text = f"*nat\n:KUBE-SVC-LONG - [0:0]\n{text}-A KUBE-SVC-LONG -j RETURN\nCOMMIT\n"
-        Watched(node.real, node.watch).restore(with_text)
-        Watched(node.real, node.watch).restore("*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n")
+        WatchedTables(node.real, node.watch).restore(with_text)
+        WatchedTables(node.real, node.watch).restore(
+            "*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n"
+        )
     assert node.heard == []
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
-    assert node.repaired() == {"nat": Damage("nat", rules=1)}
+    assert node.repaired() == {"nat": TableDrift("nat", rules=1)}
 
 
 def test_others_write_while_we_do(node: Node) -> None:
@@ -340,15 +357,17 @@ def test_others_write_while_we_do(node: Node) -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(node.real, name)
 
-        def restore(self, text: Iterable[str]) -> None:
-            node.real.restore(text)
+        @contextmanager
+        def session(self) -> Iterator[RestoreSession]:
+            with node.real.session() as session:
+                yield session
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
-    tables, node.tables._tables = node.tables._tables, Watched(Meddled(), node.watch)  # type: ignore[arg-type]
+    tables, node.tables._tables = node.tables._tables, WatchedTables(Meddled(), node.watch)  # type: ignore[arg-type]
     node.sync(Key("ns", "c"))
     node.tables._tables = tables
-    assert node.repaired() == {"nat": Damage("nat", rules=1)}
+    assert node.repaired() == {"nat": TableDrift("nat", rules=1)}
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
@@ -369,11 +388,11 @@ def test_beside_a_rule_that_iptables_cannot_show(node: Node) -> None:
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     node.run("", "-t", "filter", "-F", "KUBE-FORWARD")
     eventually(node.suspected)
-    repaired = {it.table: it for it in node.sync().repaired}
-    assert repaired["nat"] == Damage("nat", jumps=1, rules=1)
+    repaired = {it.table: it for it in node.sync().drift.tables}
+    assert repaired["nat"] == TableDrift("nat", jumps=1, rules=1)
     assert repaired.keys() == {"nat", "filter"}
-    assert not node.tables.examine()
-    node.tables.forget()
+    assert not node.tables.detect_drift(scope())
+    node.tables.require_resync()
     node.sync()
     listed = node.runner.run(("nft", "list", "chain", family, "nat", "PREROUTING")).stdout
     assert (listed.count("numgen"), listed.count("jump KUBE-SERVICES")) == (1, 1)
@@ -431,8 +450,8 @@ def test_a_rule_replaced_by_one_of_its_size(node: Node) -> None:
         "1",
         *["-m", "mark", "!", "--mark", "0x8000/0x8000", "-j", "RETURN"],
     )
-    assert node.tables.examine()
-    assert node.sync().repaired == (Damage("nat", rules=1, foreign=1),)
+    assert node.tables.detect_drift(scope())
+    assert node.sync().drift.tables == (TableDrift("nat", rules=1, foreign_rules=1),)
     assert node.is_as_before()
 
 
@@ -441,6 +460,6 @@ def test_looking_creates_no_table(inside: str, family: Family, backend: Backend)
     """Before anything is written there is none, and none comes of it."""
     heard: list[ExternalWrite] = []
     watch = watch_tables(backend, heard.append)
-    with watch.writing(family, []):
+    with watch.own_writes(family):
         pass
     assert legacy_tables(family) == ()

@@ -160,7 +160,7 @@ def test_watch(inside: str, backend: Backend, runner: Runner, monkeypatch: pytes
     monkeypatch.setattr("pykubeproxy.cli.dump_rules.time", clock)
     result = dumped("--watch", "--iptables-backend", backend.value)
     assert result.exit_code == 0
-    first, second = result.stdout.split("New connections a second, at ")[1:]
+    first, second = result.stdout.split("New connections per second at ")[1:]
     assert first.count("/s\n") == 1 and " 5.0/s\n" in first
     assert "100%" in second and "/s\n" not in second
 
@@ -179,4 +179,4 @@ def test_both_backends_have_rules(inside: str, iptables: Iptables) -> None:
     both = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
     assert both.stdout == alone.stdout
     assert "packets meet both" not in alone.stderr
-    assert f"the {other.value} tables have rules of a service proxy too" in both.stderr
+    assert f"The {other.value} tables have service-proxy rules too" in both.stderr

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pykubeproxy.kernel import Iptables, Refused, Tables
+from pykubeproxy.kernel import Iptables, Rejected, Tables
 from tests.fakes.iptables import FakeIptables
 
 NAMES = ["AAA", "BBB", "CCC", "DDD"]
@@ -41,7 +41,7 @@ def line(rng: random.Random) -> str:
 def outcome(tables: Tables, text: str) -> tuple[object, ...]:
     try:
         tables.restore(text)
-    except Refused as refused:
+    except Rejected as refused:
         return refused.line_number, refused.line, refused.exit_code
     return ()
 

@@ -1,11 +1,20 @@
-"""What kernel and iptables can do."""
+"""Probe the features of kernel and iptables."""
 
 import json
 import sys
 
 import pytest
 
-from pykubeproxy.kernel import Backend, Iptables, Lacking, NotPermitted, Runner, features, probe, unavailable
+from pykubeproxy.kernel import (
+    Backend,
+    Iptables,
+    Lacking,
+    NotPermitted,
+    Runner,
+    features,
+    probe_features,
+    unsupported_reason,
+)
 from pykubeproxy.kernel.extensions import kernel_has
 from pykubeproxy.objects import Family
 
@@ -13,67 +22,65 @@ pytestmark = pytest.mark.root
 
 SNIPPET = """
 import json, sys
-from pykubeproxy.kernel import Backend, open_iptables, probe
+from pykubeproxy.kernel import Backend, open_iptables, probe_features
 from pykubeproxy.objects import Family
-found = probe(open_iptables(Backend(sys.argv[1]), Family(sys.argv[2])))
+found = probe_features(open_iptables(Backend(sys.argv[1]), Family(sys.argv[2])))
 print(json.dumps([found.random_fully, found.nfacct, found.sctp, found.absent]))
 """
 
 
-def test_a_whole_kernel(iptables: Iptables, inside: str) -> None:
-    """Here everything is there, and finding out leaves no table behind."""
-    found = probe(iptables).require()
+def test_complete_kernel(iptables: Iptables, inside: str) -> None:
+    """Everything is available, and probing leaves no table behind."""
+    found = probe_features(iptables).require()
     assert (found.random_fully, found.nfacct, found.sctp, found.absent) == (True, True, True, ())
-    assert unavailable(iptables.backend, iptables.family) == ""
+    assert unsupported_reason(iptables.backend, iptables.family) == ""
     assert not iptables.legacy_tables()
     assert iptables.runner.run(("nft", "list", "ruleset")).stdout == ""
 
 
-def test_what_rules_use_is_really_there(backend: Backend, family: Family, inside: str) -> None:
-    """The kernel's answer tells what it has from what it has not."""
+def test_kernel_has(backend: Backend, family: Family, inside: str) -> None:
+    """The kernel distinguishes matches, targets and unknown names."""
     assert kernel_has(backend, family, "statistic")
     assert kernel_has(backend, family, "DNAT", target=True)
     assert not kernel_has(backend, family, "DNAT")
     assert not kernel_has(backend, family, "nonsense")
 
 
-def test_a_required_match_is_missing(
-    iptables: Iptables, inside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the kernel module, and the part of iptables, that is missing."""
+def test_missing_required_match(iptables: Iptables, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the kernel module and the iptables extension."""
     monkeypatch.setattr(features, "_MATCHES", {**features._MATCHES, "nonsense": "xt_nonsense"})
-    found = probe(iptables)
+    found = probe_features(iptables)
     assert found.absent == ("kernel module xt_nonsense", "iptables extension nonsense")
     with pytest.raises(Lacking, match="xt_nonsense"):
         found.require()
 
 
-def test_an_optional_match_is_missing(
-    iptables: Iptables, inside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without nfacct in the kernel all else is still fine."""
+def test_missing_optional_match(iptables: Iptables, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nfacct in the kernel, the other features remain."""
     monkeypatch.setattr(
         features,
         "kernel_has",
         lambda backend, family, name, **kind: name != "nfacct" and kernel_has(backend, family, name, **kind),
     )
-    found = probe(iptables).require()
+    found = probe_features(iptables).require()
     assert not found.nfacct
     assert found.random_fully
 
 
-def test_no_address_translation(
+def test_kernel_without_nat(
     backend: Backend, family: Family, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A family that the kernel lacks is told with its modules."""
+    """The reason names the family and the modules."""
     monkeypatch.setattr(features, "kernel_has", lambda *_, **__: False)
-    assert family.value in unavailable(backend, family)
-    assert "xt_nat" in unavailable(backend, family)
+    assert family.value in unsupported_reason(backend, family)
+    assert "xt_nat" in unsupported_reason(backend, family)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_privileges(backend: Backend, family: Family, runner: Runner, allowed: bool) -> None:
-    """CAP_NET_ADMIN is enough to find out; without it the error says so."""
+def test_probing_needs_cap_net_admin_only(
+    backend: Backend, family: Family, runner: Runner, allowed: bool
+) -> None:
+    """Without CAP_NET_ADMIN, the error names it."""
     keep = "-all,+net_admin" if allowed else "-all"
     limited = Runner(
         (*runner.prefix, "setpriv", "--inh-caps=-all", f"--bounding-set={keep}"), runner.environment

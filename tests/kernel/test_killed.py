@@ -14,7 +14,7 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import PortRules, port_rules
@@ -23,13 +23,14 @@ from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
 from tests.fakes.follower import eventually
 from tests.fakes.iptables import FakeIptables
+from tests.fakes.rules import GivenRules
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.root
 
 SERVICES, ROUNDS, KILLS = 40, 4, 3
 CONFIG = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-ON = terms(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
+ON = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,9 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
         rules = port_rules(port, selection, options)
         if port.name.service != "svc7":
             return rules
-        return PortRules(
-            tuple((chain, ("-m nfacct --nfacct-name nobody",)) for chain, _ in rules.chains), rules.entries
-        )
+        return GivenRules(
+            tuple((chain, ("-m nfacct --nfacct-name nobody",)) for chain, _ in rules.chains()), rules.entries
+        )  # type: ignore[return-value]
 
     monkeypatch.setattr(set_aside, "port_rules", spoil)
 
@@ -70,7 +71,7 @@ def follow_for_ever(tables: Tables, limit: int | None, cluster: Cluster, chance:
         }
         followed.sync(cluster, touched, ON)
         if chance.random() < 0.2:
-            followed.forget()
+            followed.require_resync()
 
 
 def killed_after(seconds: float, work: Callable[[], None]) -> None:
@@ -120,6 +121,6 @@ def test_killed_at_any_moment(backend: Backend, namespace: str, runner: Runner) 
         successor = FamilyTables(iptables, limit)
         report = successor.sync(cluster, (), ON)
         assert ours(iptables) == ours(fresh)
-        assert [it.name.service for it in report.aside] in ([], ["svc7"])
-        successor.forget()
+        assert [it.name for it in report.quarantined] in ([], ["svc7"])
+        successor.require_resync()
         assert not successor.sync(cluster, (), ON).wrote

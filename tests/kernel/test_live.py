@@ -1,17 +1,25 @@
-"""Tables read chain by chain, or as text, say the same as those that are read and taken apart as a whole."""
+"""Read live tables chain by chain, compared with reading them whole."""
 
 import pytest
 
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.cli.dump_rules import ROOTS
 from pykubeproxy.config import load
-from pykubeproxy.inspect.dump import views
-from pykubeproxy.inspect.listing import AROUND, listing
-from pykubeproxy.inspect.wanted import Wanted
-from pykubeproxy.kernel import Backend, Failed, Iptables, Runner, live, open_iptables, part_about
+from pykubeproxy.inspect.dump.model import views
+from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.kernel import (
+    Backend,
+    Failed,
+    Iptables,
+    Runner,
+    live_ruleset,
+    live_ruleset_about,
+    open_iptables,
+)
 from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
-from pykubeproxy.rules.context import KernelFacts, terms
-from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
@@ -53,19 +61,19 @@ def many(inside: str, iptables: Iptables) -> Iptables:
     )
     cluster.apply(Listed(Kind.SERVICE, services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
-    on = terms(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
+    on = rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), iptables.family)
     limit = NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None
     FamilyTables(iptables, limit).sync(cluster, (), on)
     return iptables
 
 
 @pytest.mark.parametrize("case", NAMES[::3])
-def test_chain_by_chain(inside: str, iptables: Iptables, case: str) -> None:
-    """Each chain's rules, counts and policy."""
+def test_chain_by_chain_equals_whole_table(inside: str, iptables: Iptables, case: str) -> None:
+    """Rules, counters and policy of each chain are the same."""
     program(iptables, case, packets=3)
     iptables.restore("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n")
     saved, counts = iptables.save_counted()
-    ruleset, counters = live(iptables)
+    ruleset, counters = live_ruleset(iptables)
     assert saved.policies == {ChainKey("filter", "FORWARD"): "DROP"}
     for key, rules in saved.chains.items():
         # iptables-nft-save shows the kernel's chains even where there are none yet.
@@ -76,8 +84,8 @@ def test_chain_by_chain(inside: str, iptables: Iptables, case: str) -> None:
     assert ChainKey("raw", "KUBE-SERVICES") not in ruleset.chains
 
 
-def test_text_by_text(inside: str, iptables: Iptables) -> None:
-    """What is kept as text reads as what is taken apart, counts beside it."""
+def test_counters_stay_beside_their_rules(inside: str, iptables: Iptables) -> None:
+    """Reading with counters gives the same rules as reading without."""
     program(iptables, "lb-source-ranges", packets=3)
     iptables.restore("*nat\n:BARE - [0:0]\n[4:240] -A BARE\n-A BARE\n[5:300] -A BARE -j RETURN\nCOMMIT\n")
     ruleset, counters = iptables.save_counted()
@@ -90,12 +98,12 @@ def test_text_by_text(inside: str, iptables: Iptables) -> None:
 
 
 @pytest.mark.parametrize("name", ["s1", "s299", "s7", "s0"])
-def test_a_part(many: Iptables, name: str) -> None:
-    """One service's views and rules are those of the whole, whether many chains, few or none are its own."""
+def test_part_equals_whole_table(many: Iptables, name: str) -> None:
+    """A service's views and rules are the same, whether it has many chains, few or none."""
     if many.backend is Backend.LEGACY:
         pytest.skip("legacy is always read as a whole")
-    wanted = Wanted("ns", name)
-    part = part_about(many, f"ns/{name}", ROOTS, AROUND)
+    wanted = ServiceFilter("ns", name)
+    part = live_ruleset_about(many, f"ns/{name}", ROOTS, OTHER_CHAINS)
     assert part is not None
     ruleset, counters = many.save_counted()
     assert views(*part, wanted) == views(ruleset, counters, wanted) != ()
@@ -103,35 +111,35 @@ def test_a_part(many: Iptables, name: str) -> None:
     assert len(part[0].chains) < len(ruleset.chains) / 2
 
 
-def test_a_part_takes_few_commands(many: Iptables) -> None:
-    """None is spent on chains of other services; a service of many chains is read as a whole in the end."""
+def test_part_takes_few_commands(many: Iptables) -> None:
+    """Chains of other services cost no command; a service with many chains is read in one."""
     if many.backend is Backend.LEGACY:
         pytest.skip("legacy is always read as a whole")
     counting = Counting()
     opened = open_iptables(many.backend, many.family, counting)
     counting.ran.clear()
-    part_about(opened, "ns/s1", ROOTS, AROUND)
+    live_ruleset_about(opened, "ns/s1", ROOTS, OTHER_CHAINS)
     assert len(counting.ran) < 40
     assert opened.tools.save not in counting.ran
-    part_about(opened, "ns/s7", ROOTS, AROUND)
+    live_ruleset_about(opened, "ns/s7", ROOTS, OTHER_CHAINS)
     assert counting.ran.count(opened.tools.save) == 1
 
 
-def test_a_name_that_no_rule_has(many: Iptables) -> None:
-    """Then the part is empty, unless there are rules that do not say whom they are for."""
+def test_unknown_name(many: Iptables) -> None:
+    """The part is empty, or None if there are rules without a comment."""
     nothing = None if many.backend is Backend.LEGACY else (Ruleset(many.family, {}), {})
-    assert part_about(many, "ns/nobody", ROOTS, AROUND) == nothing
+    assert live_ruleset_about(many, "ns/nobody", ROOTS, OTHER_CHAINS) == nothing
     silent = "*nat\n:KUBE-SVC-SILENT - [0:0]\n-A KUBE-SERVICES -p tcp -j KUBE-SVC-SILENT\n"
     many.restore(f"{silent}-A KUBE-SVC-SILENT -j RETURN\nCOMMIT\n")
-    assert part_about(many, "ns/nobody", ROOTS, AROUND) is None
+    assert live_ruleset_about(many, "ns/nobody", ROOTS, OTHER_CHAINS) is None
 
 
-def test_what_iptables_cannot_show(inside: str, runner: Runner) -> None:
-    """A chain with a rule of nftables proper is an error, as it is for the whole table; the others can be read."""
+def test_native_nft_rule_is_an_error(inside: str, runner: Runner) -> None:
+    """A chain with a native nft rule raises, as the whole table does; other chains can be read."""
     iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
     program(iptables, "clusterip-one")
     assert runner.run(("nft", "add rule ip nat OUTPUT meta mark set ct mark")).exit_code == 0
-    ruleset, _ = live(iptables)
+    ruleset, _ = live_ruleset(iptables)
     assert "-j KUBE-SERVICES" in ruleset.chains[ChainKey("nat", "PREROUTING")][0]
     with pytest.raises(Failed, match="incompatible"):
         ruleset.chains[ChainKey("nat", "OUTPUT")]

@@ -1,17 +1,17 @@
-"""Which addresses are the node's own."""
+"""Look up local addresses in the routing tables."""
 
 import ipaddress
 
 import pytest
 
 from pykubeproxy.kernel import Runner
-from pykubeproxy.kernel.local import LocalDestinations
+from pykubeproxy.kernel.addresses import local_address_lookup
 
 pytestmark = pytest.mark.root
 
 
-def test_local_destinations(inside: str, runner: Runner) -> None:
-    """Local are an interface's addresses, loopback's range, and what a local route leads to; nothing else."""
+def test_local_addresses_by_routing(inside: str, runner: Runner) -> None:
+    """Interface addresses, the loopback range and local routes are local; nothing else is."""
     for command in (
         "ip link set lo up",
         "ip link add eth0 type veth peer eth1",
@@ -37,5 +37,5 @@ def test_local_destinations(inside: str, runner: Runner) -> None:
         "fd08::1": False,
         "224.0.0.1": False,
     }
-    with LocalDestinations() as local:
-        assert {it: local.has(ipaddress.ip_address(it).packed) for it in expected} == expected
+    with local_address_lookup() as is_local:
+        assert {it: is_local(ipaddress.ip_address(it).packed) for it in expected} == expected

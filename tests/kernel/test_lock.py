@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Backend, LockHeld, Runner, open_iptables
-from pykubeproxy.kernel import iptables as module
-from pykubeproxy.kernel.tools import Tools
+from pykubeproxy.kernel import Backend, LockHeld, Runner, open_iptables, tools
 from pykubeproxy.objects import Family
 
 TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
@@ -18,7 +16,7 @@ TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
 @pytest.mark.root
 def test_held_by_another(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that is not let go in time ends in an error that names the process that holds it."""
-    monkeypatch.setattr(module, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(tools, "LOCK_SECONDS", 1)
     legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
     with Path(runner.lock_file).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,5 +52,5 @@ def test_options_by_version(
     backend: Backend, version: tuple[int, int, int], options: tuple[str, ...]
 ) -> None:
     """Only versions that know them are given the options for waiting."""
-    tools = Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
-    assert module._waiting(tools) == options
+    installed = tools.Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
+    assert tools.lock_options(installed) == options

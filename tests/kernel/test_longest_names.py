@@ -8,7 +8,7 @@ from pykubeproxy.config import load
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Family, Kind, Updated, decode
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
 from tests.strategies import NODE
@@ -63,7 +63,7 @@ def test_they_fit(iptables: Iptables, inside: str, dispatch: str) -> None:
     for kind, it in ((Kind.SERVICE, service), (Kind.ENDPOINT_SLICE, slice_)):
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
     config = msgspec.structs.replace(CONFIG, dispatch=load(None, {"dispatch": dispatch}).config.dispatch)
-    on = terms(config, NODE, None, KernelFacts(), family)
+    on = rule_context(config, NODE, None, KernelFacts(), family)
     FamilyTables(iptables, 200).sync(cluster, (), on)
     live, rendered = iptables.save().chains, render(cluster, on).chains
     assert {key: live[key] for key in rendered} == rendered

@@ -1,4 +1,4 @@
-"""The kernel modules that a backend's rules need are loaded by modprobe, where there is something to load."""
+"""Load kernel modules with modprobe."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.kernel import Backend, Runner, load_modules
-from pykubeproxy.kernel.modules import modules
+from pykubeproxy.kernel.features import required_modules
 
 
 @pytest.fixture
@@ -33,12 +33,14 @@ def with_modprobe(folder: Path, script: str) -> Runner:
     ],
     ids=["legacy", "nft"],
 )
-def test_those_of_the_backend(backend: Backend, tables: set[str], others: set[str], root: Path) -> None:
-    """All are asked for at once, and none of the other backend's."""
+def test_loads_the_modules_of_one_backend(
+    backend: Backend, tables: set[str], others: set[str], root: Path
+) -> None:
+    """One modprobe command names all modules, and none of the other backend."""
     assert load_modules(backend, with_modprobe(root, ""), root) == ""
     option, *asked = (root / "asked").read_text().split()
     assert option == "--all"
-    assert asked == [*modules(backend)]
+    assert asked == [*required_modules(backend)]
     assert tables | {"nf_conntrack", "xt_comment", "xt_statistic", "xt_nat", "ip6t_REJECT"} <= {*asked}
     assert not others & {*asked}
 
@@ -50,19 +52,19 @@ def test_those_of_the_backend(backend: Backend, tables: set[str], others: set[st
         ("kill -KILL $$", "was killed by signal 9"),
     ],
 )
-def test_modprobe_fails(script: str, said: str, root: Path) -> None:
-    """What it says is returned; it is no error, for the kernel may have everything built in."""
+def test_modprobe_failure_is_returned(script: str, said: str, root: Path) -> None:
+    """A failure is a message, not an error: modules may be built in."""
     assert said in load_modules(Backend.NFT, with_modprobe(root, script), root)
 
 
 def test_no_modules_for_this_kernel(tmp_path: Path) -> None:
-    """Then modprobe is not asked: there is nothing that it could load."""
+    """Without modules for the running kernel, modprobe does not run."""
     assert load_modules(Backend.NFT, with_modprobe(tmp_path, ""), tmp_path) == ""
     assert not (tmp_path / "asked").exists()
 
 
 def test_no_modprobe(root: Path) -> None:
-    """Nothing happens."""
+    """Without modprobe, nothing happens."""
 
     class Bare(Runner, frozen=True):
         def has(self, command: str) -> bool:

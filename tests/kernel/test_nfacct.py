@@ -1,4 +1,4 @@
-"""Named packet counters."""
+"""Create and read nfacct counters."""
 
 import sys
 
@@ -10,15 +10,15 @@ from pykubeproxy.objects import Family
 pytestmark = pytest.mark.root
 
 
-def test_made_once(inside: str) -> None:
-    """A counter is made where there is none, and left alone where there is one."""
+def test_creates_a_counter_once(inside: str) -> None:
+    """An existing counter is left alone."""
     assert nfacct.read("drops") is None
     assert nfacct.ensure("drops") == nfacct.ensure("drops") == nfacct.Ensured(True)
     assert nfacct.read("drops") == nfacct.Counter(0, 0)
 
 
-def test_counts(inside: str, runner: Runner) -> None:
-    """It counts what its rules see, and making it again does not set it back."""
+def test_counter_keeps_its_count(inside: str, runner: Runner) -> None:
+    """Ensuring a counter again does not reset it."""
     assert nfacct.ensure("pings").ok
     iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
     iptables.restore("*filter\n-A OUTPUT -m nfacct --nfacct-name pings\nCOMMIT\n")
@@ -35,23 +35,26 @@ def test_counts(inside: str, runner: Runner) -> None:
     assert nfacct.read("pings") == counted
 
 
-def test_each_namespace_has_its_own(inside: str, runner: Runner) -> None:
-    """A counter made here is not there elsewhere."""
+def test_counters_belong_to_the_namespace(inside: str, runner: Runner) -> None:
+    """A counter does not exist in another network namespace."""
     assert nfacct.ensure("here").ok
     snippet = "from pykubeproxy.kernel import nfacct; print(nfacct.read('here'))"
     assert Runner(("unshare", "-n")).run((sys.executable, "-c", snippet)).stdout == "None\n"
 
 
-def test_name_too_long(inside: str) -> None:
-    """A name that the kernel does not take is a reason, not an exception."""
+def test_invalid_name_is_a_reason(inside: str) -> None:
+    """A name that the kernel rejects gives a reason, not an exception."""
     made = nfacct.ensure("x" * 40)
     assert not made.ok
     assert "nfnetlink_acct" in made.reason
 
 
-def test_not_permitted(runner: Runner) -> None:
-    """Without CAP_NET_ADMIN there is a reason as well."""
+def test_missing_capability_is_a_reason(runner: Runner) -> None:
+    """Without CAP_NET_ADMIN, the reason says so."""
     limited = Runner((*runner.prefix, "setpriv", "--inh-caps=-all", "--bounding-set=-all"))
     snippet = "from pykubeproxy.kernel import nfacct; print(*nfacct.ensure('drops'), nfacct.read('drops'))"
     said = limited.run((sys.executable, "-c", snippet)).stdout
-    assert said == "False no permission to make nfacct counters (CAP_NET_ADMIN) None\n"
+    assert (
+        said
+        == "False cannot create the nfacct counter drops: Operation not permitted; run as root or with CAP_NET_ADMIN None\n"
+    )

@@ -1,4 +1,4 @@
-"""Tables of nftables proper, in a network namespace."""
+"""Delete native nftables tables."""
 
 import sys
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def present(runner: Runner) -> list[str]:
     return sorted(runner.run(("nft", "list", "tables")).stdout.splitlines())
 
 
-def test_a_table_goes_with_all_that_is_in_it(tables: Runner) -> None:
-    """Of one family, by its very name; the second time there is none."""
+def test_removes_a_table_with_its_contents(tables: Runner) -> None:
+    """Only the table of that family and name; the second time there is none."""
     assert nftables.remove_table(Family.IPV4, "kube-proxy")
     left = ["table inet kube-proxy", "table ip kube-proxy-mine", "table ip nat"]
     assert present(tables) == [*left, "table ip6 kube-proxy"]
@@ -46,8 +46,8 @@ def test_a_table_goes_with_all_that_is_in_it(tables: Runner) -> None:
     assert not nftables.remove_table(Family.IPV4, "kube-proxy")
 
 
-def test_without_permission(tables: Runner) -> None:
-    """It is an error, and the table stays."""
+def test_removing_needs_cap_net_admin(tables: Runner) -> None:
+    """Without CAP_NET_ADMIN it raises, and the table stays."""
     program = (
         "from pykubeproxy.kernel import nftables; from pykubeproxy.objects import Family\n"
         "nftables.remove_table(Family.IPV4, 'kube-proxy')"

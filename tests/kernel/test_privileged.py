@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Runner, sysctl
+from pykubeproxy.kernel import Runner, system
 
 pytestmark = pytest.mark.root
 
@@ -56,7 +56,7 @@ def run(runner: Runner, flags: dict[str, str]) -> tuple[list[dict[str, object]],
 def test_settings_are_made_once(inside: str, runner: Runner) -> None:
     """Every setting of a network namespace gets its value; the second time nothing is left to do but for oneself."""
     logs, adjusted = run(runner, FLAGS)
-    assert {name: sysctl.read(name) for name in WRITTEN} == WRITTEN
+    assert {name: system.read_setting(name) for name in WRITTEN} == WRITTEN
     assert adjusted == 500
     assert {line["event"] for line in logs} == {"kernel setting changed"}
     again, _ = run(runner, FLAGS)

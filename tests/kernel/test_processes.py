@@ -1,4 +1,4 @@
-"""What can be seen of processes, interfaces, rights and IPVS."""
+"""Find processes, listeners, interfaces, capabilities and IPVS services."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Runner, interfaces, ipvs, privileges, processes
+from pykubeproxy.kernel import Runner, addresses, processes, system
 
 IPVS = """\
 IP Virtual Server version 1.2.1 (size=4096)
@@ -22,7 +22,7 @@ FWM  00000001 wlc
 @pytest.mark.root
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_listeners(inside: str, runner: Runner, host: str) -> None:
-    """Who listens is found for both families; what is only connected does not count."""
+    """Listeners of both families are found; connected sockets are not."""
     runner.run(("ip", "link", "set", "lo", "up"))
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=kind) as server:
@@ -36,8 +36,8 @@ def test_listeners(inside: str, runner: Runner, host: str) -> None:
     assert processes.listeners([port]) == ()
 
 
-def test_this_process() -> None:
-    """A process is known by its number and its command line."""
+def test_process_by_pid() -> None:
+    """A process has its pid and command line."""
     found = processes.process(os.getpid())
     assert found is not None
     assert found.arguments == tuple(Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"))
@@ -46,9 +46,9 @@ def test_this_process() -> None:
 
 @pytest.mark.root
 def test_interfaces(inside: str, runner: Runner) -> None:
-    """Interfaces have names and kinds."""
+    """An interface has a name and a kind."""
     runner.run(("ip", "link", "add", "name", "cni0", "type", "bridge"))
-    found = {it.name: it.kind for it in interfaces.interfaces()}
+    found = {it.name: it.kind for it in addresses.interfaces()}
     assert (found["lo"], found["cni0"]) == ("", "bridge")
 
 
@@ -60,15 +60,15 @@ def test_interfaces(inside: str, runner: Runner) -> None:
         ("000001ffffffffff", {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN"}),
     ],
 )
-def test_capabilities(tmp_path: Path, mask: str, names: set[str]) -> None:
-    """Those in effect count, not those that might be taken."""
+def test_effective_capabilities(tmp_path: Path, mask: str, names: set[str]) -> None:
+    """Effective capabilities count, permitted ones do not."""
     status = tmp_path / "status"
     status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
-    assert privileges.capabilities(status) == names
+    assert system.capabilities(status) == names
 
 
-def test_ipvs(tmp_path: Path) -> None:
-    """Virtual services are counted, their servers and firewall marks are not; without IPVS there are none."""
-    assert ipvs.virtual_services(tmp_path / "none") == 0
+def test_ipvs_virtual_services(tmp_path: Path) -> None:
+    """Real servers and firewall marks do not count; without IPVS there are none."""
+    assert processes.ipvs_virtual_services(tmp_path / "none") == 0
     (tmp_path / "ip_vs").write_text(IPVS)
-    assert ipvs.virtual_services(tmp_path / "ip_vs") == 2
+    assert processes.ipvs_virtual_services(tmp_path / "ip_vs") == 2

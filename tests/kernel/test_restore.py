@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.kernel import Backend, Failed, Refused, Tables
+from pykubeproxy.kernel import Backend, Failed, Rejected, Tables
 from pykubeproxy.rules.ruleset import ChainKey
 
 START = """\
@@ -102,7 +102,7 @@ def test_line(started: Tables, lines: str, name: str, rules: tuple[str, ...] | N
 def test_refused(started: Tables, lines: str, blamed: int, exit_codes: tuple[int, int]) -> None:
     """A line that cannot be carried out is named, and its whole block has no effect; the block before it has."""
     before = started.save(("nat",))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         started.restore(f"*filter\n:GOOD - [0:0]\nCOMMIT\n*nat\n{lines}\nCOMMIT\n")
     assert refused.value.line_number == 4 + blamed
     assert refused.value.line == lines.split("\n")[blamed - 1]
@@ -115,7 +115,7 @@ def test_refused(started: Tables, lines: str, blamed: int, exit_codes: tuple[int
 def test_refused_by_the_kernel(started: Tables) -> None:
     """A rule with a counter that does not exist: nft names the line, legacy only the end of the block."""
     text = "*nat\n:AAA - [0:0]\n-A AAA -j ACCEPT\n-A AAA -m nfacct --nfacct-name nobody\n-A AAA -j RETURN\nCOMMIT\n"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         started.restore(text)
     nft = started.backend is Backend.NFT
     assert (refused.value.line_number, refused.value.exit_code) == ((4, 4) if nft else (6, 1))
@@ -125,7 +125,7 @@ def test_refused_by_the_kernel(started: Tables) -> None:
 
 def test_blocks_after_a_refused_one_are_not_tried(started: Tables) -> None:
     """The first refused block ends the run."""
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         started.restore("*nat\n-X NOWHERE\nCOMMIT\n*filter\n:LATER - [0:0]\nCOMMIT\n")
     assert chain(started, "LATER", "filter") is None
 
@@ -133,12 +133,14 @@ def test_blocks_after_a_refused_one_are_not_tried(started: Tables) -> None:
 def test_text_in_pieces(started: Tables) -> None:
     """It is carried out as the whole would be; a refused line has the number it has in the whole."""
     pieces = ["*nat\n-A CCC -j RETURN\n", "", "COMMIT\n", "*nat\n", "-A BBB -j ACCEPT\n-X NOWHERE\nCOMMIT\n"]
-    with pytest.raises(Refused) as refused:
-        started.restore(pieces)
+    with pytest.raises(Rejected) as refused, started.session() as session:
+        for piece in pieces:
+            session.write(piece)
     assert (refused.value.line_number, refused.value.line) == (6, "-X NOWHERE")
     assert chain(started, "CCC") == ("-j ACCEPT", "-j RETURN")
     assert chain(started, "BBB") == ()
-    started.restore([])
+    with started.session():
+        pass
 
 
 def test_many_blocks(started: Tables) -> None:
@@ -149,8 +151,9 @@ def test_many_blocks(started: Tables) -> None:
         for piece in (f'*nat\n-A CCC -m comment --comment "rule {n}" -j RETURN\n', "COMMIT\n")
     ]
     pieces[2 * 110] = "*nat\n:NEW - [0:0]\n-X NOWHERE\n"
-    with pytest.raises(Refused) as refused:
-        started.restore(pieces)
+    with pytest.raises(Rejected) as refused, started.session() as session:
+        for piece in pieces:
+            session.write(piece)
     assert (refused.value.line_number, refused.value.line) == (3 * 110 + 3, "-X NOWHERE")
     added = (f'-m comment --comment "rule {n}" -j RETURN' for n in range(110))
     assert chain(started, "CCC") == ("-j ACCEPT", *added)
@@ -159,7 +162,7 @@ def test_many_blocks(started: Tables) -> None:
 
 def test_missing_commit(started: Tables) -> None:
     """A block without COMMIT has no effect."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         started.restore("*nat\n:AAA - [0:0]\n")
     assert refused.value.line_number == 3
     assert chain(started, "AAA") != ()
@@ -167,7 +170,7 @@ def test_missing_commit(started: Tables) -> None:
 
 def test_text_outside_a_table(tables: Tables) -> None:
     """A line before any table is refused."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         tables.restore("nonsense\n*nat\nCOMMIT\n")
     assert (refused.value.line_number, refused.value.line) == (1, "nonsense")
 

@@ -3,19 +3,20 @@
 import pytest
 
 from pykubeproxy.agent.quarantine import quarantine as set_aside
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.rules.service import Entries, PortRules, port_rules, refusing_rules
+from pykubeproxy.rules.service import Entries, PortRules, port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Selection
+from tests.fakes.rules import GivenRules
 from tests.objects import service, slice_of
 
 # No such counter is ever made, so that the kernel refuses every rule that counts into it.
@@ -28,21 +29,21 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoil(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
         rules = port_rules(port, selection, options)
-        if port.name.service.startswith("bad-chain") and (chains := tuple(rules.chains)):
+        if port.name.service.startswith("bad-chain") and (chains := tuple(rules.chains())):
             *others, (chain, texts) = chains
-            return PortRules((*others, (chain, (*texts, IMPOSSIBLE))), rules.entries)
+            return GivenRules((*others, (chain, (*texts, IMPOSSIBLE))), rules.entries)  # type: ignore[return-value]
         if port.name.service.startswith("bad-entry"):
-            return PortRules(rules.chains, spoilt_entries(rules))
+            return GivenRules(tuple(rules.chains()), spoilt_entries(rules))  # type: ignore[return-value]
         return rules
 
     def spoil_refusal(port: ServicePort, options: RuleOptions) -> PortRules:
-        rules = refusing_rules(port, options)
+        rules = reject_rules(port, options)
         if port.name.service.startswith("bad-entry-wholly"):
-            return PortRules((), spoilt_entries(rules))
+            return PortRules(spoilt_entries(rules))
         return rules
 
     monkeypatch.setattr(set_aside, "port_rules", spoil)
-    monkeypatch.setattr(set_aside, "refusing_rules", spoil_refusal)
+    monkeypatch.setattr(set_aside, "reject_rules", spoil_refusal)
 
 
 def spoilt_entries(rules: PortRules) -> Entries:
@@ -60,9 +61,9 @@ class Followed:
         self.cluster = Cluster()
         self.tables = FamilyTables(tables, 30 if tables.backend is Backend.NFT else None)
         config = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-        self.terms = terms(config, "node1", None, KernelFacts(nfacct=False), tables.family)
+        self.terms = rule_context(config, "node1", None, KernelFacts(nfacct=False), tables.family)
 
-    def sync(self, *events: Event) -> Report:
+    def sync(self, *events: Event) -> SyncReport:
         touched = {key for event in events for key in self.cluster.apply(event)}
         return self.tables.sync(self.cluster, touched, self.terms)
 
@@ -93,8 +94,8 @@ def pair(name: str, number: int, *endpoints: str) -> tuple[Event, Event]:
     return Updated(service(name, cluster_ip=ip)), Updated(slice_of(*targets, service=name))
 
 
-def aside(report: Report) -> list[str]:
-    return [it.name.service for it in report.aside]
+def aside(report: SyncReport) -> list[str]:
+    return [it.name for it in report.quarantined]
 
 
 @pytest.mark.parametrize("kind", ["bad-chain", "bad-entry"])
@@ -103,8 +104,8 @@ def test_a_bad_service_among_others_at_the_start(followed: Followed, kind: str) 
     good = [event for number in range(20) for event in pair(f"good{number}", number)]
     report = followed.sync(*good[:20], *pair(kind, 100), *good[20:])
     assert aside(report) == [kind]
-    assert report.aside[0].refuses
-    assert report.aside[0].why
+    assert report.quarantined[0].rejects_clients
+    assert report.quarantined[0].reason
     assert followed.served() == {f"10.96.1.{number}/32" for number in range(20)}
     assert followed.refused() == {"10.96.1.100/32"}
     assert not followed.sync().wrote
@@ -160,7 +161,7 @@ def test_taken_up_by_a_full_sync(followed: Followed, monkeypatch: pytest.MonkeyP
     assert aside(followed.sync(*pair("good", 1), *pair("bad-entry", 2))) == ["bad-entry"]
     monkeypatch.setattr(set_aside, "port_rules", port_rules)
     assert aside(followed.sync(*pair("good2", 3))) == ["bad-entry"]
-    followed.tables.forget()
+    followed.tables.require_resync()
     assert aside(followed.sync()) == []
     assert followed.served() == {"10.96.1.1/32", "10.96.1.2/32", "10.96.1.3/32"}
 
@@ -168,9 +169,9 @@ def test_taken_up_by_a_full_sync(followed: Followed, monkeypatch: pytest.MonkeyP
 def test_not_even_its_refusal_can_be_written(followed: Followed) -> None:
     """Then a note that has no effect tells of it, and its packets are nobody's."""
     report = followed.sync(*pair("good", 1), *pair("bad-entry-wholly", 2))
-    assert [(it.name.service, it.refuses) for it in report.aside] == [("bad-entry-wholly", False)]
+    assert [(it.name, it.rejects_clients) for it in report.quarantined] == [("bad-entry-wholly", False)]
     assert followed.saved()[skeleton.FILTER_SERVICES] == (
-        '-d 10.96.1.2/32 -p tcp -m comment --comment "ns/bad-entry-wholly:http port 80 is set aside"',
+        '-d 10.96.1.2/32 -p tcp -m comment --comment "ns/bad-entry-wholly:http port 80 is quarantined"',
     )
     assert followed.served() == {"10.96.1.1/32"}
     assert not followed.sync().wrote
@@ -191,7 +192,7 @@ def test_nothing_of_the_trials_stays(followed: Followed) -> None:
 
 def agrees(followed: Followed) -> bool:
     """Whether reading the live tables and going through everything finds nothing to write."""
-    followed.tables.forget()
+    followed.tables.require_resync()
     before = followed.saved()
     # It may try what is set aside, which leaves no trace.
     followed.sync()

@@ -9,12 +9,12 @@ from pykubeproxy.config import load
 from pykubeproxy.kernel import Iptables, nfacct
 from pykubeproxy.objects import Kind, Object, Undecodable, Updated, decode
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
 from tests.grammar import violations
-from tests.junk import odd, spoilt
+from tests.invalid_objects import odd, spoilt
 from tests.objects import service, slice_of
 from tests.strategies import NODE
 
@@ -35,7 +35,7 @@ def test_whatever_is_decoded_is_accepted(iptables: Iptables, inside: str) -> Non
         assert nfacct.ensure(name).ok
     iptables.restore("*filter\n:FOREIGN - [0:0]\n-A FOREIGN -p tcp -j DROP\nCOMMIT\n")
     foreign = iptables.save().chains[ChainKey("filter", "FOREIGN")]
-    on = terms(CONFIG, NODE, None, KernelFacts(), iptables.family)
+    on = rule_context(CONFIG, NODE, None, KernelFacts(), iptables.family)
     neighbour = service("other", cluster_ip="10.96.0.99"), slice_of("10.244.1.99", service="other")
 
     @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

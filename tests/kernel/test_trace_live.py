@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.kernel import Iptables
-from pykubeproxy.kernel.routes import NetworkRoute, routes
+from pykubeproxy.kernel.addresses import NetworkRoute, routes
 from pykubeproxy.objects import Family
 
 OWN = {Family.IPV4: "192.0.2.10", Family.IPV6: "2001:db8:2::10"}

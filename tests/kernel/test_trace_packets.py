@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import Host, Packet, Route
-from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.trace.model import Trace, trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
-from pykubeproxy.kernel.routes import routes
+from pykubeproxy.kernel.addresses import routes
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,
@@ -27,11 +27,11 @@ from pykubeproxy.objects import (
     Service,
     address_and_port,
 )
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
-from tests.kernel.crossroads import BEYOND, CLIENT, NODE, PODS, Crossroads, Shot, fire, owner, sources
+from tests.kernel.node_network import BEYOND, CLIENT, NODE, PODS, NodeNetwork, Shot, fire, owner, sources
 
 RULESETS = 7
 SHOTS = 16
@@ -138,7 +138,7 @@ class World:
         both = tuple(NODE[family][0] for family in Family)
         node = Node(HERE, both, ("10.244.1.0/24", "fd00:10:244:1::/64"))
         known = KernelFacts(addresses=("127.0.0.1", *NODE[self.family]), nfacct=False)
-        return terms(load(document, {}).config, HERE, node, known, self.family)
+        return rule_context(load(document, {}).config, HERE, node, known, self.family)
 
     def restore_input(self) -> str:
         """The rules, and now and then some of others."""
@@ -203,14 +203,14 @@ def str_network(address: str, length: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Crossroads]:
+def network() -> Iterator[NodeNetwork]:
     """The node and its surroundings; both backends and families use them one after the other."""
-    with Crossroads(f"x{uuid.uuid4().hex[:8]}") as built:
+    with NodeNetwork(f"x{uuid.uuid4().hex[:8]}") as built:
         yield built
 
 
 @pytest.fixture
-def tables(network: Crossroads, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
     """The node's tables in one backend, empty before and after."""
     runner = Runner(
         ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
@@ -228,7 +228,7 @@ def empty(tables: Iptables) -> None:
     tables.runner.run(("conntrack", "-F"))
 
 
-def host_of(network: Crossroads, family: Family) -> Host:
+def host_of(network: NodeNetwork, family: Family) -> Host:
     with network.places["node"].entered():
         ways = tuple(Route(*route) for route in routes(family))
         return Host(frozenset(it.address for it in local_addresses(family)), ways)
@@ -236,12 +236,12 @@ def host_of(network: Crossroads, family: Family) -> Host:
 
 def traced(shot: Shot, ruleset: Ruleset, host: Host) -> Trace:
     packet = Packet(shot.protocol, shot.source, shot.destination, shot.port, shot.place == "node")
-    return walk(ruleset, packet, host)
+    return trace_packet(ruleset, packet, host)
 
 
 def possible(trace: Trace, family: Family) -> set[str]:
     """All that may come of a packet by its trace: who answers and whom it sees, "refused", or "" for silence."""
-    outcomes = {"" if refusal.verdict is Verdict.DROP else "refused" for refusal in trace.refusals}
+    outcomes = {"" if rejection.verdict is Verdict.DROP else "refused" for rejection in trace.rejections}
     source = trace.packet.source
     for endpoint in trace.endpoints:
         who = owner(family, endpoint.address)
@@ -259,9 +259,9 @@ def possible(trace: Trace, family: Family) -> set[str]:
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(2))
 def test_trace_says_what_the_kernel_does(
-    network: Crossroads, tables: Iptables, family: Family, seed: int
+    network: NodeNetwork, tables: Iptables, family: Family, seed: int
 ) -> None:
-    """Endpoints, masquerading, refusals and drops, of packets from and to everywhere, with rules of others too."""
+    """Endpoints, masquerading, rejections and drops, of packets from and to everywhere, with rules of others too."""
     host = host_of(network, family)
     verdicts: Counter[Verdict] = Counter()
     for number in range(RULESETS):

@@ -8,8 +8,8 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
 from pykubeproxy.objects import Family, Key, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
-from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import endpoint, service, slice_of
 
@@ -45,7 +45,7 @@ def full_cluster(family: Family) -> Cluster:
 
 
 def plain_terms(family: Family) -> RuleContext:
-    return terms(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
+    return rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_trees_read_back_as_written(tables: FamilyTables, iptables: Iptables) ->
     """A full sync over them has nothing to write, whatever masks and ranges they are made of."""
     cluster, on = full_cluster(iptables.family), plain_terms(iptables.family)
     assert tables.sync(cluster, (), on).wrote
-    tables.forget()
+    tables.require_resync()
     assert not tables.sync(cluster, (), on).wrote
 
 

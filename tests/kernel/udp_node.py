@@ -13,10 +13,10 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables
-from pykubeproxy.lab.namespaces import Namespace
+from pykubeproxy.lab.network import Namespace
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
-from pykubeproxy.rules.context import KernelFacts, terms
-from pykubeproxy.rules.installed import udp_frontends
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 from tests.objects import service, slice_of
@@ -54,7 +54,7 @@ class UdpNode:
             self._answer(pod)
         self.cleaned: list[int] = []
         self._cluster = Cluster()
-        self._terms = terms(load(None, {}).config, "node", None, KernelFacts(nfacct=False), family)
+        self._terms = rule_context(load(None, {}).config, "node", None, KernelFacts(nfacct=False), family)
         self.runner = Runner(("ip", "netns", "exec", self.node.name), runner.environment)
         self._iptables = open_iptables(Backend.NFT, family, self.runner)
         self.start()
@@ -68,7 +68,6 @@ class UdpNode:
         self._cleaner = FlowCleaner(4, lambda *args: self.cleaned.append(args[2]))
         with self.node.entered():
             threading.Thread(target=self._cleaner.run, daemon=True).start()
-        self._stack.callback(self._cleaner.stop)
 
     def sync(self, *events: Event) -> None:
         """One sync after these events, as the agent does it."""
@@ -93,7 +92,7 @@ class UdpNode:
 
     def _plug(self, lab: str, name: str) -> Namespace:
         space = self._namespace(lab, name)
-        self.node.cable(name, space, "eth0")
+        self.node.veth(name, space, "eth0")
         self.node.address(name, self.address(name, _NODE), _LENGTH[self.family])
         space.address("eth0", self.address(name), _LENGTH[self.family])
         space.route("::/0" if self.family is Family.IPV6 else "0.0.0.0/0", via=self.address(name, _NODE))

@@ -1,17 +1,18 @@
-"""What iptables-restore meant: from its exit code and standard error to an error that names the line."""
+"""Turn the exit code and standard error of iptables-restore into an error that names the line."""
 
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from pykubeproxy.kernel.errors import Failed, KernelError, LockHeld, NotPermitted, Refused
-from pykubeproxy.kernel.privileges import capabilities
+from pykubeproxy.kernel.errors import Failed, KernelError, LockHeld, NotPermitted, Rejected
 from pykubeproxy.kernel.processes import process
+from pykubeproxy.kernel.system import capabilities
 
 # The forms in which iptables 1.6 to 1.8 name a line:
-#   line 12: CHAIN_ADD failed (File exists): chain X         nft, refused by the kernel
+#   line 12: CHAIN_ADD failed (File exists): chain X         nft, rejected by the kernel
 #   iptables-restore: line 12 failed: Bad rule (...)         nft adds a reason, legacy none
-#   Error occurred at line: 12                               unreadable; the reason stands before
+#   Error occurred at line: 12                               not parsed; the reason comes before
 #   iptables-restore: COMMIT expected at line 12
 _LINE = re.compile(r"^line (\d+): |\bline (\d+) failed\b|(?:occurred|expected) at line:? (\d+)", re.MULTILINE)
 _REASON_AFTER = re.compile(r"^line \d+: (.+)$|line \d+ failed: (.+)$", re.MULTILINE)
@@ -20,40 +21,49 @@ _NOISE = re.compile(r"^(?:Try `|Error occurred at line|# Warning|Ignoring deprec
 _NO_CHAIN = re.compile(r"Chain '([^']+)' does not exist")
 
 _NO_TABLE = "unable to initialize table"
-# Characters of a command line that are told.
+# How much of a command line errors show, in characters.
 _LONGEST_COMMAND = 100
 
 
-def explain(
-    command: str, exit_code: int, stderr: str, text: str, lock_file: str, lines_before: int = 0
-) -> KernelError:
-    """The error for a restore of `text` that ended with a non-zero exit code.
+class Input(NamedTuple):
+    """What iptables-restore read: the end of it as text, and how many lines came before that.
 
-    So many lines have gone to other commands before; the error counts them.
+    `lines_before` were read by earlier commands of the same session, `lines_skipped` by this one.
     """
+
+    text: str = ""
+    lines_before: int = 0
+    lines_skipped: int = 0
+
+
+NO_INPUT = Input()
+
+
+def explain(command: str, exit_code: int, stderr: str, lock_file: str, read: Input = NO_INPUT) -> KernelError:
+    """Return the error for a command of iptables that ended with a non-zero exit code after this input."""
     message = _message(stderr)
     if "holding the xtables lock" in stderr:
         return _lock_held(lock_file)
     if "can't open lock file" in stderr:
-        return Failed(command, exit_code, f"{message}; it has to be a file that can be written")
+        return Failed(command, exit_code, f"{message}; it must be a writable file")
     if "Permission denied" in stderr or "Operation not permitted" in stderr:
         return NotPermitted(command, message, "CAP_NET_ADMIN and, for legacy, CAP_NET_RAW")
-    # For want of its raw socket, iptables-legacy-restore says the same as for want of a module.
+    # iptables-legacy-restore says the same if it lacks its raw socket and if it lacks a module.
     if _NO_TABLE in stderr and "CAP_NET_RAW" not in capabilities():
         return NotPermitted(command, message, "CAP_NET_RAW")
     match = _LINE.search(stderr)
     if match is None:
         return Failed(command, exit_code, message)
-    lines = text.split("\n")
-    number = _culprit(lines, int(match[1] or match[2] or match[3]), stderr)
+    lines = read.text.split("\n")
+    number = _culprit(lines, int(match[1] or match[2] or match[3]) - read.lines_skipped, stderr)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     if line.startswith("*"):
-        # The table as such cannot be had, for want of permission or of a module: no rule is to blame.
+        # The whole table is unavailable, for lack of permission or of a module: blame no rule.
         return Failed(command, exit_code, message)
     if message == "failed":
-        whole = "the kernel refused the block and does not say which of its rules it was for"
-        message = whole if line == "COMMIT" else "it cannot be carried out, iptables does not say why"
-    return Refused(lines_before + number, line, message, exit_code)
+        whole = "the kernel rejected the block and does not say which rule is the reason"
+        message = whole if line == "COMMIT" else "iptables does not say why"
+    return Rejected(read.lines_before + read.lines_skipped + number, line, message, exit_code)
 
 
 def _lock_held(lock_file: str) -> LockHeld:
@@ -63,9 +73,9 @@ def _lock_held(lock_file: str) -> LockHeld:
 
 
 def _culprit(lines: list[str], number: int, stderr: str) -> int:
-    """The number of the line that is to blame, which is not always the one named.
+    """Return the number of the line that is to blame, which is not always the one that iptables names.
 
-    The nft backend notices a jump to a chain that does not exist only at COMMIT, and names that line.
+    iptables-nft notices a jump to a missing chain only at COMMIT, and names that line.
     """
     if missing := _NO_CHAIN.search(stderr):
         jump = re.compile(rf" -[jg] {re.escape(missing[1])}(?: |$)")
@@ -78,7 +88,7 @@ def _culprit(lines: list[str], number: int, stderr: str) -> int:
 
 
 def _message(stderr: str) -> str:
-    """The reason in words, without the program's name, line numbers and advice on usage."""
+    """Return the reason without the program's name, line numbers and advice on usage."""
     if after := _REASON_AFTER.search(stderr):
         return after[1] or after[2]
     lines = [_PROGRAM.sub("", line.strip()) for line in stderr.splitlines()]
@@ -87,7 +97,7 @@ def _message(stderr: str) -> str:
 
 
 def holder(lock_file: str, locks: str = "/proc/locks") -> int | None:
-    """The process that holds the lock on a file, if the kernel tells and the process is visible from here.
+    """Return the process that locks a file; None if the kernel does not tell or the process is not visible.
 
     A line of /proc/locks: `1: FLOCK  ADVISORY  WRITE 5518 fe:00:2146497 0 EOF`; one with `->` only waits.
     """

@@ -1,8 +1,8 @@
-"""What others write into the tables of iptables-nft: the kernel's own word of it, within milliseconds.
+"""Watch writes of others to the tables of iptables-nft by the kernel's netlink events, within milliseconds.
 
-The kernel tells of each transaction what it touched, and at its end who it was. Rules and chains that have nothing to do
-with KUBE-… chains cost a search for that word, and wake nobody. Of a chain that is renamed only the new name is told: so
-whatever happens to a chain that is neither new nor gone has its whole table looked at.
+For each transaction the kernel reports what it touched and, at its end, the process. Rules and chains that have nothing to
+do with KUBE-… chains cost a search for that word and are not reported. The event of a renamed chain has only its new
+name, so an event for a chain that is neither new nor deleted makes the whole table suspect.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.domain import DOMAIN
-from pykubeproxy.kernel.foreign import TABLES, ExternalWrite, TableCounts
+from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
+from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
@@ -35,74 +35,74 @@ _NAME_AT = {
     _DEL_RULE: _RULE_CHAIN,
 }
 _GENERATION, _PROCESS, _PROCESS_NAME = 1, 2, 3
-_FAMILIES = {int(domain): family for family, domain in DOMAIN.items()}
+_FAMILIES = {int(domain): family for family, domain in ADDRESS_FAMILY.items()}
 _OURS = b"KUBE-"
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NUMBER = struct.Struct(">I")
 _READ = 65536
-# What may wait to be read, in bytes as the kernel counts them; some thousand rules.
+# The receive buffer, in bytes as the kernel counts them; enough for some thousand rules.
 _BUFFER = 4 << 20
-# Telling us of 60,000 rules takes the kernel a tenth of the time that they take to be written: rather not from so
-# many characters of ours on.
+# The events for 60,000 rules cost the kernel a tenth of the time that writing them takes: stop listening while we write
+# more text than this, in characters.
 _LONG = 1 << 18
 
 
 class NftWatch:
-    """Calls `heard` for what others write into tables of iptables-nft, in `run` or in the thread that is `writing`."""
+    """Call `report` for writes of others, from the thread in `run` or the one in `own_writes`."""
 
     name = "drift"
 
-    def __init__(self, heard: Callable[[ExternalWrite], None]) -> None:
-        self._heard = heard
+    def __init__(self, report: Callable[[ExternalWrite], None]) -> None:
+        self._report = report
         self._lock = threading.Lock()
-        # The processes that write for us, as long as they do: others may get their numbers after that.
+        # The processes that write for us, while they do: later their ids may be those of others.
         self._own: set[int] = set()
         self._writing = False
-        # What the transaction that is being told of has touched; a chain without a name stands for its whole table.
+        # What the current transaction has touched; a chain without a name stands for its whole table.
         self._touched: dict[Family, set[ChainKey]] = {}
-        # The highest handle that a chain of a table had: the kernel counts them up, so that a new one's is higher.
+        # The highest chain handle of each table: the kernel counts up, so a new chain has a higher one.
         self._highest: dict[tuple[Family, str], int] = {}
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netfilter.NETLINK_NETFILTER)
         with contextlib.suppress(OSError):
-            # Without CAP_NET_ADMIN in the first user namespace there is less room.
+            # It needs CAP_NET_ADMIN in the initial user namespace; without it the buffer stays smaller.
             self._socket.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER_FORCED, _BUFFER)
         self._socket.bind((0, 0))
         self._socket.setblocking(False)
         self._join()
 
-    def started(self, process: int) -> None:
-        """A command of ours runs in this process."""
+    def command_started(self, process: int) -> None:
+        """Note that a command of ours runs in this process."""
         if self._writing:
             self._own.add(process)
 
     @contextlib.contextmanager
-    def writing(self, family: Family, text: Iterable[str]) -> Iterator[Iterable[str]]:  # noqa: ARG002
-        """What comes meanwhile from processes named to `started` is ours.
+    def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:  # noqa: ARG002
+        """Take for ours what the processes given to `command_started` write meanwhile.
 
-        Of a long text the rest is written without listening; whether somebody else wrote at the same time the numbers of
-        generations then tell: each block has one.
+        While a long text is written nobody listens; the numbers of generations tell whether somebody else wrote at the
+        same time, for each of our blocks has one.
         """
         before = _generation()
         self._writing = True
-        passed = _Passed(text, self._leave)
+        written = _Written(self._leave)
         try:
-            yield passed
+            yield written.note
         finally:
             with self._lock:
-                if passed.length > _LONG:
+                if written.is_long:
                     self._highest.clear()
                     self._join()
-                    if _generation() - before != passed.blocks:
+                    if _generation() - before != written.blocks:
                         self._anything()
                 self._drain()
                 self._writing = False
                 self._own.clear()
 
-    def settled(self, family: Family, held: TableCounts) -> None:
-        """All that came meanwhile was heard."""
+    def synced(self, family: Family, counts: TableCounts) -> None:
+        """Ignore it: the events tell all."""
 
     def run(self) -> None:
-        """Listen, for ever."""
+        """Listen for events; never returns."""
         while True:
             select.select([self._socket], [], [])
             with self._lock:
@@ -112,14 +112,14 @@ class NftWatch:
         self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
 
     def _leave(self) -> None:
-        """Hear no more; of a transaction that was being told of, the rest will not come."""
+        """Stop listening; drop what is known of a transaction whose other events will not come."""
         with self._lock:
             self._socket.setsockopt(_SOL_NETLINK, _DROP_MEMBERSHIP, _GROUP)
             self._drain()
             self._touched.clear()
 
     def _drain(self) -> None:
-        """Take all that is there."""
+        """Read all events that have arrived."""
         while True:
             try:
                 self._read(self._socket.recv(_READ))
@@ -128,7 +128,7 @@ class NftWatch:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                # More came than there was room for.
+                # Events were lost: the buffer was full.
                 self._touched.clear()
                 self._anything()
 
@@ -146,7 +146,7 @@ class NftWatch:
             start += (length + 3) & ~3
 
     def _note(self, kind: int, message: bytes) -> None:
-        """A chain or a rule came or went. Of those in chains of others only rules that lead to ours count, going."""
+        """Note a chain or rule that was added or deleted. In chains of others only deleted jumps to ours matter."""
         family = _FAMILIES.get(message[_HEADER.size])
         if family is None or not (kind == _NEW_CHAIN or _OURS in message):
             return
@@ -155,53 +155,55 @@ class NftWatch:
         if key.table not in TABLES:
             return
         if kind == _NEW_CHAIN and not self._is_new((family, key.table), said.get(_CHAIN_HANDLE, b"")):
-            # Whatever has the name of a built-in chain got another policy, or other counters.
+            # A built-in chain got another policy or other counters.
             key = key if key.chain in BUILT_IN else ChainKey(key.table, "")
         if not key.chain or key.chain.startswith("KUBE-") or kind == _DEL_RULE:
             self._touched.setdefault(family, set()).add(key)
 
     def _is_new(self, place: tuple[Family, str], handle: bytes) -> bool:
-        """Whether a chain has just been made; not even if it has, as long as no other chain's handle was seen."""
+        """Tell whether a chain is new, by its handle; the first handle seen of a table does not tell."""
         number, highest = int.from_bytes(handle, "big"), self._highest.get(place)
         self._highest[place] = max(number, highest or 0)
         return highest is not None and number > highest
 
     def _ended(self, message: bytes, port: int) -> None:
         touched, self._touched = self._touched, {}
-        # iptables leaves its port to the kernel, which takes the number of the process, as we see it, where it can.
+        # iptables lets the kernel choose its netlink port, which is the process id, as we see it, if that is free.
         if port in self._own:
             return
         said = netfilter.attributes(message[_HEADER.size + 4 :])
         writer = f'"{_text(said.get(_PROCESS_NAME, b""))}" (process {_number(said.get(_PROCESS, b""))})'
         for family, keys in touched.items():
             tables = frozenset(key.table for key in keys if not key.chain)
-            self._heard(ExternalWrite(family, tables, frozenset(key for key in keys if key.chain), writer))
+            self._report(ExternalWrite(family, tables, frozenset(key for key in keys if key.chain), writer))
 
     def _anything(self) -> None:
         for family in Family:
-            self._heard(ExternalWrite.anywhere(family))
+            self._report(ExternalWrite.anywhere(family))
 
 
-class _Passed:
-    """Text on its way: how much has passed, and in how many blocks. Calls `too_long` when it turns out to be long."""
+class _Written:
+    """How much text we have written, in how many blocks. Calls `when_long` once it is long."""
 
-    def __init__(self, text: Iterable[str], too_long: Callable[[], None]) -> None:
+    def __init__(self, when_long: Callable[[], None]) -> None:
         self.length = self.blocks = 0
-        self._text, self._too_long = text, too_long
+        self._when_long = when_long
 
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._text:
-            was_short = self.length <= _LONG
-            self.length += len(piece)
-            self.blocks += piece.count("COMMIT\n")
-            if was_short and self.length > _LONG:
-                self._too_long()
-            yield piece
+    @property
+    def is_long(self) -> bool:
+        return self.length > _LONG
+
+    def note(self, text: str) -> None:
+        was_long = self.is_long
+        self.length += len(text)
+        self.blocks += text.count("COMMIT\n")
+        if self.is_long and not was_long:
+            self._when_long()
 
 
 def _generation() -> int:
-    """The number of the last transaction of this network namespace."""
-    answer = netfilter.ask(_GET_GENERATION, 0, socket.AF_UNSPEC, b"")
+    """Return the number of the last transaction in this network namespace."""
+    answer = netfilter.request(_GET_GENERATION, 0, socket.AF_UNSPEC, b"")
     return _number(netfilter.attributes(answer)[_GENERATION])
 
 

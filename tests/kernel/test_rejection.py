@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Failed, LockHeld, NotPermitted, Refused
-from pykubeproxy.kernel.refusal import explain, holder
+from pykubeproxy.kernel import Failed, LockHeld, NotPermitted, Rejected
+from pykubeproxy.kernel.rejection import Input, explain, holder
 
 TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOMMIT\n"
 
@@ -58,12 +58,12 @@ TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOM
         (
             "iptables-restore: line 6 failed\n",
             6,
-            "the kernel refused the block and does not say which of its rules it was for",
+            "the kernel rejected the block and does not say which rule is the reason",
         ),
         (
             "Ignoring deprecated --wait-interval option.\niptables-restore: line 5 failed\n",
             5,
-            "it cannot be carried out, iptables does not say why",
+            "iptables does not say why",
         ),
         ("iptables-restore: COMMIT expected at line 7\n", 7, "COMMIT expected at line 7"),
         (
@@ -80,8 +80,8 @@ TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOM
 )
 def test_line_and_reason(stderr: str, number: int, message: str) -> None:
     """The line and the reason are found, whatever stands around them."""
-    error = explain("iptables-restore", 2, stderr, TEXT, "/nowhere")
-    assert isinstance(error, Refused)
+    error = explain("iptables-restore", 2, stderr, "/nowhere", Input(TEXT))
+    assert isinstance(error, Rejected)
     assert (error.line_number, error.message, error.exit_code) == (number, message, 2)
     assert error.line == TEXT.split("\n")[number - 1]
     assert str(number) in str(error)
@@ -106,7 +106,7 @@ def test_line_and_reason(stderr: str, number: int, message: str) -> None:
 )
 def test_nothing_in_the_text_is_to_blame(exit_code: int, stderr: str, said: str) -> None:
     """Where no rule can be at fault, none is named."""
-    error = explain("iptables-restore", exit_code, stderr, TEXT, "/nowhere")
+    error = explain("iptables-restore", exit_code, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, Failed)
     assert said in str(error)
 
@@ -114,7 +114,7 @@ def test_nothing_in_the_text_is_to_blame(exit_code: int, stderr: str, said: str)
 def test_permission() -> None:
     """Without privileges the error says which are needed."""
     stderr = "iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n"
-    error = explain("iptables-nft-restore", 4, stderr, TEXT, "/nowhere")
+    error = explain("iptables-nft-restore", 4, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, NotPermitted)
     assert "CAP_NET_ADMIN" in str(error)
 
@@ -122,7 +122,7 @@ def test_permission() -> None:
 def test_lock_without_a_visible_holder() -> None:
     """A lock held by a process of another pid namespace is reported without a number."""
     stderr = "Another app is currently holding the xtables lock. Stopped waiting after 5s.\n"
-    error = explain("iptables-restore", 4, stderr, TEXT, "/nowhere")
+    error = explain("iptables-restore", 4, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, LockHeld)
     assert error.holder is None
     assert "not visible" in str(error)

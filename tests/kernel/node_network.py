@@ -1,11 +1,11 @@
-"""A node between pods and the world, in network namespaces, with servers that say who they are and whom they see.
+"""A node between pods and outside hosts, in network namespaces, with servers that return their name and the client.
 
     client 203.0.113.10 ─┐            ┌─ pod1 10.244.1.11, pod2 10.244.1.12: on the node
                          ├─── node ───┤
     beyond 192.168.99.1 ─┘            └─ far 10.244.2.13: a pod elsewhere
 
-Whatever the node sends on that nobody else has an address for comes to "beyond", which answers for it. All have IPv4
-and IPv6, and listen on PORTS, TCP and UDP.
+"beyond" is the default gateway and answers for all addresses that no other host has. All hosts have IPv4 and IPv6, and
+listen on PORTS over TCP and UDP.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pyroute2 import netns
 
-from pykubeproxy.lab.namespaces import Namespace, names
+from pykubeproxy.lab.network import Namespace, lab_namespaces
 from pykubeproxy.objects import Family
 
 PORTS = (53, 80, 8080, 9090)
@@ -35,7 +35,7 @@ PODS = {
     "pod2": {Family.IPV4: "10.244.1.12", Family.IPV6: "fd00:10:244:1::12"},
     "far": {Family.IPV4: "10.244.2.13", Family.IPV6: "fd00:10:244:2::13"},
 }
-# What "beyond" answers for.
+# The addresses for which "beyond" answers.
 ANYWHERE = {
     Family.IPV4: ("10.96.0.0/16", "192.0.2.0/24", "198.51.100.0/24"),
     Family.IPV6: ("fd00:10:96::/112", "2001:db8:2::/64", "2001:db8:51::/64"),
@@ -52,7 +52,7 @@ _PKTINFO = {
 _IPV6_FREEBIND = 78
 
 
-class Crossroads:
+class NodeNetwork:
     """The network; a context manager."""
 
     def __init__(self, lab: str) -> None:
@@ -60,7 +60,7 @@ class Crossroads:
         self.places: dict[str, Namespace] = {}
         self._servers = Servers()
 
-    def __enter__(self) -> "Crossroads":
+    def __enter__(self) -> "NodeNetwork":
         try:
             self._build()
         except BaseException:
@@ -74,7 +74,7 @@ class Crossroads:
         self._servers.close()
         for place in self.places.values():
             place.close()
-        for name in names(self._lab):
+        for name in lab_namespaces(self._lab):
             netns.remove(name)
 
     def _build(self) -> None:
@@ -102,14 +102,14 @@ class Crossroads:
 
     def _outside(self, name: str, interface: str, addresses: Mapping[Family, str], own: int) -> None:
         node, other = self.places["node"], self.places[name]
-        node.cable(interface, other, "eth0")
+        node.veth(interface, other, "eth0")
         for family, length in ((Family.IPV4, 24), (Family.IPV6, 64)):
             node.address(interface, NODE[family][own], length)
             other.address("eth0", addresses[family], length)
 
     def _pod(self, name: str, addresses: Mapping[Family, str]) -> None:
         node, pod = self.places["node"], self.places[name]
-        node.cable(name, pod, "eth0")
+        node.veth(name, pod, "eth0")
         for family, address in addresses.items():
             whole = 128 if family is Family.IPV6 else 32
             gateway, length = _GATEWAY[family]
@@ -213,7 +213,7 @@ class Flight:
     connected: bool = field(default=False)
 
 
-def fire(network: Crossroads, shots: Mapping[Shot, bool], silence: float = 0.4) -> dict[Shot, str]:
+def fire(network: NodeNetwork, shots: Mapping[Shot, bool], silence: float = 0.4) -> dict[Shot, str]:
     """Send all packets at once; returns what became of each, "" for those without any answer.
 
     A shot's value says whether it may stay without one; then `silence` seconds are enough to wait.

@@ -1,4 +1,4 @@
-"""One writer for each network namespace."""
+"""Lock the tables of a network namespace against a second agent."""
 
 import os
 import signal
@@ -47,8 +47,8 @@ def holding(program: str = HOLD, user: int = 0) -> Iterator[subprocess.Popen[byt
         process.communicate()
 
 
-def test_the_second_is_told_of_the_first(inside: str) -> None:
-    """Its number and command line are in the message, however often one asks."""
+def test_error_names_the_holder(inside: str) -> None:
+    """Every attempt names pid and command line."""
     with holding() as first:
         for _ in range(300):  # more than a queue of connections nobody takes could hold
             with pytest.raises(AlreadyRunning, match=rf"process {first.pid} \(.*python.* -c from") as caught:
@@ -56,8 +56,8 @@ def test_the_second_is_told_of_the_first(inside: str) -> None:
             assert caught.value.holder == first.pid
 
 
-def test_it_survives_a_want_of_file_descriptors(inside: str) -> None:
-    """While it can take no connection it can still be told who has it, and afterwards as often as before."""
+def test_holder_without_file_descriptors(inside: str) -> None:
+    """Attempts still fail, and more of them once descriptors are available again."""
     with holding(SHORT) as first:
         for _ in range(5):
             with pytest.raises(AlreadyRunning):
@@ -72,17 +72,17 @@ def test_it_survives_a_want_of_file_descriptors(inside: str) -> None:
                 InstanceLock()
 
 
-def test_from_another_container_it_has_no_number(inside: str) -> None:
-    """Two pods on the node's network have process ids of their own."""
+def test_holder_in_another_container_has_no_pid(inside: str) -> None:
+    """Two pods on the host network have separate pid namespaces."""
     with holding():
         container = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", HOLD]
         second = subprocess.run(container, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert second.returncode == 1
-    assert "another pykubeproxy, in another container, keeps the rules" in second.stderr
+    assert "another pykubeproxy, in another container, manages the rules" in second.stderr
 
 
-def test_it_is_free_when_its_holder_ends(inside: str) -> None:
-    """At once, also after SIGKILL; and after `close`."""
+def test_lock_is_free_when_the_holder_ends(inside: str) -> None:
+    """At once after SIGKILL, and after `close`."""
     with holding() as first:
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -92,8 +92,8 @@ def test_it_is_free_when_its_holder_ends(inside: str) -> None:
         InstanceLock().close()
 
 
-def test_another_namespace_is_another_matter(inside: str) -> None:
-    """The tables are others, and so is the lock."""
+def test_each_network_namespace_has_its_own_lock(inside: str) -> None:
+    """The lock of one namespace does not block another."""
     with InstanceLock():
         name = f"{inside}-b"
         netns.create(name)
@@ -105,15 +105,15 @@ def test_another_namespace_is_another_matter(inside: str) -> None:
             netns.remove(name)
 
 
-def test_whoever_may_not_write_the_tables_keeps_nobody_out(inside: str) -> None:
-    """An abstract name is for any user to take; root goes on then, and says so."""
+def test_unprivileged_holder_causes_a_warning_only(inside: str) -> None:
+    """Any user can bind an abstract name; root goes on and logs a warning."""
     with holding(TAKE, user=65534), capture_logs() as lines:
         InstanceLock().close()
     assert [(line["log_level"], line.get("user")) for line in lines] == [("warning", 65534)]
 
 
-def test_one_that_is_about_to_listen_is_waited_for(inside: str) -> None:
-    """Two that start in the same moment: one of them leaves."""
+def test_waits_for_a_holder_that_does_not_listen_yet(inside: str) -> None:
+    """Of two agents that start at the same time, one fails."""
     with socket.socket(socket.AF_UNIX) as other:
         other.bind("\0pykubeproxy")
         with capture_logs() as lines:
