@@ -1,7 +1,7 @@
-"""A small, honest Kubernetes API server: Services, EndpointSlices, Nodes and Events over real HTTP.
+"""A small Kubernetes API server: Services, EndpointSlices, Nodes and Events over real HTTP.
 
-It answers lists, pages, watches, bookmarks and refusals as a real API server does, and can be told to misbehave.
-`python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process of its own.
+It serves lists, pages, watches, bookmarks and errors as a real API server does.
+`python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process.
 """
 
 from pykubeproxy.lab.apiserver.errors import ApiError

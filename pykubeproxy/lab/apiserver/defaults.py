@@ -1,38 +1,29 @@
-"""What the API server adds to an object that a client wrote: defaults, cluster IPs, node ports.
-
-Each function fills in a plain object in place. `old` is the object as it was, None when it is being created.
-"""
+"""What the API server adds to an object: defaults, cluster IPs, node ports. Objects are filled in place."""
 
 import ipaddress
-from collections.abc import Iterable
 
 from pykubeproxy.lab.apiserver.allocation import Allocations, Claim
 from pykubeproxy.lab.apiserver.errors import ApiError, invalid
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, NODES, SERVICES, JsonObject, Resource
-from pykubeproxy.lab.apiserver.validation import check_types, check_values, is_address
-
-_NODE_INFO = (
-    "machineID",
-    "systemUUID",
-    "bootID",
-    "kernelVersion",
-    "osImage",
-    "containerRuntimeVersion",
-    "kubeletVersion",
-    "kubeProxyVersion",
-    "operatingSystem",
-    "architecture",
+from pykubeproxy.lab.apiserver.resources import (
+    ENDPOINT_SLICES,
+    NODE_STATUS,
+    NODES,
+    SERVICES,
+    JsonObject,
+    Resource,
 )
-_WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
+from pykubeproxy.lab.apiserver.validation import WITH_NODE_PORTS, check_types, check_values, is_address
+
+_ADDRESS_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 
 
 def admit(
     resource: Resource, item: JsonObject, old: JsonObject | None, path: str, in_use: Allocations
 ) -> None:
-    """Fill in an object and check it. Raises a 400 or 422 for one that a real server would refuse, too."""
+    """Fill in an object and check it. Raise a 400 or 422. `old` is None when it is created."""
     check_types(resource, item)
     if resource is SERVICES:
-        _fill_service(item, old, path, in_use)
+        _ServiceDefaults(item, old, path, in_use).fill()
     elif resource is ENDPOINT_SLICES:
         _fill_slice(item, old)
     elif resource is NODES:
@@ -41,27 +32,14 @@ def admit(
 
 
 def claims(service: JsonObject) -> frozenset[Claim]:
-    """The cluster IPs and node ports that a service occupies. One stored verbatim with a wrong type occupies none."""
+    """Return the cluster IPs and node ports of a service; none if it was stored with a wrong type."""
     try:
         spec = service["spec"]
         addresses = [str(ipaddress.ip_address(ip)) for ip in spec.get("clusterIPs", []) if ip != "None"]
-        ports = [port.get("nodePort", 0) for port in spec.get("ports", [])]
-        return frozenset(
-            [*addresses, *(port for port in [*ports, spec.get("healthCheckNodePort", 0)] if port)]
-        )
+        ports = [port.get("nodePort") for port in spec.get("ports", [])]
+        return frozenset([*addresses, *filter(None, [*ports, spec.get("healthCheckNodePort")])])
     except (AttributeError, KeyError, TypeError, ValueError):
         return frozenset()
-
-
-def without_nulls(item: JsonObject) -> JsonObject:
-    """A deep copy in which a null is what it is to the API: the same as a member that is not there."""
-    return {name: _copied(value) for name, value in item.items() if value is not None}
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, dict):
-        return without_nulls(value)
-    return [_copied(element) for element in value] if isinstance(value, list) else value
 
 
 def _fill_slice(item: JsonObject, old: JsonObject | None) -> None:
@@ -72,7 +50,7 @@ def _fill_slice(item: JsonObject, old: JsonObject | None) -> None:
         port.setdefault("protocol", "TCP")
     if old is not None and old.get("addressType") != item.get("addressType"):
         name = item["metadata"].get("name", "")
-        raise invalid("EndpointSlice", ENDPOINT_SLICES.group, name, "addressType", "field is immutable")
+        raise invalid(ENDPOINT_SLICES, name, "addressType", "field is immutable")
 
 
 def _fill_node(item: JsonObject) -> None:
@@ -81,178 +59,175 @@ def _fill_node(item: JsonObject) -> None:
         spec.setdefault("podCIDR", spec["podCIDRs"][0])
     elif spec.get("podCIDR"):
         spec["podCIDRs"] = [spec["podCIDR"]]
-    status = item.setdefault("status", {})
-    status.setdefault("daemonEndpoints", {"kubeletEndpoint": {"Port": 0}})
-    status["nodeInfo"] = dict.fromkeys(_NODE_INFO, "") | status.get("nodeInfo", {})
+    status = item["status"] = NODE_STATUS | item.get("status", {})
+    status["nodeInfo"] = NODE_STATUS["nodeInfo"] | status["nodeInfo"]
 
 
-def _fill_service(item: JsonObject, old: JsonObject | None, path: str, in_use: Allocations) -> None:
-    spec = item.setdefault("spec", {})
-    before = old["spec"] if old else {}
-    spec.setdefault("type", "ClusterIP")
-    spec.setdefault("sessionAffinity", "None")
-    if spec["sessionAffinity"] == "ClientIP":
-        client_ip = spec.setdefault("sessionAffinityConfig", {}).setdefault("clientIP", {})
-        client_ip.setdefault("timeoutSeconds", 10800)
-    else:
-        spec.pop("sessionAffinityConfig", None)
-    for port in spec.get("ports", []):
-        port.setdefault("protocol", "TCP")
-        if port.get("targetPort") in (None, 0, "") and "port" in port:
-            port["targetPort"] = port["port"]
-    if before:
-        _keep_allocated(spec, before)
-        _drop_what_the_type_lacks(spec, before)
-    _fill_policies(spec)
-    name = item["metadata"].get("name", "")
-    if spec["type"] != "ExternalName":
-        _fill_cluster_ips(spec, before, name, path, in_use)
-    _fill_node_ports(spec, name, path, in_use)
-    _fill_status(item)
+class _ServiceDefaults:
+    """Fills in one service."""
 
+    def __init__(self, item: JsonObject, old: JsonObject | None, path: str, in_use: Allocations) -> None:
+        self._item = item
+        self._spec: JsonObject = item.setdefault("spec", {})
+        self._before: JsonObject = old["spec"] if old else {}
+        self._path = path
+        self._in_use = in_use
 
-def _fill_policies(spec: JsonObject) -> None:
-    if spec["type"] in ("ClusterIP", *_WITH_NODE_PORTS):
-        spec.setdefault("internalTrafficPolicy", "Cluster")
-    if _externally_accessible(spec):
-        spec.setdefault("externalTrafficPolicy", "Cluster")
-    if spec["type"] == "LoadBalancer":
-        spec.setdefault("allocateLoadBalancerNodePorts", True)
+    def fill(self) -> None:
+        """Add what is missing. Raise a 422 for an address or port that cannot be allocated."""
+        spec = self._spec
+        spec.setdefault("type", "ClusterIP")
+        spec.setdefault("sessionAffinity", "None")
+        if spec["sessionAffinity"] == "ClientIP":
+            client_ip = spec.setdefault("sessionAffinityConfig", {}).setdefault("clientIP", {})
+            client_ip.setdefault("timeoutSeconds", 10800)
+        else:
+            spec.pop("sessionAffinityConfig", None)
+        for port in self._ports:
+            port.setdefault("protocol", "TCP")
+            if port.get("targetPort") in (None, 0, "") and "port" in port:
+                port["targetPort"] = port["port"]
+        if self._before:
+            self._keep_allocated()
+            self._drop_unused()
+        if spec["type"] != "ExternalName":
+            spec.setdefault("internalTrafficPolicy", "Cluster")
+            self._fill_cluster_ips()
+        if self._externally_accessible:
+            spec.setdefault("externalTrafficPolicy", "Cluster")
+        if spec["type"] == "LoadBalancer":
+            spec.setdefault("allocateLoadBalancerNodePorts", True)
+        self._fill_node_ports()
+        balancer = self._item.setdefault("status", {}).setdefault("loadBalancer", {})
+        for ingress in balancer.get("ingress", []):
+            if ingress.get("ip"):
+                ingress.setdefault("ipMode", "VIP")
 
+    @property
+    def _ports(self) -> list[JsonObject]:
+        ports: list[JsonObject] = self._spec.get("ports", [])
+        return ports
 
-def _fill_status(item: JsonObject) -> None:
-    balancer = item.setdefault("status", {}).setdefault("loadBalancer", {})
-    for ingress in balancer.get("ingress", []):
-        if ingress.get("ip"):
-            ingress.setdefault("ipMode", "VIP")
+    @property
+    def _externally_accessible(self) -> bool:
+        with_external_ips = self._spec["type"] == "ClusterIP" and bool(self._spec.get("externalIPs"))
+        return self._spec["type"] in WITH_NODE_PORTS or with_external_ips
 
+    @property
+    def _has_health_check(self) -> bool:
+        spec = self._spec
+        return spec["type"] == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
 
-def _externally_accessible(spec: JsonObject) -> bool:
-    return spec["type"] in _WITH_NODE_PORTS or (spec["type"] == "ClusterIP" and bool(spec.get("externalIPs")))
+    def _keep_allocated(self) -> None:
+        """Keep what was allocated if a replacement leaves it out."""
+        spec, before = self._spec, self._before
+        if spec["type"] != "ExternalName" and before.get("type") != "ExternalName":
+            for field in _ADDRESS_FIELDS:
+                if field in before:
+                    spec.setdefault(field, before[field])
+        if spec["type"] in WITH_NODE_PORTS and before.get("type") in WITH_NODE_PORTS:
+            allocated = {port.get("name", ""): port.get("nodePort") for port in before.get("ports", [])}
+            requested = {port.get("nodePort") for port in self._ports}
+            for port in self._ports:
+                number = allocated.get(port.get("name", ""))
+                if number and not port.get("nodePort") and number not in requested:
+                    port["nodePort"] = number
+        if self._has_health_check and before.get("healthCheckNodePort"):
+            spec.setdefault("healthCheckNodePort", before["healthCheckNodePort"])
 
+    def _drop_unused(self) -> None:
+        """Drop fields that only the old type has, unless the client changes them too."""
+        spec, before = self._spec, self._before
+        unused: list[str] = [*_ADDRESS_FIELDS] if spec["type"] == "ExternalName" else []
+        if not self._externally_accessible:
+            unused.append("externalTrafficPolicy")
+        if not self._has_health_check:
+            unused.append("healthCheckNodePort")
+        if spec["type"] != "LoadBalancer":
+            unused.append("allocateLoadBalancerNodePorts")
+        for field in unused:
+            if field in spec and spec[field] == before.get(field):
+                del spec[field]
+        if spec["type"] not in WITH_NODE_PORTS:
+            allocated = {port.get("nodePort") for port in before.get("ports", [])}
+            for port in self._ports:
+                if port.get("nodePort") in allocated:
+                    port.pop("nodePort", None)
 
-def _has_health_check(spec: JsonObject) -> bool:
-    return spec["type"] == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
+    def _fill_cluster_ips(self) -> None:
+        spec, before = self._spec, self._before
+        addresses = list(spec.get("clusterIPs") or filter(None, [spec.get("clusterIP")]))
+        old = before.get("clusterIP")
+        if old and before.get("type") != "ExternalName" and spec.get("clusterIP", old) != old:
+            reason = f'Invalid value: ["{spec["clusterIP"]}"]: may not change once set'
+            raise self._invalid("spec.clusterIPs[0]", reason)
+        headless = addresses == ["None"]
+        if headless and not spec.get("selector") and "ipFamilyPolicy" not in spec:
+            dual_stack = len(self._in_use.families) > 1
+            spec["ipFamilyPolicy"] = "RequireDualStack" if dual_stack else "SingleStack"
+        families = spec["ipFamilies"] = self._families([] if headless else addresses)
+        if not headless:
+            requested = [*addresses, *[""] * len(families)]
+            addresses = [self._address(family, requested[i]) for i, family in enumerate(families)]
+        spec["clusterIP"], spec["clusterIPs"] = addresses[0], addresses
 
+    def _families(self, addresses: list[str]) -> list[str]:
+        """Return the families in order: those requested, those of the addresses, or the cluster's first."""
+        available = self._in_use.families
+        of_addresses = ["IPv6" if ":" in address else "IPv4" for address in addresses]
+        families = list(self._spec.get("ipFamilies") or of_addresses or available[:1])
+        default = "SingleStack" if len(families) < 2 else "RequireDualStack"
+        policy = self._spec.setdefault("ipFamilyPolicy", default)
+        if policy == "SingleStack":
+            families = families[:1]
+        else:
+            families += [family for family in available if family not in families]
+        if set(families) - set(available) or (policy == "RequireDualStack" and len(families) < 2):
+            reason = f'Invalid value: "{policy}": this cluster has service addresses of {", ".join(available)} only'
+            raise self._invalid("spec.ipFamilyPolicy", reason)
+        return families
 
-def _keep_allocated(spec: JsonObject, before: JsonObject) -> None:
-    """A replacement that leaves out what was allocated keeps it."""
-    if spec["type"] != "ExternalName" and before.get("type") != "ExternalName":
-        for field in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
-            if field in before:
-                spec.setdefault(field, before[field])
-    if spec["type"] in _WITH_NODE_PORTS and before.get("type") in _WITH_NODE_PORTS:
-        known = {
-            port.get("name", ""): port["nodePort"] for port in before.get("ports", []) if port.get("nodePort")
-        }
-        asked = {port.get("nodePort") for port in spec.get("ports", [])}
-        for port in spec.get("ports", []):
-            if not port.get("nodePort") and known.get(port.get("name", "")) not in (None, *asked):
-                port["nodePort"] = known[port.get("name", "")]
-    if _has_health_check(spec) and before.get("healthCheckNodePort"):
-        spec.setdefault("healthCheckNodePort", before["healthCheckNodePort"])
-
-
-def _drop_what_the_type_lacks(spec: JsonObject, before: JsonObject) -> None:
-    """A service that changes its type sheds what only the old type had, unless the client changed that as well."""
-    unused: list[str] = []
-    if spec["type"] == "ExternalName":
-        unused += ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"]
-    if not _externally_accessible(spec):
-        unused.append("externalTrafficPolicy")
-    if not _has_health_check(spec):
-        unused.append("healthCheckNodePort")
-    if spec["type"] != "LoadBalancer":
-        unused.append("allocateLoadBalancerNodePorts")
-    for field in unused:
-        if field in spec and spec[field] == before.get(field):
-            del spec[field]
-    if spec["type"] not in _WITH_NODE_PORTS:
-        known = {port.get("nodePort") for port in before.get("ports", [])}
-        for port in spec.get("ports", []):
-            if port.get("nodePort") in known:
-                port.pop("nodePort", None)
-
-
-def _fill_cluster_ips(
-    spec: JsonObject, before: JsonObject, name: str, path: str, in_use: Allocations
-) -> None:
-    addresses = list(spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else []))
-    was = before.get("clusterIP")
-    if was and before.get("type") != "ExternalName" and spec.get("clusterIP", was) != was:
-        why = f'Invalid value: ["{spec["clusterIP"]}"]: may not change once set'
-        raise invalid("Service", "", name, "spec.clusterIPs[0]", why)
-    headless = addresses == ["None"]
-    if headless and not spec.get("selector") and "ipFamilyPolicy" not in spec:
-        spec["ipFamilyPolicy"] = "RequireDualStack" if len(in_use.families) > 1 else "SingleStack"
-    families = _families(spec, [] if headless else addresses, name, in_use)
-    if not headless:
-        addresses = _addresses(families, addresses[: len(families)], name, path, in_use)
-    spec["clusterIP"], spec["clusterIPs"] = addresses[0], addresses
-
-
-def _families(spec: JsonObject, addresses: list[str], name: str, in_use: Allocations) -> list[str]:
-    """The families of a service, in order: those asked for, those of its addresses, else the cluster's first."""
-    of_addresses = ["IPv6" if ":" in address else "IPv4" for address in addresses]
-    families = list(spec.get("ipFamilies") or of_addresses or in_use.families[:1])
-    policy = spec.setdefault("ipFamilyPolicy", "SingleStack" if len(families) < 2 else "RequireDualStack")
-    if policy == "SingleStack":
-        families = families[:1]
-    else:
-        families += [family for family in in_use.families if family not in families]
-    missing = [family for family in families if family not in in_use.families]
-    if missing or (policy == "RequireDualStack" and len(families) < 2):
-        why = f'Invalid value: "{policy}": this cluster has service addresses of {", ".join(in_use.families)} only'
-        raise invalid("Service", "", name, "spec.ipFamilyPolicy", why)
-    spec["ipFamilies"] = families
-    return families
-
-
-def _addresses(families: list[str], asked: list[str], name: str, path: str, in_use: Allocations) -> list[str]:
-    addresses = []
-    for index, family in enumerate(families):
-        address = asked[index] if index < len(asked) else in_use.next_address(family)
+    def _address(self, family: str, requested: str) -> str:
+        """Return the requested address or, for "", the next free one."""
+        address = requested or self._in_use.next_address(family)
         if address is None:
-            raise ApiError(
-                500, f"Internal error occurred: failed to allocate a serviceIP: {family} range is full"
-            )
+            message = f"Internal error occurred: failed to allocate a serviceIP: {family} range is full"
+            raise ApiError(500, message)
         if not is_address(address, family):
-            why = f'Invalid value: "{address}": must be a valid {family} address'
-            raise invalid("Service", "", name, "spec.clusterIPs", why)
+            reason = f'Invalid value: "{address}": must be a valid {family} address'
+            raise self._invalid("spec.clusterIPs", reason)
         address = str(ipaddress.ip_address(address))
-        if in_use.taken(address, path):
-            why = f'Invalid value: ["{address}"]: failed to allocate IP {address}: provided IP is already allocated'
-            raise invalid("Service", "", name, "spec.clusterIPs", why)
-        addresses.append(address)
-    return addresses
+        if self._in_use.taken(address, self._path):
+            reason = f"failed to allocate IP {address}: provided IP is already allocated"
+            raise self._invalid("spec.clusterIPs", f'Invalid value: ["{address}"]: {reason}')
+        return address
 
+    def _fill_node_ports(self) -> None:
+        spec = self._spec
+        allocated = {port.get("port"): port["nodePort"] for port in self._ports if port.get("nodePort")}
+        numbers = {port["nodePort"] for port in self._ports if port.get("nodePort")}
+        if self._has_health_check and spec.get("healthCheckNodePort"):
+            numbers.add(spec["healthCheckNodePort"])
+        for number in numbers:
+            if self._in_use.taken(number, self._path):
+                reason = f"Invalid value: {number}: provided port is already allocated"
+                raise self._invalid("spec.ports[0].nodePort", reason)
+        if spec["type"] == "NodePort" or spec.get("allocateLoadBalancerNodePorts") is True:
+            for port in self._ports:
+                if not port.get("nodePort"):
+                    # One port number under two protocols, as of a DNS service, gets one node port.
+                    number = allocated.get(port.get("port")) or self._next_port(numbers)
+                    port["nodePort"] = allocated[port.get("port")] = number
+        if self._has_health_check and not spec.get("healthCheckNodePort"):
+            spec["healthCheckNodePort"] = self._next_port(numbers)
 
-def _fill_node_ports(spec: JsonObject, name: str, path: str, in_use: Allocations) -> None:
-    ports = spec.get("ports", [])
-    given = {port["nodePort"] for port in ports if port.get("nodePort")}
-    if _has_health_check(spec) and spec.get("healthCheckNodePort"):
-        given.add(spec["healthCheckNodePort"])
-    for number in given:
-        if in_use.taken(number, path):
-            why = f"Invalid value: {number}: provided port is already allocated"
-            raise invalid("Service", "", name, "spec.ports[0].nodePort", why)
-    wanted = spec["type"] == "NodePort" or spec.get("allocateLoadBalancerNodePorts") is True
-    by_number = {port["port"]: port["nodePort"] for port in ports if port.get("nodePort") and "port" in port}
-    for port in _without_node_port(ports) if wanted and spec["type"] != "ExternalName" else ():
-        # One port number under two protocols, as of a DNS service, gets one node port.
-        number = by_number.get(port.get("port")) or _next_port(in_use, given)
-        port["nodePort"] = by_number[port.get("port")] = number
-        given.add(number)
-    if _has_health_check(spec) and not spec.get("healthCheckNodePort"):
-        spec["healthCheckNodePort"] = _next_port(in_use, given)
+    def _next_port(self, numbers: set[int]) -> int:
+        """Allocate a node port and add it to `numbers`."""
+        number = self._in_use.next_port(numbers)
+        if number is None:
+            raise ApiError(500, "Internal error occurred: failed to allocate a nodePort: all are in use")
+        numbers.add(number)
+        return number
 
-
-def _without_node_port(ports: Iterable[JsonObject]) -> list[JsonObject]:
-    return [port for port in ports if not port.get("nodePort")]
-
-
-def _next_port(in_use: Allocations, besides: set[int]) -> int:
-    number = in_use.next_port(besides)
-    if number is None:
-        raise ApiError(500, "Internal error occurred: failed to allocate a nodePort: all are in use")
-    return number
+    def _invalid(self, field: str, reason: str) -> ApiError:
+        return invalid(SERVICES, self._item["metadata"].get("name", ""), field, reason)

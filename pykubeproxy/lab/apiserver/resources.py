@@ -1,6 +1,5 @@
-"""The resources this API server knows: their names, what can be selected on, and how they look when empty."""
+"""The resources this API server serves: names, selectable fields and zero values."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,19 +8,15 @@ JsonObject = dict[str, Any]
 
 
 class Resource(msgspec.Struct, frozen=True, eq=False):
-    """One kind of object and the path it is served under."""
+    """One kind of object and its path."""
 
     group: str  # "" for core/v1
     plural: str
     kind: str
     namespaced: bool = True
     short_name: str = ""
-    fields: tuple[
-        str, ...
-    ] = ()  # that a field selector may name, besides metadata.name and metadata.namespace
-    blank: bytes = (
-        b"{}"  # what a bookmark carries besides its metadata, as the Go types encode their zero values
-    )
+    fields: tuple[str, ...] = ()  # for field selectors, besides metadata.name and metadata.namespace
+    blank: bytes = b"{}"  # zero values, as Go encodes them in the object of a bookmark
     status: bool = False  # has the status subresource
 
     @property
@@ -31,22 +26,26 @@ class Resource(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def qualified(self) -> str:
-        """The name that error messages use, such as endpointslices.discovery.k8s.io."""
+        """The name in error messages, such as endpointslices.discovery.k8s.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
-    @property
-    def type_meta(self) -> bytes:
-        """The two members that a single object has and an item of a list has not."""
-        return f'"kind":"{self.kind}","apiVersion":"{self.api_version}"'.encode()
-
     def typed(self, body: bytes) -> bytes:
-        """An object's encoded body with its kind and apiVersion in front."""
-        return b"{" + self.type_meta + b"," + body[1:]
+        """Return an encoded object with kind and apiVersion in front; items of a list have neither."""
+        return f'{{"kind":"{self.kind}","apiVersion":"{self.api_version}",'.encode() + body[1:]
 
     def path(self, namespace: str, name: str) -> str:
-        """The key an object is stored and sorted under: `namespace/name`, or `name` alone."""
+        """Return the key an object is stored and sorted under: `namespace/name`, or `name` alone."""
         return f"{namespace}/{name}" if self.namespaced else name
 
+
+_NODE_INFO = (
+    "machineID systemUUID bootID kernelVersion osImage containerRuntimeVersion kubeletVersion kubeProxyVersion "
+    "operatingSystem architecture"
+)
+NODE_STATUS: JsonObject = {
+    "daemonEndpoints": {"kubeletEndpoint": {"Port": 0}},
+    "nodeInfo": dict.fromkeys(_NODE_INFO.split(), ""),
+}
 
 SERVICES = Resource(
     "",
@@ -64,9 +63,7 @@ NODES = Resource(
     namespaced=False,
     short_name="no",
     fields=("spec.unschedulable",),
-    blank=b'{"spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"nodeInfo":{"machineID":"",'
-    b'"systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","kubeletVersion":"",'
-    b'"kubeProxyVersion":"","operatingSystem":"","architecture":""}}}',
+    blank=msgspec.json.encode({"spec": {}, "status": NODE_STATUS}),
     status=True,
 )
 ENDPOINT_SLICES = Resource(
@@ -92,29 +89,21 @@ CORE_EVENTS = Resource(
     blank=b'{"involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null}',
 )
 SERVICE_CIDRS = Resource(
-    "networking.k8s.io",
-    "servicecidrs",
-    "ServiceCIDR",
-    namespaced=False,
-    blank=b'{"spec":{},"status":{}}',
+    "networking.k8s.io", "servicecidrs", "ServiceCIDR", namespaced=False, blank=b'{"spec":{},"status":{}}'
 )
 
 RESOURCES = (SERVICES, NODES, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, SERVICE_CIDRS)
-_BY_PATH: Mapping[tuple[str, str], Resource] = {(r.api_version, r.plural): r for r in RESOURCES}
-_BY_KIND: Mapping[tuple[str, str], Resource] = {(r.api_version, r.kind): r for r in RESOURCES}
 
 
 def find(api_version: str, plural: str) -> Resource | None:
-    """The resource served under this apiVersion and plural, if any."""
-    return _BY_PATH.get((api_version, plural))
+    """Return the resource of this apiVersion and plural, or None."""
+    return next((r for r in RESOURCES if (r.api_version, r.plural) == (api_version, plural)), None)
 
 
 def of(item: JsonObject) -> Resource:
-    """The resource an object belongs to, by its apiVersion and kind. Raises ValueError for an unknown one."""
+    """Return the resource of an object. Raise ValueError for an unknown apiVersion and kind."""
     api_version, kind = item.get("apiVersion"), item.get("kind")
-    resource = _BY_KIND.get((str(api_version), str(kind)))
-    if resource is None:
-        raise ValueError(
-            f"this API server does not serve objects of apiVersion {api_version!r} and kind {kind!r}"
-        )
-    return resource
+    for resource in RESOURCES:
+        if (resource.api_version, resource.kind) == (api_version, kind):
+            return resource
+    raise ValueError(f"cannot serve objects of apiVersion {api_version!r} and kind {kind!r}")

@@ -1,200 +1,175 @@
-"""From a request to its answer: who may ask, what the path means, which operation it is. Knows nothing of sockets."""
+"""From a request to its response: authentication, the meaning of the path, the operation."""
 
 import hmac
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
-from pykubeproxy.lab.apiserver import discovery
+from pykubeproxy.http import JSON, Request, Response
+from pykubeproxy.lab.apiserver.discovery import PUBLIC, discover
 from pykubeproxy.lab.apiserver.errors import ApiError, bad_request, method_not_allowed, no_such_path
-from pykubeproxy.lab.apiserver.exchange import (
-    Query,
-    Request,
-    Response,
-    Stream,
-    Target,
-    as_json,
-    check_accept,
-    check_content_type,
-    locate,
-    refusal,
-    verb_of,
-)
-from pykubeproxy.lab.apiserver.faults import Faults, Order
-from pykubeproxy.lab.apiserver.journal import Entry, Journal
-from pykubeproxy.lab.apiserver.listing import list_objects
-from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject
-from pykubeproxy.lab.apiserver.selectors import Selector
+from pykubeproxy.lab.apiserver.list import list_objects
+from pykubeproxy.lab.apiserver.query import Query, Selector
+from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject, Resource, find
 from pykubeproxy.lab.apiserver.store import Store
-from pykubeproxy.lab.apiserver.watching import Echoing, Terms, Watch
-from pykubeproxy.lab.apiserver.writing import Part
+from pykubeproxy.lab.apiserver.watch import Watch, WatchOptions
+from pykubeproxy.lab.apiserver.write import Part
+
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The part of the API that a path names."""
+
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+def locate(path: str) -> Target | None:
+    """Return the target of /api/v1/… or /apis/GROUP/VERSION/…; None if it is not served."""
+    steps = unquote(path).strip("/").split("/")
+    if steps[:2] == ["api", "v1"]:
+        api_version, rest = "v1", steps[2:]
+    elif steps[0] == "apis" and len(steps) > 2:
+        api_version, rest = "/".join(steps[1:3]), steps[3:]
+    else:
+        return None
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    resource = find(api_version, rest[0]) if 1 <= len(rest) <= 3 else None
+    if resource is None or (namespace and not resource.namespaced):
+        return None
+    name, subresource = [*rest[1:], "", ""][:2]
+    if resource.namespaced and name and not namespace:
+        return None
+    if subresource and not (subresource == "status" and resource.status):
+        return None
+    return Target(resource, namespace, name, subresource)
+
+
+def verb_of(request: Request, target: Target | None) -> str:
+    """Return the verb as in access rules: get, list, watch, create, update, patch, delete."""
+    if request.method == "GET" and target is not None and not target.name:
+        return "watch" if Query(request.query).flag("watch") else "list"
+    return {"POST": "create", "PUT": "update"}.get(request.method, request.method.lower())
 
 
 class Routes:
-    """Answers requests from a store, with the faults ordered."""
+    """Answers requests from a store. `token` returns the bearer token that requests must carry, or None."""
 
-    def __init__(
-        self,
-        store: Store,
-        faults: Faults,
-        journal: Journal,
-        terms: Terms,
-        token: str | None,
-    ) -> None:
-        self.token = token  # that requests must carry, if any
+    def __init__(self, store: Store, watches: WatchOptions, token: Callable[[], str | None]) -> None:
         self._store = store
-        self._faults = faults
-        self._journal = journal
-        self._terms = terms
+        self._watches = watches
+        self._token = token
 
-    def answer(self, request: Request) -> Response | Stream:
-        """The answer to a request, a refusal included. Takes as long as the faults ordered make it."""
+    def handle(self, request: Request) -> Response:
+        """Return the response, which may be a Status of failure."""
         try:
-            if request.path.startswith("/_lab/"):
-                self._check_token(request)
-                return self._control(request)
-            return self._api(request)
+            return self._handle(request)
         except ApiError as error:
-            return refusal(error)
+            return error.response()
 
-    def _api(self, request: Request) -> Response | Stream:
-        target = locate(request.path)
-        verb = verb_of(request, target)
-        self._record(request, verb, target)
-        orders = self._faults.meet(verb, request.path)
-        for order in orders:
-            if order.do == "error":
-                raise _ordered(order)
-        ordered = {order.do for order in orders}
-        truncate = "truncate" in ordered
-        page = discovery.about(request.path)
-        if page is None or request.path.rstrip("/") not in discovery.PUBLIC:
+    def _handle(self, request: Request) -> Response:
+        page = discover(request.path)
+        if page is None or request.path.rstrip("/") not in PUBLIC:
             self._check_token(request)
         if page is not None:
             if request.method != "GET":
                 raise method_not_allowed()
             return page
+        target = locate(request.path)
         if target is None:
             raise no_such_path()
-        check_accept(request)
-        if "drip" in ordered:
-            return Stream(lambda send, _: self._faults.endless(send))
-        if verb == "watch":
-            return self._watch(request, target, truncate, "echo" in ordered)
-        answer = self._operation(verb, target)(request, target)
-        return (
-            msgspec.structs.replace(answer, body=answer.body[: len(answer.body) // 2]) if truncate else answer
-        )
+        _check_accept(request)
+        return self._operation(verb_of(request, target), target)(request, target)
 
     def _operation(self, verb: str, target: Target) -> Callable[[Request, Target], Response]:
-        on_object = {"get": self._get, "update": self._update, "patch": self._patch}
-        if target.subresource:
-            operation = on_object.get(verb)
-        elif target.name:
-            operation = (on_object | {"delete": self._delete}).get(verb)
-        elif target.resource.namespaced and not target.namespace:
-            operation = {"list": self._list}.get(verb)
-        else:
-            operation = {"list": self._list, "create": self._create}.get(verb)
-        if operation is None:
+        operations = {"get": self._get, "update": self._update, "patch": self._patch}
+        if target.name and not target.subresource:
+            operations["delete"] = self._delete
+        elif not target.name:
+            operations = {"list": self._list, "watch": self._watch}
+            if target.namespace or not target.resource.namespaced:
+                operations["create"] = self._create
+        if verb not in operations:
             raise method_not_allowed()
-        return operation
+        return operations[verb]
 
     def _list(self, request: Request, target: Target) -> Response:
         query = Query(request.query)
         return list_objects(self._store, target.resource, _selector(target, query), query)
 
-    def _watch(self, request: Request, target: Target, truncate: bool, echo: bool) -> Stream:
+    def _watch(self, request: Request, target: Target) -> Response:
         query = Query(request.query)
-        watch = Watch(target.resource, _selector(target, query), query)
-
-        def run(send: Callable[[bytes], None], client: int) -> None:
-            watch.run(self._terms, Echoing(send) if echo else send, client, truncate)
-
-        return Stream(run)
+        watch = Watch(self._store, target.resource, _selector(target, query), query, self._watches)
+        return Response(content_type=JSON, stream=watch.stream)
 
     def _get(self, _: Request, target: Target) -> Response:
         stored = self._store.read(target.resource, target.namespace, target.name)
-        return Response(target.resource.typed(stored.body) + b"\n")
+        return Response(target.resource.typed(stored.body) + b"\n", JSON)
 
     def _create(self, request: Request, target: Target) -> Response:
-        check_content_type(request)
-        item = _incoming(request, target)
-        # A node comes with its status, as from its kubelet; a service gets its own later.
-        return as_json(self._store.create(item, part="spec"), 201)
+        return _response(self._store.create(_object(request, target), part="spec"), 201)
 
     def _update(self, request: Request, target: Target) -> Response:
-        check_content_type(request)
-        return as_json(self._store.replace(_incoming(request, target), part=_part(target)))
+        return _response(self._store.replace(_object(request, target), part=_part(target)))
 
     def _patch(self, request: Request, target: Target) -> Response:
-        check_content_type(request)
-        _refuse_dry_run(request)
-        patch = request.json()
-        return as_json(
+        patch = _json(request, _MERGE_PATCH)
+        return _response(
             self._store.merge_patch(target.resource, target.namespace, target.name, patch, part=_part(target))
         )
 
     def _delete(self, request: Request, target: Target) -> Response:
         _refuse_dry_run(request)
-        options = request.json() if request.body else {}
-        conditions = options.get("preconditions") or {}
+        conditions = _decode(request.body).get("preconditions") or {} if request.body else {}
         uid, version = str(conditions.get("uid") or ""), str(conditions.get("resourceVersion") or "")
         last = self._store.delete(target.resource, target.namespace, target.name, uid=uid, version=version)
         if target.resource is SERVICES or "deletionTimestamp" in last["metadata"]:
-            return as_json(last)
+            return _response(last)
         group = {"group": target.resource.group} if target.resource.group else {}
-        details = (
-            {"name": target.name} | group | {"kind": target.resource.plural, "uid": last["metadata"]["uid"]}
-        )
-        done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-        return as_json(done)
-
-    def _control(self, request: Request) -> Response:
-        """The server's own paths, for tests that run it as a process."""
-        match request.method, request.path:
-            case "POST", "/_lab/faults":
-                try:
-                    self._faults.carry_out(msgspec.json.decode(request.body, type=Order))
-                except msgspec.DecodeError as error:
-                    raise bad_request(f"not an order for a fault: {error}") from error
-                return as_json({})
-            case "GET", "/_lab/requests":
-                return as_json({"counts": self._journal.counts(), "requests": self._journal.entries()})
-            case "DELETE", "/_lab/requests":
-                self._journal.clear()
-                return as_json({})
-        raise no_such_path()
-
-    def _record(self, request: Request, verb: str, target: Target | None) -> None:
-        qualified, namespace, name = "", "", ""
-        if target is not None:
-            qualified, namespace, name = target.resource.qualified, target.namespace, target.name
-        self._journal.record(
-            Entry(verb, qualified, request.path, request.query, request.user_agent, namespace, name)
-        )
+        kind = {"kind": target.resource.plural, "uid": last["metadata"]["uid"]}
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return _response(status | {"details": {"name": target.name} | group | kind})
 
     def _check_token(self, request: Request) -> None:
-        if self.token is None:
+        token = self._token()
+        if token is None:
             return
-        scheme, _, token = request.authorization.partition(" ")
-        # As the real one, and as HTTP says: the name of the scheme in any case.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.token.encode()):
+        scheme, _, presented = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(presented.encode(), token.encode()):
             raise ApiError(401, "Unauthorized")
 
 
+def _response(value: JsonObject, status: int = 200) -> Response:
+    """Return JSON with a newline at its end, as the real server sends it."""
+    return Response(msgspec.json.encode(value) + b"\n", JSON, status)
+
+
 def _selector(target: Target, query: Query) -> Selector:
-    fields = query.text("fieldSelector")
-    return Selector(target.resource, target.namespace, query.text("labelSelector"), fields)
+    labels, fields = query.text("labelSelector"), query.text("fieldSelector")
+    return Selector(target.resource, target.namespace, labels, fields)
 
 
 def _part(target: Target) -> Part:
     return "status" if target.subresource else "spec"
 
 
-def _ordered(order: Order) -> ApiError:
-    details = None if order.retry_after is None else {"retryAfterSeconds": order.retry_after}
-    return ApiError(order.status, "this error was ordered", details=details)
+def _check_accept(request: Request) -> None:
+    """Raise a 406 if the client accepts no plain JSON."""
+    ranges = [entry.strip() for entry in request.accept.split(",") if entry.strip()]
+    for entry in ranges:
+        kind, *parameters = [part.strip() for part in entry.split(";")]
+        as_other = any(parameter.startswith(("as=", "g=")) for parameter in parameters)
+        if kind in (JSON, "application/*", "*/*") and not as_other:
+            return
+    if ranges:
+        raise ApiError(406, f"only the following media types are accepted: {JSON}")
 
 
 def _refuse_dry_run(request: Request) -> None:
@@ -202,27 +177,40 @@ def _refuse_dry_run(request: Request) -> None:
         raise bad_request("this API server has no dryRun")
 
 
-def _incoming(request: Request, target: Target) -> JsonObject:
-    """An object from a request's body, made to agree with the path. Raises a 400 if it cannot."""
+def _json(request: Request, accepted: str) -> JsonObject:
+    """Return the body of a write. Raise a 415 for another content type, a 400 for dryRun or bad JSON."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip()
+    if kind != accepted and (kind or accepted != JSON):
+        message = (
+            f"the body of the request was in an unknown format - accepted media types include: {accepted}"
+        )
+        raise ApiError(415, message)
     _refuse_dry_run(request)
-    item = request.json()
+    return _decode(request.body)
+
+
+def _decode(body: bytes) -> JsonObject:
+    try:
+        return msgspec.json.decode(body, type=JsonObject)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body of the request is not a JSON object: {error}") from error
+
+
+def _object(request: Request, target: Target) -> JsonObject:
+    """Return the object in the body, completed from the path. Raise a 400 if they contradict each other."""
+    item = _json(request, JSON)
     resource = target.resource
-    expected = {"apiVersion": resource.api_version, "kind": resource.kind}
-    for field, value in expected.items():
-        if item.get(field) not in (None, "", value):
-            raise bad_request(
-                f"the {field} in the data ({item[field]}) does not match the expected one ({value})"
-            )
-    meta = item.get("metadata") or {}
+    implied = {"apiVersion": resource.api_version, "kind": resource.kind}
+    meta: dict[str, Any] = item.get("metadata") or {}
     if not isinstance(meta, dict):
         raise bad_request("metadata must be an object")
-    if resource.namespaced:
-        if meta.get("namespace") not in (None, "", target.namespace):
-            raise bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
-        meta = meta | {"namespace": target.namespace}
-    if target.name and meta.get("name", target.name) != target.name:
-        why = f"the name of the object ({meta['name']}) does not match the name on the URL ({target.name})"
-        raise bad_request(why)
-    return item | expected | {"metadata": meta | ({"name": target.name} if target.name else {})}
+    implied_meta = {"namespace": target.namespace} if resource.namespaced else {}
+    if target.name:
+        implied_meta["name"] = target.name
+    for given, expected in ((item, implied), (meta, implied_meta)):
+        for field, value in expected.items():
+            if given.get(field) not in (None, "", value):
+                raise bad_request(
+                    f"the {field} in the data ({given[field]}) does not match the expected one ({value})"
+                )
+    return item | implied | {"metadata": meta | implied_meta}

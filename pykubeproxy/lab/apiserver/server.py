@@ -1,32 +1,38 @@
-"""The API server that labs and tests hold in their hands."""
+"""The API server as a value for labs and tests."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
-from pykubeproxy.lab.apiserver.faults import Faults
-from pykubeproxy.lab.apiserver.http import Listener
-from pykubeproxy.lab.apiserver.journal import Journal
+from pykubeproxy.http import Handler, Limits, Server
 from pykubeproxy.lab.apiserver.routes import Routes
-from pykubeproxy.lab.apiserver.store import Store
-from pykubeproxy.lab.apiserver.watching import Switch, Terms
+from pykubeproxy.lab.apiserver.store import SERVICE_CIDRS, Store
+from pykubeproxy.lab.apiserver.watch import WatchOptions
+
+_LIMITS = Limits(
+    connections=1024,
+    head_bytes=64 * 1024,
+    headers=100,
+    body_bytes=3 * 1024 * 1024,  # as on a real server
+    request_seconds=60.0,
+    response_seconds=None,
+    idle_seconds=None,
+    methods=(),
+)
 
 
 class ApiServer:
     """A small Kubernetes API server on threads of this process.
 
-    A context manager: it listens from `start` (or entry) to `stop` (or exit) and may be started again, on the same
-    port and with the same objects. `service_cidrs` are where cluster IPs come from, one range for each family, the
-    cluster's own family first. `token`, which may be changed at any time, is the bearer token that requests must
-    carry. `tls` is a pair of PEM files, certificate and key. `watch_list` serves watches with sendInitialEvents,
-    which are otherwise refused as by a real server whose etcd is too old for them. `store` brings along objects.
-
-    What clients see is told to `store`, `faults` makes the server misbehave, `requests` is what clients asked,
-    `watches.running` is how many watches there are.
+    A context manager: it listens from `start` to `stop` and can be started again, on the same port and with the same
+    objects. `service_cidrs` are the ranges of cluster IPs, one per family, the cluster's primary family first.
+    `token`, which may change at any time, is the bearer token that requests must carry. `tls` is a certificate and
+    its key (PEM files). Without `watch_list`, watches with sendInitialEvents are refused, as by a real server on an
+    old etcd. `middleware` wraps the handler of all requests.
     """
 
     def __init__(
@@ -34,55 +40,54 @@ class ApiServer:
         address: str = "127.0.0.1",
         port: int = 0,
         *,
-        service_cidrs: Sequence[str] = ("10.96.0.0/16", "fd00:10:96::/112"),
+        service_cidrs: Sequence[str] = SERVICE_CIDRS,
         token: str | None = None,
         bookmark_seconds: float = 60.0,
         watch_list: bool = False,
         tls: tuple[Path, Path] | None = None,
         store: Store | None = None,
+        middleware: Callable[[Handler], Handler] = lambda handler: handler,
     ) -> None:
         self.address = address
         self.port = port
+        self.token = token
         self.store = store or Store(service_cidrs)
-        self.requests = Journal()
-        self.watches = Switch()
-        self.faults = Faults(self.store, self.watches, self._drop)
         self._certificate = tls[0] if tls else None
         self._tls = _context(*tls) if tls else None
-        self._listener: Listener | None = None
-        terms = Terms(self.store, self.watches, bookmark_seconds, watch_list)
-        self._routes = Routes(self.store, self.faults, self.requests, terms, token)
-
-    @property
-    def token(self) -> str | None:
-        """The bearer token that requests must carry; None if they need none."""
-        return self._routes.token
-
-    @token.setter
-    def token(self, token: str | None) -> None:
-        self._routes.token = token
+        self._server: Server | None = None
+        watches = WatchOptions(bookmark_seconds, watch_list)
+        self._handler = middleware(Routes(self.store, watches, lambda: self.token).handle)
 
     @property
     def url(self) -> str:
-        """Where it is to be reached, such as http://127.0.0.1:40123."""
+        """The URL, such as http://127.0.0.1:40123."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
     def start(self) -> Self:
-        """Listen. Raises OSError if the address cannot be had."""
-        self._listener = Listener(self.address, self.port, self._routes.answer, self._tls)
-        self.port = self._listener.port
+        """Listen. Raise OSError if the bind fails."""
+        self._server = Server("apiserver", _LIMITS)
+        try:
+            self._server.listen(self.address, self.port, self._handler, self._tls)
+        except OSError:
+            self.stop()
+            raise
+        ((_, self.port),) = self._server.addresses()
         return self
 
     def stop(self) -> None:
-        """Close the port and all connections, and call off all faults. The objects stay."""
-        self.faults.clear()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        """Close the port and all connections. The objects stay."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def drop_connections(self) -> None:
+        """Close all connections; keep listening."""
+        if self._server is not None:
+            self._server.drop_connections()
 
     def kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig file for this server, with its token and certificate, and return its path."""
+        """Write a kubeconfig with the server's token and certificate, and return its path."""
         cluster: dict[str, Any] = {"server": self.url}
         if self._certificate:
             cluster["certificate-authority"] = str(self._certificate.resolve())
@@ -105,10 +110,6 @@ class ApiServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _drop(self) -> None:
-        if self._listener is not None:
-            self._listener.drop()
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

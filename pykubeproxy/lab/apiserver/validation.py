@@ -1,27 +1,28 @@
-"""What a real API server would refuse: wrong types, missing or impossible values, in the fields a proxy reads.
+"""What a real API server refuses in the fields a proxy reads: wrong types, missing or invalid values.
 
 It is lenient elsewhere: unknown fields are kept, and a cluster IP may lie outside the service CIDRs.
 """
 
 import re
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from pykubeproxy.lab.apiserver.allocation import NODE_PORTS
-from pykubeproxy.lab.apiserver.errors import ApiError, bad_request, invalid
+from pykubeproxy.lab.apiserver.errors import bad_request, invalid
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, NODES, SERVICES, JsonObject, Resource
 
-PROTOCOLS = ("TCP", "UDP", "SCTP")
-TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
+_PROTOCOLS = ("TCP", "UDP", "SCTP")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
+_Problems = Iterator[tuple[str, str]]  # field and reason
 
-class Metadata(msgspec.Struct, rename="camel"):
-    """The metadata that clients write."""
 
+class _Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     labels: dict[str, str] = {}
@@ -56,7 +57,7 @@ class _ServiceSpec(msgspec.Struct, rename="camel"):
 
 
 class _Service(msgspec.Struct):
-    metadata: Metadata
+    metadata: _Metadata
     spec: _ServiceSpec = msgspec.field(default_factory=_ServiceSpec)
     status: dict[str, Any] = {}
 
@@ -72,7 +73,6 @@ class _Endpoint(msgspec.Struct, rename="camel"):
     conditions: _Conditions | None = None
     hostname: str | None = None
     target_ref: dict[str, Any] | None = None
-    deprecated_topology: dict[str, str] | None = None
     node_name: str | None = None
     zone: str | None = None
     hints: dict[str, list[dict[str, str]]] | None = None
@@ -85,7 +85,7 @@ class _EndpointPort(msgspec.Struct):
 
 
 class _EndpointSlice(msgspec.Struct, rename="camel"):
-    metadata: Metadata
+    metadata: _Metadata
     address_type: str = ""
     endpoints: list[_Endpoint] | None = None
     ports: list[_EndpointPort] | None = None
@@ -103,144 +103,118 @@ class _NodeStatus(msgspec.Struct):
 
 
 class _Node(msgspec.Struct):
-    metadata: Metadata
+    metadata: _Metadata
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
 class _Other(msgspec.Struct):
-    metadata: Metadata
+    metadata: _Metadata
 
 
-_Known = _Service | _EndpointSlice | _Node | _Other
-_SHAPES: dict[Resource, type[_Known]] = {SERVICES: _Service, ENDPOINT_SLICES: _EndpointSlice, NODES: _Node}
+_Typed = _Service | _EndpointSlice | _Node | _Other
+_TYPES: dict[Resource, type[_Typed]] = {SERVICES: _Service, ENDPOINT_SLICES: _EndpointSlice, NODES: _Node}
 
 
-def check_types(resource: Resource, item: JsonObject) -> None:
-    """Raises a 400 if a field that we know has the wrong type."""
-    _shaped(resource, item)
-
-
-def check_values(resource: Resource, item: JsonObject) -> None:
-    """Raises a 422 for the first value that cannot be, after defaulting."""
-    known = _shaped(resource, item)
-    _check_name(resource, known.metadata.name)
-    if isinstance(known, _Service):
-        _check_service(known)
-    elif isinstance(known, _EndpointSlice):
-        _check_slice(known)
-
-
-def is_address(text: str, family: str = "") -> bool:
-    """Whether text is an IP address, of a family (IPv4 or IPv6) if one is given."""
-    number = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}.get(family)
-    if number is None:
-        return is_address(text, "IPv4") or is_address(text, "IPv6")
+def check_types(resource: Resource, item: JsonObject) -> _Typed:
+    """Return the fields we know. Raise a 400 if one has the wrong type."""
     try:
-        socket.inet_pton(number, text)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _shaped(resource: Resource, item: JsonObject) -> _Known:
-    shape = _SHAPES.get(resource, _Other)
-    try:
-        return msgspec.convert(item, shape)
+        return msgspec.convert(item, _TYPES.get(resource, _Other))
     except msgspec.ValidationError as error:
         where = f'{resource.kind} in version "v1" cannot be handled as a {resource.kind}'
         raise bad_request(f"{where}: {error}") from error
 
 
-def _check_name(resource: Resource, name: str) -> None:
+def check_values(resource: Resource, item: JsonObject) -> None:
+    """Raise a 422 for the first invalid value of an object with its defaults."""
+    typed = check_types(resource, item)
+    for field, reason in _problems(resource, typed):
+        raise invalid(resource, typed.metadata.name, field, reason)
+
+
+def is_address(text: str, family: str = "") -> bool:
+    """Return whether text is an IP address, of a family (IPv4 or IPv6) if one is given."""
+    if not family:
+        return is_address(text, "IPv4") or is_address(text, "IPv6")
+    try:
+        socket.inet_pton(socket.AF_INET if family == "IPv4" else socket.AF_INET6, text)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _problems(resource: Resource, typed: _Typed) -> _Problems:
+    name = typed.metadata.name
     if not name:
-        raise invalid(
-            resource.kind, resource.group, name, "metadata.name", "Required value: name is required"
-        )
-    pattern, limit = (_LABEL, 63) if resource is SERVICES else (_SUBDOMAIN, 253)
+        yield "metadata.name", "Required value: name is required"
+    pattern, limit, kind = (
+        (_SUBDOMAIN, 253, "subdomain") if resource is not SERVICES else (_LABEL, 63, "label")
+    )
     if len(name) > limit or not pattern.fullmatch(name):
-        what = "a DNS label" if resource is SERVICES else "a DNS subdomain"
-        why = f'Invalid value: "{name}": must be {what}: lower case letters, digits and "-"'
-        raise invalid(resource.kind, resource.group, name, "metadata.name", why)
+        reason = f'Invalid value: "{name}": must be a DNS {kind}: lower case letters, digits and "-"'
+        yield "metadata.name", reason
+    if isinstance(typed, _Service):
+        yield from _service_problems(typed.spec)
+        yield from _service_port_problems(typed.spec)
+    elif isinstance(typed, _EndpointSlice):
+        yield from _slice_problems(typed)
 
 
-def _check_service(service: _Service) -> None:
-    spec, name = service.spec, service.metadata.name
-    if spec.type not in TYPES:
-        raise _refused(name, "spec.type", spec.type, TYPES)
-    if spec.session_affinity not in ("None", "ClientIP"):
-        raise _refused(name, "spec.sessionAffinity", spec.session_affinity, ("ClientIP", "None"))
-    for field, policy in (
-        ("internal", spec.internal_traffic_policy),
-        ("external", spec.external_traffic_policy),
-    ):
-        if policy not in ("", "Cluster", "Local"):
-            raise _refused(name, f"spec.{field}TrafficPolicy", policy, ("Cluster", "Local"))
+def _service_problems(spec: _ServiceSpec) -> _Problems:
+    yield from _unsupported("spec.type", spec.type, ("ClusterIP", *WITH_NODE_PORTS, "ExternalName"))
+    yield from _unsupported("spec.sessionAffinity", spec.session_affinity, ("ClientIP", "None"))
+    policies = ("Cluster", "Local")
+    if spec.internal_traffic_policy:
+        yield from _unsupported("spec.internalTrafficPolicy", spec.internal_traffic_policy, policies)
+    if spec.external_traffic_policy:
+        yield from _unsupported("spec.externalTrafficPolicy", spec.external_traffic_policy, policies)
     if spec.type == "ExternalName" and not spec.external_name:
-        raise invalid("Service", "", name, "spec.externalName", "Required value")
+        yield "spec.externalName", "Required value"
     if not spec.ports and spec.type != "ExternalName" and spec.cluster_ip != "None":
-        raise invalid("Service", "", name, "spec.ports", "Required value")
+        yield "spec.ports", "Required value"
     for address in (*spec.cluster_ips, *spec.external_ips):
         if not is_address(address) and (address != "None" or spec.cluster_ips != ["None"]):
-            why = f'Invalid value: "{address}": must be a valid IP address'
-            raise invalid("Service", "", name, "spec.clusterIPs", why)
-    _check_ports(name, spec)
+            yield "spec.clusterIPs", f'Invalid value: "{address}": must be a valid IP address'
 
 
-def _check_ports(name: str, spec: _ServiceSpec) -> None:
-    seen_names: set[str] = set()
-    seen_numbers: set[tuple[str, int]] = set()
+def _service_port_problems(spec: _ServiceSpec) -> _Problems:
+    seen: set[str | tuple[str, int]] = set()
     for index, port in enumerate(spec.ports):
         field = f"spec.ports[{index}]"
-        if port.protocol not in PROTOCOLS:
-            raise _refused(name, f"{field}.protocol", port.protocol, PROTOCOLS)
+        yield from _unsupported(f"{field}.protocol", port.protocol, _PROTOCOLS)
         if not 1 <= port.port <= 65535:
-            raise invalid(
-                "Service", "", name, f"{field}.port", f"Invalid value: {port.port}: must be 1-65535"
-            )
+            yield f"{field}.port", f"Invalid value: {port.port}: must be 1-65535"
         if len(spec.ports) > 1 and not port.name:
-            raise invalid("Service", "", name, f"{field}.name", "Required value")
-        if port.name in seen_names or (port.protocol, port.port) in seen_numbers:
-            raise invalid(
-                "Service", "", name, field, f'Duplicate value: "{port.name}" {port.protocol} {port.port}'
-            )
-        if port.node_port and (
-            spec.type not in ("NodePort", "LoadBalancer") or port.node_port not in NODE_PORTS
-        ):
-            why = f"Invalid value: {port.node_port}: a node port of a {spec.type} service must be "
-            why += "30000-32767" if spec.type in ("NodePort", "LoadBalancer") else "absent"
-            raise invalid("Service", "", name, f"{field}.nodePort", why)
-        seen_names.add(port.name)
-        seen_numbers.add((port.protocol, port.port))
+            yield f"{field}.name", "Required value"
+        number = (port.protocol, port.port)
+        if seen & {port.name, number}:
+            yield field, f'Duplicate value: "{port.name}" {port.protocol} {port.port}'
+        seen |= {port.name, number}
+        if port.node_port and spec.type not in WITH_NODE_PORTS:
+            yield f"{field}.nodePort", f"Forbidden: a {spec.type} service has no node ports"
+        if port.node_port and port.node_port not in NODE_PORTS:
+            yield f"{field}.nodePort", f"Invalid value: {port.node_port}: must be 30000-32767"
 
 
-def _check_slice(endpoint_slice: _EndpointSlice) -> None:
-    name, family = endpoint_slice.metadata.name, endpoint_slice.address_type
-    if family not in ("IPv4", "IPv6", "FQDN"):
-        raise _refused(name, "addressType", family, ("FQDN", "IPv4", "IPv6"), ENDPOINT_SLICES)
+def _slice_problems(endpoint_slice: _EndpointSlice) -> _Problems:
+    family = endpoint_slice.address_type
+    yield from _unsupported("addressType", family, ("FQDN", "IPv4", "IPv6"))
     endpoints = endpoint_slice.endpoints or []
     if len(endpoints) > 1000:
-        why = f"Too many: {len(endpoints)}: must have at most 1000 items"
-        raise invalid("EndpointSlice", ENDPOINT_SLICES.group, name, "endpoints", why)
+        yield "endpoints", f"Too many: {len(endpoints)}: must have at most 1000 items"
     for index, endpoint in enumerate(endpoints):
         field = f"endpoints[{index}].addresses"
         if not endpoint.addresses:
-            why = "Required value: must contain at least 1 item"
-            raise invalid("EndpointSlice", ENDPOINT_SLICES.group, name, field, why)
+            yield field, "Required value: must contain at least 1 item"
         for address in endpoint.addresses:
             if family != "FQDN" and not is_address(address, family):
-                why = f'Invalid value: "{address}": must be a valid {family} address'
-                raise invalid("EndpointSlice", ENDPOINT_SLICES.group, name, field, why)
+                yield field, f'Invalid value: "{address}": must be a valid {family} address'
     for index, port in enumerate(endpoint_slice.ports or []):
-        if port.protocol not in PROTOCOLS:
-            raise _refused(name, f"ports[{index}].protocol", port.protocol, PROTOCOLS, ENDPOINT_SLICES)
+        yield from _unsupported(f"ports[{index}].protocol", port.protocol, _PROTOCOLS)
         if port.port is not None and not 1 <= port.port <= 65535:
-            why = f"Invalid value: {port.port}: must be 1-65535"
-            raise invalid("EndpointSlice", ENDPOINT_SLICES.group, name, f"ports[{index}].port", why)
+            yield f"ports[{index}].port", f"Invalid value: {port.port}: must be 1-65535"
 
 
-def _refused(
-    name: str, field: str, value: str, choices: tuple[str, ...], resource: Resource = SERVICES
-) -> ApiError:
-    why = f'Unsupported value: "{value}": supported values: {", ".join(choices)}'
-    return invalid(resource.kind, resource.group, name, field, why)
+def _unsupported(field: str, value: str, choices: tuple[str, ...]) -> _Problems:
+    if value not in choices:
+        yield field, f'Unsupported value: "{value}": supported values: {", ".join(choices)}'

@@ -8,7 +8,7 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES
 WATCHERS, WRITERS, CHANGES = 20, 4, 250
 
 
-def test_nobody_misses_anything_or_sees_it_twice(server, client_of, endpoint_slice, service):
+def test_each_watcher_gets_each_change_once(server, client_of, endpoint_slice, service):
     """20 watchers see each of 1000 changes by 4 writers once, in the order of their versions."""
     start = server.store.version
     path = f"/apis/discovery.k8s.io/v1/endpointslices?watch=1&resourceVersion={start}&timeoutSeconds=60"

@@ -3,8 +3,8 @@
 import pytest
 
 from pykubeproxy.lab.apiserver import SERVICES, ApiError
-from pykubeproxy.lab.apiserver.selectors import Selector
-from pykubeproxy.lab.apiserver.writing import encoded
+from pykubeproxy.lab.apiserver.query import Selector
+from pykubeproxy.lab.apiserver.write import encoded
 
 LABELS = {"app": "web", "tier": "front", "kubernetes.io/service-name": "web", "empty": ""}
 STORED = encoded(

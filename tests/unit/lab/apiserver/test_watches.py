@@ -5,6 +5,7 @@ import time
 import pytest
 
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServer, Store
+from tests.fakes.faulty_apiserver import FaultyApiServer
 
 PATH = "/api/v1/services?watch=true"
 
@@ -123,12 +124,15 @@ def test_connection_is_good_for_another_request(server, client, service):
     assert client.pool.connection_from_url(server.url).num_connections == 1
 
 
-def test_client_that_leaves_is_noticed_at_once(server, client):
-    """No event is needed for the server to let go of a watch."""
-    response = client.pool.request("GET", f"{server.url}{PATH}&timeoutSeconds=600", preload_content=False)
-    assert server.watches.running == 1
-    response.close()
-    deadline = time.monotonic() + 5
-    while server.watches.running:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def test_client_that_leaves_is_noticed_at_once(client_of):
+    """The server ends a watch without an event to send."""
+    with FaultyApiServer() as server:
+        response = client_of(server).pool.request(
+            "GET", f"{server.url}{PATH}&timeoutSeconds=600", preload_content=False
+        )
+        assert server.watches.running == 1
+        response.close()
+        deadline = time.monotonic() + 5
+        while server.watches.running:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)

@@ -189,7 +189,7 @@ def test_paths_that_lead_nowhere(client, method, path, code):
         ({"metadata": {"name": "web"}, "spec": {"type": "ExternalName"}}, 422),
     ],
 )
-def test_objects_that_are_none(server, client, body, code):
+def test_invalid_objects_are_refused(server, client, body, code):
     """They are refused with a Status and nothing is stored."""
     answer = client.ask("POST", PATH, body)
     assert (answer.status, answer.json["code"]) == (code, code)
@@ -208,12 +208,12 @@ def test_objects_that_are_none(server, client, body, code):
         ({"ports": [{"protocol": "ICMP", "port": 1}]}, 422),
     ],
 )
-def test_slices_that_are_none(client, endpoint_slice, change, code):
+def test_invalid_slices_are_refused(client, endpoint_slice, change, code):
     """Addresses must be of the slice's type, ports must be ports."""
     assert client.ask("POST", SLICES, endpoint_slice("web", "10.0.0.1") | change).status == code
 
 
-def test_verbatim_objects_are_not_looked_at(server, client):
+def test_verbatim_objects_are_not_checked(server, client):
     """In-process, what no server would let through can be shown to clients all the same."""
     strange = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": "80"}}
     server.store.create(strange, verbatim=True)

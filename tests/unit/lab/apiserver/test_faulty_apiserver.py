@@ -1,4 +1,4 @@
-"""The server misbehaves as told, and behaves again after that."""
+"""The API server with faults: it misbehaves as ordered, and behaves again after that."""
 
 import threading
 import time
@@ -7,8 +7,15 @@ import pytest
 import urllib3
 
 from pykubeproxy.lab.apiserver import NODES, SERVICES
+from tests.fakes.faulty_apiserver import FaultyApiServer
 
 PATH = "/api/v1/services"
+
+
+@pytest.fixture
+def server():
+    with FaultyApiServer() as running:
+        yield running
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def in_background():
 
 
 def order(client, **what):
-    """Tell the server by its control path."""
+    """Order a fault over HTTP."""
     answer = client.ask("POST", "/_lab/faults", what)
     assert answer.status == 200, answer.text
 
@@ -201,18 +208,17 @@ def test_requests_are_counted(filled, client):
     client.ask("GET", f"{PATH}?watch=1&timeoutSeconds=1&resourceVersion=3")
     client.ask("GET", "/apis/discovery.k8s.io/v1/endpointslices")
     client.ask("DELETE", "/api/v1/nodes/none")
-    shown = client.get("/_lab/requests")
-    assert shown["counts"] == {
+    assert filled.requests.counts() == {
         "list services": 1,
         "watch services": 1,
         "list endpointslices.discovery.k8s.io": 1,
         "delete nodes": 1,
     }
-    assert shown["requests"][0]["query"] == "limit=5"
+    assert filled.requests.entries()[0].query == "limit=5"
     assert filled.requests.count("list") == 2
     assert filled.requests.count(resource="services") == 2
     assert [entry.name for entry in filled.requests.entries("delete", NODES.qualified)] == ["none"]
-    client.ask("DELETE", "/_lab/requests")
+    filled.requests.clear()
     assert filled.requests.count() == 0
     with pytest.raises(TimeoutError, match="0 requests"):
         filled.requests.wait(1, seconds=0.01)

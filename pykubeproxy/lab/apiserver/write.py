@@ -1,4 +1,4 @@
-"""From what a client wrote to what is stored: metadata that only the server sets, and the parts a request may change."""
+"""From what a client writes to what is stored: metadata that the server sets, and the parts a request may change."""
 
 import secrets
 import uuid
@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from pykubeproxy.lab.apiserver.defaults import without_nulls
 from pykubeproxy.lab.apiserver.errors import bad_request, conflict
 from pykubeproxy.lab.apiserver.history import Stored
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, SERVICES, JsonObject, Resource
 
+#: What a write may change. At its own path a client changes the spec, at the status subresource the status.
 Part = Literal["all", "spec", "status"]
 
 _SERVER_SET = (
@@ -23,42 +23,40 @@ _SERVER_SET = (
     "managedFields",
 )
 _LASTING = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation")
+_ENVELOPE = ("kind", "apiVersion", "metadata")
 
 
 def created(resource: Resource, given: JsonObject, part: Part, verbatim: bool) -> JsonObject:
-    """A new object with its metadata stamped. A verbatim one may bring its own deletionTimestamp."""
-    item = dict(given) if verbatim else without_nulls(given)
-    meta = _metadata(item)
-    ours = {field: meta.pop(field) for field in _SERVER_SET if field in meta}
+    """Return a new object with its metadata. A verbatim one keeps its deletionTimestamp."""
+    item = dict(given) if verbatim else _without_nulls(given)
+    meta = _client_metadata(item, verbatim)
     if not meta.get("name") and meta.get("generateName"):
         meta["name"] = f"{meta['generateName']}{secrets.token_hex(3)[:5]}"
     meta["namespace"] = meta.get("namespace") or "default"
     if not resource.namespaced:
         del meta["namespace"]
     meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
-    if verbatim and "deletionTimestamp" in ours:
-        meta["deletionTimestamp"] = ours["deletionTimestamp"]
     if resource is ENDPOINT_SLICES:
         meta["generation"] = 1
     item["metadata"] = meta
     if part == "spec" and resource is SERVICES:
-        item.pop("status", None)  # whoever creates a service cannot give it a status
+        item.pop("status", None)  # clients cannot create a service with a status
     return item
 
 
 def replaced(resource: Resource, given: JsonObject, old: Stored, part: Part, verbatim: bool) -> JsonObject:
-    """The object that `given` makes of `old`. Raises a 409 if it names another version or uid."""
-    item = dict(given) if verbatim else without_nulls(given)
+    """Return `old` with the changes of `given`. Raise a 409 if it names another version or uid."""
+    item = dict(given) if verbatim else _without_nulls(given)
     before = decoded(old)
-    meta, was = _metadata(item), before["metadata"]
-    if meta.get("resourceVersion", "") not in ("", was["resourceVersion"]):
+    requested, present = _metadata(item), before["metadata"]
+    if requested.get("resourceVersion", "") not in ("", present["resourceVersion"]):
         raise conflict(resource, old.name)
-    if meta.get("uid", "") not in ("", was["uid"]):
-        raise conflict(resource, old.name, "its uid is another one: it has been deleted and created again")
-    ours = {field: meta.pop(field) for field in _SERVER_SET if field in meta}
-    meta |= {field: was[field] for field in _LASTING if field in was}
-    if verbatim and "deletionTimestamp" in ours:
-        meta["deletionTimestamp"] = ours["deletionTimestamp"]
+    if requested.get("uid", "") not in ("", present["uid"]):
+        raise conflict(resource, old.name, "its uid differs: it was deleted and created again")
+    meta = {field: present[field] for field in _LASTING if field in present}
+    meta = _client_metadata(item, verbatim=False) | meta
+    if verbatim and "deletionTimestamp" in requested:
+        meta["deletionTimestamp"] = requested["deletionTimestamp"]
     if part == "status":
         return before | {"status": item.get("status", {})}
     if part == "spec" and resource.status:
@@ -67,7 +65,7 @@ def replaced(resource: Resource, given: JsonObject, old: Stored, part: Part, ver
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """A JSON merge patch (RFC 7396) applied to a value; neither is changed."""
+    """Return a value with a JSON merge patch (RFC 7396) applied; neither is changed."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -80,28 +78,27 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def same(item: JsonObject, other: JsonObject) -> bool:
-    """Whether two versions of an object differ in nothing but their version."""
-    return _comparable(item) == _comparable(other)
+    """Return whether two versions of an object differ only in their version."""
+    first, second = (
+        {name: value for name, value in one["metadata"].items() if name != "resourceVersion"}
+        for one in (item, other)
+    )
+    return first == second and _content(item) == _content(other)
 
 
 def with_generation(item: JsonObject, before: JsonObject) -> JsonObject:
-    """An EndpointSlice with the next generation, if more than its annotations changed."""
-    content = [
-        {name: value for name, value in one.items() if name not in _ENVELOPE} for one in (item, before)
-    ]
-    labels = [one["metadata"].get("labels") or {} for one in (item, before)]
-    if content[0] != content[1] or labels[0] != labels[1]:
+    """Return an EndpointSlice with the next generation if more than its annotations changed."""
+    first, second = (one["metadata"].get("labels") or {} for one in (item, before))
+    if first != second or _content(item) != _content(before):
         item["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
     return item
 
 
 def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
-    """An object in the form it is kept in, bearing its version."""
+    """Return an object as stored, with its version."""
     given = item["metadata"]
     first = {field: given[field] for field in ("name", "namespace", "uid") if field in given}
-    meta = first | {"resourceVersion": str(version)} | {k: v for k, v in given.items() if k not in first}
-    meta["resourceVersion"] = str(version)
-    rest = {name: value for name, value in item.items() if name not in _ENVELOPE}
+    meta = first | {"resourceVersion": ""} | given | {"resourceVersion": str(version)}
     namespace, name = str(meta.get("namespace", "")), str(meta.get("name", ""))
     labels = meta.get("labels")
     return Stored(
@@ -109,7 +106,7 @@ def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
         namespace=namespace,
         name=name,
         version=version,
-        body=msgspec.json.encode({"metadata": meta} | rest),
+        body=msgspec.json.encode({"metadata": meta} | _content(item)),
         labels=labels if isinstance(labels, dict) else {},
         fields={"metadata.name": name, "metadata.namespace": namespace}
         | {field: _field(item, field) for field in resource.fields},
@@ -117,16 +114,20 @@ def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
 
 
 def decoded(stored: Stored) -> JsonObject:
-    """A stored object as a dict of its own, without kind and apiVersion."""
+    """Return a stored object as a new dict, without kind and apiVersion."""
     return msgspec.json.decode(stored.body, type=JsonObject)
 
 
 def now() -> str:
-    """The present time as the API writes it."""
+    """Return the present time as the API writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-_ENVELOPE = ("kind", "apiVersion", "metadata")
+def _without_nulls(value: Any) -> Any:
+    """Return a deep copy without members that are null, which equal absent ones."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+    return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
 def _metadata(item: JsonObject) -> JsonObject:
@@ -136,13 +137,18 @@ def _metadata(item: JsonObject) -> JsonObject:
     return dict(meta)
 
 
-def _comparable(item: JsonObject) -> JsonObject:
-    meta = {name: value for name, value in item["metadata"].items() if name != "resourceVersion"}
-    return {name: value for name, value in item.items() if name not in _ENVELOPE} | {"metadata": meta}
+def _client_metadata(item: JsonObject, verbatim: bool) -> JsonObject:
+    """Return the metadata that clients may set."""
+    kept = ("deletionTimestamp",) if verbatim else ()
+    return {name: value for name, value in _metadata(item).items() if name not in _SERVER_SET or name in kept}
+
+
+def _content(item: JsonObject) -> JsonObject:
+    return {name: value for name, value in item.items() if name not in _ENVELOPE}
 
 
 def _field(item: JsonObject, path: str) -> str:
-    """The value of a field as a field selector sees it: text, and "" or "false" for what is absent."""
+    """Return a field as text for field selectors: "", or "false" for a boolean, if absent."""
     value: Any = item
     for step in path.split("."):
         value = value.get(step) if isinstance(value, dict) else None

@@ -1,0 +1,188 @@
+"""The server: listening addresses, one thread that accepts, and one bounded thread per connection."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from pykubeproxy.http.exchange import Handler, Limits, serve
+
+_BACKLOG = 128
+
+log = structlog.get_logger()
+
+
+class _Listener(NamedTuple):
+    socket: socket.socket
+    handler: Handler
+    tls: ssl.SSLContext | None
+
+
+class Server:
+    """An HTTP server on any number of addresses. It depends on no other thread of the process.
+
+    At `limits.connections`, a new connection ends the one whose latest request began first: honest clients finish
+    within milliseconds, so that one most likely idles or stalls.
+    """
+
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
+        self._name = name
+        self._limits = limits or Limits()
+        self._slots = threading.BoundedSemaphore(self._limits.connections)
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._lock = threading.Lock()
+        self._listening: dict[int, _Listener] = {}
+        self._open: OrderedDict[socket.socket, None] = OrderedDict()  # by the start of their latest request
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    def listen(
+        self, host: str, port: int, handler: Handler, tls: ssl.SSLContext | None = None
+    ) -> Callable[[], None]:
+        """Serve `handler` on one more address; return a function that stops it. Raise OSError if the bind fails.
+
+        The host "" stands for every address of this node, "0.0.0.0" for every IPv4 and "::" for every IPv6 one.
+        """
+        listening = _bind(host, port)
+        listening.setblocking(False)
+        number = listening.fileno()
+        with self._lock:
+            if self._closing:
+                listening.close()
+                raise OSError(errno.ESHUTDOWN, "the server is closed")
+            listener = self._listening[number] = _Listener(listening, handler, tls)
+            self._poll.register(number, select.EPOLLIN)
+
+        def close() -> None:
+            with self._lock:
+                if self._listening.get(number) is listener:
+                    del self._listening[number]
+                    self._poll.unregister(number)
+                    listening.close()
+
+        return close
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return the listening addresses as (IP, port)."""
+        with self._lock:
+            return [listener.socket.getsockname()[:2] for listener in self._listening.values()]
+
+    def drop_connections(self) -> None:
+        """End all open connections; keep listening."""
+        with self._lock:
+            for connection in self._open:
+                _shut_down(connection)
+
+    def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._closing:
+            return
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        with self._lock:
+            for listener in self._listening.values():
+                listener.socket.close()
+            self._listening.clear()
+        self.drop_connections()
+        self._poll.close()
+        os.close(self._wake)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            for number, _ in self._poll.poll():
+                with self._lock:
+                    listener = self._listening.get(number)
+                if listener is None or self._closing:
+                    continue
+                try:
+                    connection, _address = listener.socket.accept()
+                    if listener.tls:
+                        connection = listener.tls.wrap_socket(
+                            connection, server_side=True, do_handshake_on_connect=False
+                        )
+                except BlockingIOError:  # the client has left again
+                    continue
+                except OSError as error:  # out of file descriptors, or the listener was closed
+                    log.debug("accept failed", server=self._name, error=str(error))
+                    time.sleep(0.05)
+                    continue
+                self._start(connection, listener.handler)
+
+    def _start(self, connection: socket.socket, handler: Handler) -> None:
+        if not self._slots.acquire(blocking=False):
+            with self._lock:
+                if oldest := next(iter(self._open), None):
+                    _shut_down(oldest)
+            if not self._slots.acquire(timeout=1.0):
+                connection.close()
+                return
+        with self._lock:
+            self._open[connection] = None
+        try:
+            threading.Thread(
+                target=self._serve, args=(connection, handler), name=f"{self._name}-request", daemon=True
+            ).start()
+        except RuntimeError:  # the system allows no more threads
+            self._end(connection)
+
+    def _serve(self, connection: socket.socket, handler: Handler) -> None:
+        def on_request() -> None:
+            with self._lock:
+                self._open.move_to_end(connection)
+
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.settimeout(self._limits.request_seconds)
+                connection.do_handshake()
+            serve(connection, handler, self._limits, on_request)
+        except OSError:
+            pass  # the client has left, is too slow, or rejects the certificate
+        except Exception:
+            log.exception("request handler failed", server=self._name)
+        finally:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+            connection.close()
+        self._slots.release()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return _listening_socket(host, port)
+    except OSError as error:
+        # Drop the text that Python adds: callers name the address themselves.
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno)) from None
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Make all calls on the connection fail; its own thread closes it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without the exchange that ends TLS
