@@ -1,4 +1,4 @@
-"""Stale UDP flows are deleted here, beside the syncs: a thread of its own, told by each sync what has changed."""
+"""Delete stale UDP flows from conntrack after each sync, in a thread of its own."""
 
 import errno
 import ipaddress
@@ -8,95 +8,85 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from pykubeproxy.agent.sync.log import ENDPOINTS, SYNCS
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.observe.sync_log import ENDPOINTS, SYNCS
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.kernel import conntrack
+from pykubeproxy.kernel.addresses import local_address_lookup
 from pykubeproxy.kernel.conntrack import Flow
-from pykubeproxy.kernel.local import LocalDestinations
 from pykubeproxy.objects import Family, address_and_port
-from pykubeproxy.services.flows import End, Flush, Frontends, NodePortAddresses, UdpPorts
+from pykubeproxy.services.flows import End, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 
-# After a failure that may pass, in seconds.
-RETRY_PERIOD = 30.0
-# The table cannot be had at all: not permitted, or the kernel has none that can be read.
-_HOPELESS = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
+RETRY_PERIOD = 30.0  # seconds
+# Errors that a retry does not cure: no permission, or no conntrack over netlink.
+_PERMANENT = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
 
 log = structlog.get_logger()
 
-Done = Callable[[Family, float, int], None]
+Cleaned = Callable[[Family, float, int], None]
 
 
 class FlowCleaner:
-    """Deletes the UDP flows that a change of Services or endpoints has left behind, and no others.
+    """Deletes the UDP flows that a change of Services or endpoints made stale.
 
-    `synced` is for the thread that syncs, `run` for a thread of its own. `done` is called from that one after each
-    look through a family's flows, with the seconds it took and how many flows were deleted.
+    The reconcile loop calls `synced`; `run` needs a thread of its own. After each scan of a family's flows that thread
+    calls `cleaned` with the family, the seconds it took and the number of flows deleted.
     """
 
     name = "udp-flows"
 
-    def __init__(self, verbosity: int, done: Done = lambda *_: None) -> None:
+    def __init__(self, verbosity: int, cleaned: Cleaned = lambda *_: None) -> None:
         self.verbosity = verbosity
-        self._done = done
+        self._cleaned = cleaned
         self._ports = {family: UdpPorts(family) for family in Family}
         self._lock = threading.Lock()
-        self._asked: dict[Family, Flush] = {}
+        self._pending: dict[Family, Flush] = {}
         self._wake = threading.Event()
-        self._stopped = False
-        self._complained: set[Family] = set()
+        self._warned: set[Family] = set()
 
     def synced(
-        self, report: Report, at: NodePortAddresses, installed: Collection[tuple[str, int]] = ()
+        self, report: SyncReport, at: NodePortAddresses, installed: Collection[tuple[str, int]] = ()
     ) -> None:
-        """Take in what a sync did; `at` is where node ports are served. Returns at once.
+        """Request a scan if a sync changed UDP services. Return at once.
 
-        A full sync that had something to write may have ended a time without rules. `installed` is what it found to
-        lead to UDP services (rules.installed).
+        `at` is where node ports are served, `installed` the UDP frontends a full sync found in the live rules. A full sync
+        that wrote something may have ended a period without rules.
         """
         repaired = report.full and report.wrote
-        flush = self._ports[report.family].follow(report.served, report.gone, at, repaired, installed)
+        flush = self._ports[report.family].update(report.resolved, report.gone, at, repaired, installed)
         if flush is not None:
-            self._ask(flush)
+            with self._lock:
+                self._pending[flush.family] = flush.merged_with(self._pending.get(flush.family))
             self._wake.set()
 
     def run(self) -> None:
-        """Do what is asked for, whenever it is, until `stop`."""
-        while not self._stopped:
+        """Clean whenever a scan is requested, for ever."""
+        while True:
             self.clean()
-            self._wake.wait(RETRY_PERIOD if self._asked else None)
+            self._wake.wait(RETRY_PERIOD if self._pending else None)
             self._wake.clear()
 
-    def stop(self) -> None:
-        """Make `run` return once it is done with what it is doing; for any thread. There is no way back."""
-        self._stopped = True
-        self._wake.set()
-
     def clean(self) -> None:
-        """Do at once what is asked for now. Not while `run` is running."""
+        """Do the requested scans now. Not while `run` runs."""
         with self._lock:
-            asked, self._asked = self._asked, {}
-        for flush in asked.values():
+            pending, self._pending = self._pending, {}
+        for flush in pending.values():
             try:
                 self._clean(flush)
-                self._complained.discard(flush.family)
+                self._warned.discard(flush.family)
             except OSError as error:
                 self._failed(flush, error)
-
-    def _ask(self, flush: Flush) -> None:
-        with self._lock:
-            self._asked[flush.family] = flush.after(self._asked.get(flush.family))
 
     def _clean(self, flush: Flush) -> None:
         started = time.monotonic()
         deleted = 0
-        with LocalDestinations() as local:
-            known, frontends = flush, Frontends(flush, local.has)
+        with local_address_lookup() as is_local:
+            latest, frontends = flush, StaleFlowFilter(flush, is_local)
             for flow in conntrack.udp_flows(flush.family):
                 if not frontends.is_stale(flow.destination, flow.reply_source):
                     continue
-                # Syncs go on meanwhile: what is new since then must not be taken for stale.
-                if (newer := self._asked.get(flush.family, known)) is not known:
-                    known, frontends = newer, Frontends(newer.after(flush), local.has)
+                # A sync may have added endpoints since: their flows are not stale.
+                if (newer := self._pending.get(flush.family, latest)) is not latest:
+                    latest, frontends = newer, StaleFlowFilter(newer.merged_with(flush), is_local)
                     if not frontends.is_stale(flow.destination, flow.reply_source):
                         continue
                 if conntrack.delete(flow):
@@ -105,12 +95,9 @@ class FlowCleaner:
         seconds = time.monotonic() - started
         if self.verbosity >= SYNCS:
             log.info(
-                "looked for stale UDP flows",
-                family=flush.family.value,
-                deleted=deleted,
-                seconds=round(seconds, 4),
+                "UDP flows scanned", family=flush.family.value, deleted=deleted, seconds=round(seconds, 4)
             )
-        self._done(flush.family, seconds, deleted)
+        self._cleaned(flush.family, seconds, deleted)
 
     def _log_flow(self, flow: Flow) -> None:
         if self.verbosity >= ENDPOINTS:
@@ -122,26 +109,24 @@ class FlowCleaner:
             )
 
     def _failed(self, flush: Flush, error: OSError) -> None:
-        """Say so once; what may pass is tried again."""
-        hopeless = error.errno in _HOPELESS
-        if not hopeless:
+        """Log the first failure, and request the scan again unless it is permanent."""
+        if error.errno == errno.EPERM:
+            advice = "run as root or with CAP_NET_ADMIN"
+        elif error.errno in _PERMANENT:
+            advice = "load the kernel module nf_conntrack_netlink"
+        else:
+            advice = f"none needed, retrying every {RETRY_PERIOD:g} s"
             with self._lock:
-                newer = self._asked.get(flush.family)
-                self._asked[flush.family] = newer.after(flush) if newer else flush
-        if flush.family in self._complained:
-            return
-        self._complained.add(flush.family)
-        log.warning(
-            "stale UDP flows are not deleted: the connection tracking table cannot be read;"
-            " clients that keep their source port may stay with pods that are gone",
-            family=flush.family.value,
-            error=error.strerror or str(error),
-            advice="run as root or with CAP_NET_ADMIN"
-            if error.errno == errno.EPERM
-            else "load the kernel module nf_conntrack_netlink"
-            if hopeless
-            else f"it is tried again every {RETRY_PERIOD:g} s",
-        )
+                newer = self._pending.get(flush.family)
+                self._pending[flush.family] = newer.merged_with(flush) if newer else flush
+        if flush.family not in self._warned:
+            self._warned.add(flush.family)
+            log.warning(
+                "stale UDP flows not deleted",
+                family=flush.family.value,
+                error=f"cannot read or change the conntrack table: {error.strerror or error}",
+                advice=advice,
+            )
 
 
 def _text(end: End) -> str:

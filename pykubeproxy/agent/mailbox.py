@@ -1,4 +1,4 @@
-"""What the threads of the agent tell the one that owns all state."""
+"""The messages of all other threads to the reconcile loop."""
 
 import queue
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from pykubeproxy.agent.observe.query import Query
-from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Event
 
@@ -18,23 +17,18 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Reconfigured(msgspec.Struct, frozen=True):
-    """Go on with another configuration."""
-
-    config: Config
-
-
 class AddressesChanged(msgspec.Struct, frozen=True):
-    """Addresses of this node came or went."""
+    """Addresses of this node were added or removed."""
 
 
-Message = Event | ExternalWrite | AddressesChanged | Reconfigured | Query[Any] | Stop
-# Waits are cut into pieces: lock waits longer than the platform's limit raise OverflowError.
+Work = Event | ExternalWrite | AddressesChanged | Query[Any]
+Message = Work | Stop
+# Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
 
 
 class Mailbox:
-    """A queue that may be put to from any thread and from signal handlers, emptied in one go by its owner."""
+    """A queue of messages. Any thread and any signal handler may put; the reconcile loop takes."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -43,7 +37,7 @@ class Mailbox:
         self._queue.put(message)
 
     def take(self, seconds: float) -> list[Message]:
-        """All messages that are there; if there are none, wait for up to `seconds` (may be infinite) for one."""
+        """Return all messages; if there are none, wait up to `seconds` (may be infinite) for one."""
         messages: list[Message] = []
         try:
             messages.append(self._queue.get(timeout=min(max(seconds, 0.0), _LONGEST_WAIT)))

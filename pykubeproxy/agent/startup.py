@@ -1,4 +1,4 @@
-"""What is done once, at the start: finding out about backend, families, kernel and iptables, and taking over."""
+"""Start-up: choose the backend, open the IP families, and manage memory around the first sync."""
 
 import gc
 from collections.abc import Callable
@@ -10,87 +10,95 @@ from pykubeproxy import kernel
 from pykubeproxy.agent.node_setup import provide_modules
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import memory, nfacct, nftables, sysctl
+from pykubeproxy.kernel import nfacct, nftables, system
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts
-from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
 
 _LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 log = structlog.get_logger()
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """One family, ready to be programmed."""
+class OpenedFamily(msgspec.Struct, frozen=True):
+    """One IP family whose tables can be written."""
 
     tables: FamilyTables
     features: kernel.Features
     nfacct: bool
 
     def facts(self, with_addresses: bool) -> KernelFacts:
-        """What rules need to know of the kernel, read anew; its addresses only if asked for. Raises KernelError."""
-        family = self.tables.family
-        found = kernel.local_addresses(family) if with_addresses else ()
-        return KernelFacts(
-            addresses=tuple(local.address for local in found),
-            random_fully=self.features.random_fully,
-            nfacct=self.nfacct,
-            tcp_be_liberal=sysctl.read(_LIBERAL) == "1",
-        )
+        """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
+        return kernel_facts(self.tables.family, self.features, self.nfacct, with_addresses)
+
+
+def kernel_facts(
+    family: Family, features: kernel.Features, nfacct: bool, with_addresses: bool
+) -> KernelFacts:
+    """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
+    addresses = kernel.local_addresses(family) if with_addresses else ()
+    return KernelFacts(
+        addresses=tuple(local.address for local in addresses),
+        random_fully=features.random_fully,
+        nfacct=nfacct,
+        tcp_be_liberal=system.read_setting(_LIBERAL) == "1",
+    )
 
 
 class Families(msgspec.Struct, frozen=True):
-    """The families that this node's kernel can serve, and why the others cannot be.
+    """The IP families that this node's kernel supports, and the reason for each other one.
 
-    `watch` listens for what others write into their tables, if that is wanted and can be.
+    `watch` listens for writes of other programs to the tables; None if disabled or not possible.
     """
 
     backend: kernel.Backend
-    opened: tuple[Opened, ...]
-    lacking: dict[Family, str]
-    watch: kernel.DriftWatch | None = None
+    opened: tuple[OpenedFamily, ...]
+    unsupported: dict[Family, str]
+    watch: kernel.TableWatch | None = None
 
 
-def open_families(config: Config, heard: Callable[[kernel.ExternalWrite], None] | None = None) -> Families:
-    """Look at kernel and tools. Raises KernelError if something is missing that nothing works without.
+def open_families(config: Config, on_write: Callable[[kernel.ExternalWrite], None] | None = None) -> Families:
+    """Open the tables of all supported families. Raises KernelError if a required kernel feature or tool is missing.
 
-    `heard` is to be told of what others write into the tables.
+    `on_write` is called for writes of other programs to the tables.
     """
     backend = provide_modules(config)
-    families: list[Opened] = []
-    lacking: dict[Family, str] = {}
-    watch = _watch(backend, heard) if heard else None
-    if other := kernel.also_holding(backend, skeleton.NAT_SERVICES):
+    families: list[OpenedFamily] = []
+    unsupported: dict[Family, str] = {}
+    watch = _watch(backend, on_write) if on_write else None
+    if other := kernel.other_backend_with_chain(backend, skeleton.NAT_SERVICES):
         log.warning(
-            "the other kind of iptables has rules of a service proxy too, and packets meet both;"
-            " `pykubeproxy check` says what to do",
+            "service-proxy rules in both iptables backends",
             used=backend.value,
             other=other.value,
+            advice="run `pykubeproxy check`",
         )
     for family in Family:
-        if reason := kernel.unavailable(backend, family):
-            lacking[family] = reason
+        if reason := kernel.unsupported_reason(backend, family):
+            unsupported[family] = reason
         else:
             families.append(_open(backend, family, watch))
-    return Families(backend, tuple(families), lacking, watch)
+    return Families(backend, tuple(families), unsupported, watch)
 
 
-def _open(backend: kernel.Backend, family: Family, watch: kernel.DriftWatch | None) -> Opened:
-    iptables = kernel.open_iptables(backend, family, kernel.Runner(started=watch.started if watch else None))
-    features = kernel.probe(iptables).require()
+def _open(backend: kernel.Backend, family: Family, watch: kernel.TableWatch | None) -> OpenedFamily:
+    iptables = kernel.open_iptables(
+        backend, family, kernel.Runner(started=watch.command_started if watch else None)
+    )
+    features = kernel.probe_features(iptables).require()
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
-    tables = kernel.Watched(iptables, watch) if watch else iptables
-    return Opened(FamilyTables(tables, limit), features, features.nfacct and _counters(family))
+    tables = kernel.WatchedTables(iptables, watch) if watch else iptables
+    return OpenedFamily(FamilyTables(tables, limit), features, features.nfacct and _counters(family))
 
 
 def _watch(
-    backend: kernel.Backend, heard: Callable[[kernel.ExternalWrite], None]
-) -> kernel.DriftWatch | None:
+    backend: kernel.Backend, on_write: Callable[[kernel.ExternalWrite], None]
+) -> kernel.TableWatch | None:
     try:
-        return kernel.watch_tables(backend, heard)
+        return kernel.watch_tables(backend, on_write)
     except OSError as error:
-        log.warning("changes by others will only be seen now and then", reason=error.strerror)
+        log.warning("table watch failed, checking for drift every syncPeriod only", reason=error.strerror)
         return None
 
 
@@ -98,33 +106,29 @@ def _counters(family: Family) -> bool:
     for name in skeleton.NFACCT_NAMES:
         made = nfacct.ensure(name)
         if not made.ok:
-            log.warning("rules will not count into nfacct", family=family.value, reason=made.reason)
+            log.warning("nfacct counters disabled", family=family.value, reason=made.reason)
             return False
     return True
 
 
 def without_garbage_collection() -> None:
-    """Do not look for garbage while the first lists are read: nearly all that is made then stays."""
+    """Disable garbage collection while the first lists are read: nearly all new objects stay."""
     gc.disable()
 
 
 def settle_memory() -> None:
-    """What is there after the first sync stays: do not look through it again, and give back what was used on the way."""
+    """Exclude the objects that exist after the first sync from garbage collection, and return free memory to the kernel."""
     gc.collect()
     gc.freeze()
     gc.enable()
-    memory.trim()
+    system.release_memory()
 
 
 def remove_nftables_mode() -> None:
-    """Take out what a kube-proxy in nftables mode left; our rules are in place by now, so nobody misses it."""
+    """Remove the table of a kube-proxy in nftables mode; call once our rules are in place."""
     for family in Family:
         try:
             if nftables.remove_table(family, "kube-proxy"):
-                log.info("removed what a kube-proxy in nftables mode had left", family=family.value)
+                log.info("kube-proxy nftables table removed", family=family.value)
         except OSError as error:
-            log.warning(
-                "cannot tell whether a kube-proxy in nftables mode left its table",
-                family=family.value,
-                error=error.strerror,
-            )
+            log.warning("kube-proxy nftables table not checked", family=family.value, error=error.strerror)

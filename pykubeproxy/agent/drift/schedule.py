@@ -1,4 +1,4 @@
-"""When to look whether others have changed our chains, and how soon to put them right again."""
+"""When to check the tables for drift, and how soon to repair it."""
 
 import math
 
@@ -9,19 +9,19 @@ from pykubeproxy.rules.jumps import SHARED_GROUND
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 
-# All times are seconds. Whoever changes something seldom does so with one command: give them a moment.
-_SETTLING = 0.1
-# After a look there is a break of so many times what it took while others write and write, and when nothing is heard.
-_BUSY_SHARE, _LONGEST_BREAK, _IDLE_SHARE = 5, 10.0, 1000
-# So many repairs are made at once. Each further one waits twice as long: somebody is working against us.
-_AT_ONCE, _FIRST_PAUSE, _LONGEST_PAUSE = 3, 0.5, 60.0
+# All times are in seconds. Debounce: external writers usually run several commands.
+_DEBOUNCE = 0.1
+# After a check of external writes pause for this many times what it took; after a full check, for this many times.
+_WRITE_PAUSE, _LONGEST_WRITE_PAUSE, _FULL_CHECK_PAUSE = 5, 10.0, 1000
+# So many repairs happen at once. Each further one waits twice as long: the rules are contested.
+_REPAIRS_AT_ONCE, _FIRST_BACKOFF, _LONGEST_BACKOFF = 3, 0.5, 60.0
 _MOST_WRITERS = 5
-# Tables count as left alone after that time and twice the pause.
+# The tables are calm this long after a repair, plus twice its backoff.
 _CALM = 5.0
 
 
 class DriftScope(msgspec.Struct, frozen=True):
-    """What is to be looked at: whole tables, and chains. `since` is when it was first heard of, `writers` from whom."""
+    """What to check: whole tables, and chains. `since` is the time of the first sign, `writers` are the suspects."""
 
     since: float
     tables: frozenset[str] = frozenset()
@@ -30,94 +30,88 @@ class DriftScope(msgspec.Struct, frozen=True):
 
 
 class DriftSchedule:
-    """Decides for one family, on a clock that the caller reads.
+    """Schedule the checks of one family. It reads no clock: the caller passes the time in.
 
-    `period` is the least time between two comparisons of everything, which are made even if nothing is heard.
+    All tables are checked at least every `period`, even if no external write is reported.
     """
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
-        self._heard: DriftScope | None = None
-        self._next_round = now + period
+        self._suspect: DriftScope | None = None
+        self._next_full_check = now + period
         self._not_before = -math.inf
         self._failures = 0
         self._repairs = 0
         self._calm_at = math.inf
 
-    def adjust(self, period: float, now: float) -> None:
-        """Go on with another period."""
-        self._period = period
-        self._next_round = min(self._next_round, now + period)
-
-    def heard(self, foreign: ExternalWrite, now: float) -> None:
-        """Somebody wrote."""
-        chains = frozenset(key for key in foreign.chains if is_ours(key) or key in SHARED_GROUND)
-        if chains or foreign.tables:
-            writers = (foreign.writer,) if foreign.writer else ()
-            self._suspect(DriftScope(now, foreign.tables, chains, writers))
-
-    def forget(self) -> None:
-        """Everything is about to be read anyway."""
-        self._heard = None
-
-    def read(self, now: float) -> None:
-        """Everything has been read: that is as good as a comparison."""
-        self._next_round = max(self._next_round, now + self._period)
-
-    def due(self) -> float:
-        """When there is something to look at."""
-        wanted = self._heard.since + _SETTLING if self._heard else math.inf
-        return max(min(wanted, self._next_round), self._not_before)
-
-    def take(self, now: float) -> DriftScope:
-        """What is to be looked at now that it is due: what was heard of, or everything."""
-        heard, self._heard = self._heard or DriftScope(now), None
-        if now >= self._next_round:
-            return msgspec.structs.replace(heard, tables=frozenset(TABLES))
-        return heard
-
-    def looked(self, suspicion: DriftScope, seconds: float, now: float) -> None:
-        """A look at this has taken that long."""
-        self._failures = 0
-        self._not_before = max(self._not_before, now + min(_BUSY_SHARE * seconds, _LONGEST_BREAK))
-        if suspicion.tables.issuperset(TABLES):
-            self._next_round = now + max(self._period, _IDLE_SHARE * seconds)
-
-    def failed(self, suspicion: DriftScope, now: float) -> None:
-        """It could not be looked at this: again after half a second, then after one, two and so on up to the period."""
-        self._suspect(suspicion)
-        self._not_before = now + min(self._period, _FIRST_PAUSE * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-
-    def repaired(self, now: float) -> None:
-        """What was found has been put right."""
-        self._repairs += 1
-        self._not_before = max(self._not_before, now + self._pause())
-        self._calm_at = now + _CALM + 2 * self._pause()
-
     @property
     def calm_at(self) -> float:
-        """When the tables will have been left alone for long enough after a repair; infinity if they have been."""
+        """Return when the tables will have been calm for long enough after a repair; infinity if they are."""
         return self._calm_at
-
-    def calm(self) -> None:
-        """They have been left alone."""
-        self._repairs, self._calm_at = 0, math.inf
 
     @property
     def contested(self) -> bool:
-        """Whether somebody undoes our repairs again and again."""
-        return self._repairs > _AT_ONCE
+        """Tell whether another program keeps undoing our repairs."""
+        return self._repairs > _REPAIRS_AT_ONCE
 
-    def _suspect(self, more: DriftScope) -> None:
-        before = self._heard or more
-        self._heard = DriftScope(
-            min(before.since, more.since),
-            before.tables | more.tables,
-            before.chains | more.chains,
-            tuple(dict.fromkeys((*before.writers, *more.writers)))[:_MOST_WRITERS],
+    def due(self) -> float:
+        """Return when the next check is due."""
+        debounced = self._suspect.since + _DEBOUNCE if self._suspect else math.inf
+        return max(min(debounced, self._next_full_check), self._not_before)
+
+    def take(self, now: float) -> DriftScope:
+        """Return what to check now: what external writes made suspect, or everything."""
+        scope, self._suspect = self._suspect or DriftScope(now), None
+        if now >= self._next_full_check:
+            return msgspec.structs.replace(scope, tables=frozenset(TABLES))
+        return scope
+
+    def external_write(self, write: ExternalWrite, now: float) -> None:
+        """Note a write of another program."""
+        chains = frozenset(key for key in write.chains if is_ours(key) or key in SHARED_GROUND)
+        if chains or write.tables:
+            self._add(DriftScope(now, write.tables, chains, (write.writer,) if write.writer else ()))
+
+    def resync_starts(self) -> None:
+        """Note that a full sync is about to read everything."""
+        self._suspect = None
+
+    def resynced(self, now: float) -> None:
+        """Note that a full sync has read everything, which counts as a full check."""
+        self._next_full_check = max(self._next_full_check, now + self._period)
+
+    def checked(self, scope: DriftScope, seconds: float, now: float) -> None:
+        """Note that a check of this scope took so long."""
+        self._failures = 0
+        self._not_before = max(self._not_before, now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE))
+        if scope.tables.issuperset(TABLES):
+            self._next_full_check = now + max(self._period, _FULL_CHECK_PAUSE * seconds)
+
+    def check_failed(self, scope: DriftScope, now: float) -> None:
+        """Note that a check failed; retry it after 0.5 s, then after 1, 2, … up to the period."""
+        self._add(scope)
+        self._not_before = now + min(self._period, _FIRST_BACKOFF * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+
+    def repaired(self, now: float) -> None:
+        """Note that drift was repaired."""
+        self._repairs += 1
+        self._not_before = max(self._not_before, now + self._backoff())
+        self._calm_at = now + _CALM + 2 * self._backoff()
+
+    def calmed(self) -> None:
+        """Note that the tables have been calm for long enough."""
+        self._repairs, self._calm_at = 0, math.inf
+
+    def _add(self, scope: DriftScope) -> None:
+        before = self._suspect or scope
+        self._suspect = DriftScope(
+            min(before.since, scope.since),
+            before.tables | scope.tables,
+            before.chains | scope.chains,
+            tuple(dict.fromkeys((*before.writers, *scope.writers)))[:_MOST_WRITERS],
         )
 
-    def _pause(self) -> float:
-        further = self._repairs - _AT_ONCE
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**further) if further >= 0 else 0.0
+    def _backoff(self) -> float:
+        further = self._repairs - _REPAIRS_AT_ONCE
+        return min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0**further) if further >= 0 else 0.0

@@ -1,66 +1,64 @@
-"""The healthCheckNodePort servers: they tell load balancers whether a Service has endpoints on this node."""
+"""The health check ports of Services with externalTrafficPolicy Local (healthCheckNodePort)."""
 
 import ipaddress
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
 
-from pykubeproxy.agent import http
-from pykubeproxy.agent.http_server import Server
+from pykubeproxy import http
 from pykubeproxy.agent.observe.events import Recorder, port_taken
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.context import node_ips
 from pykubeproxy.services.ports import PortName
 
-_EVERY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - balancers ask from outside
-# Balancers ask each Service's port every few seconds, and there may be many of both.
+_EVERY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - load balancers connect from outside
+# Load balancers probe each Service's port every few seconds.
 _CONNECTIONS = 64
 
 log = structlog.get_logger()
 
 
 class Check(NamedTuple):
-    """What a Service's health check port is, and how many endpoints on this node are ready."""
+    """A Service's health check port, and the number of its ready endpoints on this node."""
 
     port: int
     local_endpoints: int
 
 
-class Wanted:
-    """The health checks that follow from the syncs of all families. For one thread."""
+class DesiredChecks:
+    """Track the health checks that follow from the syncs of all families. Call from the loop thread only."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Family, PortName], tuple[int, frozenset[str]]] = {}
+        self._ports: dict[tuple[Family, PortName], tuple[int, frozenset[str]]] = {}
 
-    def follow(self, report: Report) -> None:
-        """Take in what one sync of one family looked at."""
+    def sync_succeeded(self, report: SyncReport) -> None:
+        """Update the service ports of one sync."""
         for name in report.gone:
-            self._known.pop((report.family, name), None)
-        aside = {it.name for it in report.aside}
-        for item in report.served:
-            where = (report.family, item.port.name)
+            self._ports.pop((report.family, name), None)
+        quarantined = {it.port_name for it in report.quarantined}
+        for item in report.resolved:
+            key = (report.family, item.port.name)
             if item.port.health_check_node_port:
-                # Who is refused here is better off with another node.
-                verdicts = () if item.port.name in aside else item.selection.verdicts
-                backends = (verdict.backend for verdict in verdicts)
-                ready = frozenset(b.endpoint.address for b in backends if b.local and b.endpoint.ready)
-                self._known[where] = item.port.health_check_node_port, ready
+                # A quarantined port counts as one without endpoints: clients do better on another node.
+                verdicts = () if item.port.name in quarantined else item.selection.verdicts
+                endpoints = (verdict.endpoint for verdict in verdicts)
+                ready = frozenset(it.endpoint.address for it in endpoints if it.local and it.endpoint.ready)
+                self._ports[key] = item.port.health_check_node_port, ready
             else:
-                self._known.pop(where, None)
+                self._ports.pop(key, None)
 
     def checks(self) -> dict[Key, Check]:
-        """The port of each Service and its ready endpoints here: distinct addresses over all service ports.
+        """Return the check of each Service.
 
-        A pod of two families counts once.
+        An address counts once over all service ports, and a pod with addresses of both families once.
         """
         addresses: dict[tuple[Key, Family], set[str]] = {}
         ports: dict[Key, int] = {}
-        for (family, name), (port, ready) in self._known.items():
+        for (family, name), (port, ready) in self._ports.items():
             ports[name.service_key] = port
             addresses.setdefault((name.service_key, family), set()).update(ready)
         return {
@@ -72,101 +70,102 @@ class Wanted:
 def listening_hosts(
     config: Config, node: Node | None, local_addresses: Mapping[Family, Iterable[str]]
 ) -> tuple[str, ...]:
-    """Where node ports are to be had, as hosts for `Server.listen`.
+    """Return the addresses that serve node ports, as hosts for `Server.listen`.
 
-    `local_addresses` are those of this node's interfaces, in the families that are served. All addresses of a family
-    unless nodePortAddresses names some of it; "primary" stands for the node's own.
+    `local_addresses` are those of this node's interfaces, by served family. A family without networks in
+    nodePortAddresses is served on all addresses; "primary" means the node's own addresses.
     """
-    if config.node_port_addresses == ("primary",):
-        wanted = tuple(node_ips(config, node)[family] for family in local_addresses)
-    else:
-        wanted = config.node_port_addresses
+    cidrs = config.node_port_addresses
+    if cidrs == ("primary",):
+        cidrs = tuple(node_ips(config, node)[family] for family in local_addresses)
     hosts: list[str] = []
     for family, addresses in local_addresses.items():
-        networks = [ipaddress.ip_network(it) for it in wanted if family_of(it) is family]
+        networks = [ipaddress.ip_network(cidr) for cidr in cidrs if family_of(cidr) is family]
         if not networks or any(network.prefixlen == 0 for network in networks):
             hosts.append(_EVERY_ADDRESS[family])
         else:
-            found = sorted({ipaddress.ip_address(address) for address in addresses}, key=int)
-            hosts += [str(it) for it in found if any(it in network for network in networks)]
+            local = sorted({ipaddress.ip_address(address) for address in addresses}, key=int)
+            hosts += [str(it) for it in local if any(it in network for network in networks)]
     return ("",) if set(hosts) == set(_EVERY_ADDRESS.values()) else tuple(hosts)
 
 
-class HealthChecks:
-    """Listens for the health checks of Services, wherever node ports are served.
+class _Listener(NamedTuple):
+    service: Key
+    port: int
+    host: str
 
-    A port that cannot be had is told once, in the log and as an event on the Service, and tried again by `retry`.
-    `healthy` says whether the proxy itself is well. `apply` and `retry` are for one thread.
+
+class HealthChecks:
+    """Serve the health checks of Services on all addresses that serve node ports. Call from the loop thread only.
+
+    A port that cannot be bound is reported once, in the log and as an event on the Service, and tried again by `retry`.
+    `healthy` returns whether the proxy itself is healthy.
     """
 
     def __init__(self, node_name: str, recorder: Recorder, healthy: Callable[[], bool]) -> None:
         self._node_name = node_name
         self._recorder = recorder
         self._healthy = healthy
-        self._server = Server("health-checks", _CONNECTIONS)
-        self._lock = threading.Lock()
+        self._server = http.Server("health-checks", http.Limits(connections=_CONNECTIONS))
+        # Replaced, never changed: server threads read it.
         self._checks: Mapping[Key, Check] = {}
-        self._wanted: set[tuple[Key, int, str]] = set()
-        self._open: dict[tuple[Key, int, str], Callable[[], None]] = {}
-        self._told: set[tuple[Key, int, str]] = set()
+        self._desired: set[_Listener] = set()
+        self._close: dict[_Listener, Callable[[], None]] = {}
+        self._reported: set[_Listener] = set()
 
     def apply(self, checks: Mapping[Key, Check], hosts: Iterable[str]) -> None:
-        """Serve exactly these checks from now on, at these hosts."""
-        with self._lock:
-            self._checks = dict(checks)
+        """Serve exactly these checks, on these hosts."""
+        self._checks = dict(checks)
         hosts = tuple(hosts)
-        self._wanted = {(key, check.port, host) for key, check in checks.items() for host in hosts}
-        for place in self._open.keys() - self._wanted:
-            self._open.pop(place)()
-        self._told &= self._wanted
+        self._desired = {_Listener(key, check.port, host) for key, check in checks.items() for host in hosts}
+        for listener in self._close.keys() - self._desired:
+            self._close.pop(listener)()
+        self._reported &= self._desired
         self.retry()
 
     def retry(self) -> None:
-        """Open what is still to be opened."""
-        for place in sorted(self._wanted - self._open.keys()):
-            key, port, host = place
+        """Open the ports that are not open yet."""
+        for listener in sorted(self._desired - self._close.keys()):
+            page = self._page(listener.service)
             try:
-                self._open[place] = self._server.listen(host, port, self._page(key))
+                self._close[listener] = self._server.listen(listener.host, listener.port, page)
             except OSError as error:
-                self._tell(place, error.strerror or str(error))
+                self._report(listener, error.strerror or str(error))
             else:
-                self._told.discard(place)
+                self._reported.discard(listener)
 
     def close(self) -> None:
         """Close all ports."""
         self._server.close()
 
-    def _tell(self, place: tuple[Key, int, str], reason: str) -> None:
-        if place not in self._told:
-            self._told.add(place)
-            key, port, host = place
-            log.error(
-                "a health check port cannot be served; it will be tried again",
-                service=str(key),
-                address=host or "all",
-                port=port,
-                reason=reason,
-            )
-            self._recorder.record(port_taken(self._node_name, key, port, reason))
+    def _report(self, listener: _Listener, reason: str) -> None:
+        if listener in self._reported:
+            return
+        self._reported.add(listener)
+        service, port, host = listener
+        log.error(
+            "health check bind failed, retrying",
+            service=str(service),
+            address=host or "all",
+            port=port,
+            reason=reason,
+        )
+        self._recorder.record(port_taken(self._node_name, service, port, reason))
 
-    def _page(self, key: Key) -> http.Page:
-        def page(_: http.Request) -> http.Answer:
-            with self._lock:
-                check = self._checks.get(key)
-            return _answer(key, check.local_endpoints if check else 0, self._healthy())
+    def _page(self, key: Key) -> http.Handler:
+        def page(_: http.Request) -> http.Response:
+            check, healthy = self._checks.get(key), self._healthy()
+            count = check.local_endpoints if check else 0
+            content = {
+                "service": {"namespace": key.namespace, "name": key.name},
+                "localEndpoints": count,
+                "serviceProxyHealthy": healthy,
+            }
+            return http.Response(
+                json.dumps(content, indent="\t").encode(),
+                http.JSON,
+                200 if count and healthy else 503,
+                (("X-Load-Balancing-Endpoint-Weight", str(count)),),
+            )
 
         return page
-
-
-def _answer(key: Key, count: int, healthy: bool) -> http.Answer:
-    content = {
-        "service": {"namespace": key.namespace, "name": key.name},
-        "localEndpoints": count,
-        "serviceProxyHealthy": healthy,
-    }
-    return http.Answer(
-        json.dumps(content, indent="\t").encode(),
-        http.JSON,
-        200 if count and healthy else 503,
-        (("X-Load-Balancing-Endpoint-Weight", str(count)),),
-    )

@@ -1,4 +1,4 @@
-"""How long after their cause changes of endpoints came into force."""
+"""Measure the time from a change of endpoints until its rules are applied."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,10 @@ from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind
 
 
 class Latencies:
-    """Remembers the trigger times of EndpointSlices until the rules that follow from them are in force.
+    """Remember the trigger times of EndpointSlices until a sync applies them. Call from the loop thread only.
 
-    What was triggered before `started` (seconds since 1970, as all times here) does not count: it was waiting for this
-    process, not the other way round. Nor do slices of other families than these, whose rules never come into force. For
-    one thread.
+    All times are seconds since 1970. Changes before `started` waited for this process and do not count; nor do slices
+    of families that are not served.
     """
 
     def __init__(self, started: float, families: Iterable[Family]) -> None:
@@ -18,8 +17,8 @@ class Latencies:
         self._seen: dict[Key, float] = {}
         self._pending: dict[Family, dict[Key, list[float]]] = {family: {} for family in families}
 
-    def noted(self, event: Event) -> None:
-        """Take in an event, before or after it is applied; one that brings no new trigger time changes nothing."""
+    def event_applied(self, event: Event) -> None:
+        """Remember the trigger times of an event, before or after it is applied."""
         match event:
             case Updated(EndpointSlice() as slice_):
                 self._note(slice_)
@@ -33,8 +32,8 @@ class Latencies:
             case Deleted(Kind.ENDPOINT_SLICE, key):
                 self._forget(key)
 
-    def programmed(self, family: Family, now: float) -> list[float]:
-        """All that was noted in this family is in force now: how many seconds after its cause, for each change."""
+    def sync_succeeded(self, family: Family, now: float) -> list[float]:
+        """Return the latency in seconds of each change in one family that a sync applied."""
         pending, self._pending[family] = self._pending[family], {}
         return [max(0.0, now - trigger) for triggers in pending.values() for trigger in triggers]
 
@@ -47,7 +46,7 @@ class Latencies:
             pending.setdefault(slice_.key, []).append(trigger)
 
     def _forget(self, key: Key) -> None:
-        """A slice that went bears the time of its last change, which says nothing of its going."""
+        # The trigger time of a deleted slice is that of its last change, not of the deletion.
         self._seen.pop(key, None)
         for pending in self._pending.values():
             pending.pop(key, None)

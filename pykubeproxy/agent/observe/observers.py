@@ -1,44 +1,36 @@
-"""All who look on: health, metrics, health check ports and events, behind the few calls that the loop makes."""
+"""The interface between the reconcile loop and everything that observes it."""
 
-import ipaddress
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from pykubeproxy.agent import http
-from pykubeproxy.agent.http_server import Server
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.health import Health, health_pages
-from pykubeproxy.agent.observe.healthchecks import HealthChecks, Wanted, listening_hosts
+from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.observe.history import History
 from pykubeproxy.agent.observe.latency import Latencies
+from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import metrics_pages
 from pykubeproxy.agent.observe.status import Filter, Repair, Status
 from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
-from pykubeproxy.agent.sync.report import Report
-from pykubeproxy.config import Address, Config
-from pykubeproxy.objects import EndpointSlice, Event, Family, Key, Kind, Node, Service, Updated
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.config import Config
+from pykubeproxy.objects import Event, Family, Key, Node
 
-# Between two tries to listen on an address that is taken, in seconds.
-_RETRY_SECONDS = 5.0
-# What an event may take to be sent when the process is about to end, in seconds.
-_LAST_WORDS_SECONDS = 2.0
+# How long `close` waits for queued events to be sent.
+_CLOSE_SECONDS = 2.0
 
 log = structlog.get_logger()
 
 
-class BindFailed(Exception):
-    """An address cannot be listened on, and bindAddressHardFail is set; `str()` says which and why."""
-
-
 class Observers:
-    """Told by the loop what happens, it keeps health, metrics and health check ports true. All calls from one thread.
+    """Fan out loop events to health, metrics, health check ports and the event recorder.
 
-    Nothing is listened on before `serve`. `needs_node`: whether a node that is not known counts as ineligible.
+    Call from the loop thread only; any thread may call `pending` and read `health`, `metrics` and `history`.
+    No port opens before `serve`. With `needs_node`, an unknown node counts as ineligible for traffic.
     """
 
     def __init__(
@@ -57,13 +49,11 @@ class Observers:
         self.metrics = Metrics()
         self.history = History()
         self._latencies = Latencies(time.time(), self._families)
-        self._unsynced: dict[Kind, set[Key]] = {kind: set() for kind in Kind}
-        self._complaints = QuarantineReporter(node_name, recorder)
-        self._wanted = Wanted()
-        self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
+        self._quarantine = QuarantineReporter(node_name, recorder)
+        self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
-        self._servers: list[Server] = []
-        self._closing = threading.Event()
+        self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
+        self._listeners = Listeners(config.bind_address_hard_fail)
 
     def serve(
         self,
@@ -71,171 +61,124 @@ class Observers:
         status: Callable[[Filter], Status] | None = None,
         objects: Callable[[Filter], Objects | None] | None = None,
     ) -> None:
-        """Listen from now on, and tell of the start. Raises BindFailed, after an event that says so.
+        """Open the health and metrics addresses and record the event Starting; see `metrics_pages` for the arguments.
 
-        `status` tells /statusz what there is besides kube-proxy's lines, `objects` /servicez what it is made from.
-        Without bindAddressHardFail an address that is taken is tried again and again.
+        Raises BindFailed, after recording an event, if an address is in use and bindAddressHardFail is set.
         """
-        health = health_pages(self.health, self.metrics.asked)
-        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status, objects)
+        config = self._config
         self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
-        self._open("health", self._config.health_address, health, events.health_server_failed)
-        self._open("metrics", self._config.metrics_address, metrics, events.metrics_server_failed)
+        health = health_pages(self.health, self.metrics.health_served)
+        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status, objects)
+        for name, address, page, failed in (
+            ("health", config.health_address, health, events.health_server_failed),
+            ("metrics", config.metrics_address, metrics, events.metrics_server_failed),
+        ):
+            if address is None:
+                continue
+            setting = "healthzBindAddress" if name == "health" else "metricsBindAddress"
+            try:
+                self._listeners.open(name, address, page, setting)
+            except BindFailed as error:
+                self.recorder.record(failed(self._node_name, str(error)))
+                self.close()
+                raise
         self.recorder.record(events.starting(self._node_name))
 
-    def reconfigured(self, config: Config) -> None:
-        """A configuration that differs only in what is taken up live."""
-        self._config = config
-        self.health.adjust(config.iptables.sync_period)
+    def event_applied(self, event: Event, services: set[Key]) -> None:
+        """An event was applied to the cluster state and changed these Services."""
+        self._latencies.event_applied(event)
+        self.metrics.event_applied(event, services)
 
-    def applied(self, event: Event, concerned: set[Key]) -> None:
-        """An event was applied and concerns these Services."""
-        self._latencies.noted(event)
-        kind = _kind(event)
-        if concerned:
-            unsynced = self._unsynced[kind]
-            unsynced |= concerned
-            self.metrics.changed(kind, concerned, pending=len(unsynced))
+    def node_changed(self, node: Node | None) -> None:
+        """The Node object of this node is now this one; None if there is none."""
+        self.health.node_changed(node)
 
-    def node(self, node: Node | None) -> None:
-        """The Node object as it is now."""
-        self.health.node(node)
-
-    def queued(self) -> None:
-        """A sync is asked for, and nothing but time stands before it."""
+    def sync_queued(self) -> None:
+        """A sync is requested, and only the rate limiter delays it."""
         for family in self._families:
-            self.health.queued(family)
-            self.metrics.queued(family, time.time())
+            self.health.sync_queued(family)
+            self.metrics.sync_queued(family, time.time())
 
-    def synced(self, report: Report, rules: Mapping[str, int], local_addresses: tuple[str, ...]) -> None:
-        """One family is in line with all events applied so far.
+    def sync_succeeded(self, report: SyncReport, local_addresses: tuple[str, ...]) -> None:
+        """The rules of one family reflect all events applied so far.
 
-        `rules` are those in force for each table, `local_addresses` those of this node's interfaces in the family, read
-        only if nodePortAddresses needs them.
+        `local_addresses` are those of this node's interfaces, needed only with nodePortAddresses.
         """
         now = time.time()
-        self.health.synced(report.family)
-        self.metrics.synced(report, rules, now)
-        if self._complaints.synced(report):
-            self.metrics.refused(report.family)
-        self.history.synced(report, now)
-        for latency in self._latencies.programmed(report.family, now):
-            self.metrics.programmed(report.family, latency)
-        self._wanted.follow(report)
+        self.health.sync_succeeded(report.family)
+        self.metrics.sync_succeeded(report, now)
+        if self._quarantine.sync_succeeded(report):
+            self.metrics.restore_failed(report.family)
+        self.history.sync_succeeded(report, now)
+        for seconds in self._latencies.sync_succeeded(report.family, now):
+            self.metrics.programmed(report.family, seconds)
+        self._desired_checks.sync_succeeded(report)
         self._addresses[report.family] = local_addresses
 
-    def failed(self, family: Family, full: bool, seconds: float, writing: bool, why: str = "") -> None:
-        """The sync of one family failed after `seconds`; `writing` tells that iptables-restore was why."""
-        self.health.queued(family)
-        self.metrics.failed(family, full, seconds, writing)
-        self.history.failed(family, full, seconds, time.time(), why)
+    def sync_failed(
+        self, family: Family, full: bool, seconds: float, restore_failed: bool, reason: str
+    ) -> None:
+        """The sync of one family failed after `seconds`; `restore_failed` if iptables-restore was the cause."""
+        self.health.sync_queued(family)
+        self.metrics.sync_failed(family, full, seconds, restore_failed)
+        self.history.sync_failed(family, full, seconds, time.time(), reason)
 
-    def at_work(self, family: Family) -> None:
-        """The sync of one family takes long, and gets on."""
-        self.health.at_work(family)
+    def sync_progress(self, family: Family) -> None:
+        """A long sync of one family made progress."""
+        self.health.sync_progress(family)
 
-    def repaired(self, report: Report, writers: tuple[str, ...], seconds: float, contested: bool) -> None:
-        """What others had done to our rules was put right, `seconds` after it was noticed.
+    def drift_repaired(
+        self, report: SyncReport, writers: tuple[str, ...], seconds: float, contested: bool
+    ) -> None:
+        """A sync repaired drift, `seconds` after it was detected.
 
-        `writers` are who it may have been, so far as is known. `contested`: it is done again and again.
+        `writers` are the processes that may have caused it, if known. `contested`: the drift keeps coming back.
         """
-        family, what = report.family, {damage.table: str(damage) for damage in report.repaired}
+        family, tables = report.family, {drift.table: str(drift) for drift in report.drift.tables}
         log.warning(
-            "others changed our rules; they are as they were",
+            "drift repaired",
             family=family.value,
-            **what,
-            by=", ".join(writers) or "unknown",
+            **tables,
+            writers=", ".join(writers) or "unknown",
             seconds=round(seconds, 3),
         )
         if contested:
-            log.error(
-                "somebody undoes our rules again and again; repairs wait longer now", family=family.value
-            )
-        self.health.contested(family, contested)
-        self.metrics.repaired(family, what, seconds, contested)
-        self.history.repaired(Repair(time.time(), family.value, seconds, report.repaired, writers))
-        note = "; ".join(f"{table}: {text}" for table, text in what.items())
-        self.recorder.record(events.rules_repaired(self._node_name, family, note, writers))
+            log.error("drift contested, backing off", family=family.value)
+        self.metrics.drift_repaired(family, tables, seconds)
+        self._drift_contested(family, contested)
+        self.history.drift_repaired(Repair(time.time(), family.value, seconds, report.drift.tables, writers))
+        self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
-    def left_alone(self, family: Family) -> None:
-        """For a while nobody has changed our rules."""
+    def drift_calm(self, family: Family) -> None:
+        """No other program changed the rules of one family for a while."""
         if self.health.state().families[family].contested:
-            log.info("our rules are left alone again", family=family.value)
-        self.health.contested(family, whether=False)
-        self.metrics.left_alone(family)
+            log.info("drift no longer contested", family=family.value)
+        self._drift_contested(family, False)
 
-    def settled(self, succeeded: bool, node: Node | None) -> None:
-        """All families have had their sync; `succeeded` says whether all of them did."""
+    def round_finished(self, succeeded: bool, node: Node | None) -> None:
+        """Every family was synced; `succeeded` if no sync failed."""
         if succeeded:
-            for unsynced in self._unsynced.values():
-                unsynced.clear()
-            self.metrics.settled()
+            self.metrics.changes_synced()
         if self._checks:
             hosts = listening_hosts(self._config, node, self._addresses)
-            self._checks.apply(self._wanted.checks(), hosts)
+            self._checks.apply(self._desired_checks.checks(), hosts)
 
     def pending(self) -> tuple[int, int]:
-        """How many Services changed since all was in line, by themselves and in their endpoints. Any thread may ask."""
-        return len(self._unsynced[Kind.SERVICE]), len(self._unsynced[Kind.ENDPOINT_SLICE])
+        """Return how many Services wait for a sync: changed themselves, and changed in their endpoints."""
+        return self.metrics.pending()
 
-    def checked(self) -> None:
-        """Time to try again what has failed; to be called every syncPeriod."""
+    def retry_listeners(self) -> None:
+        """Retry health check ports that could not be opened; call every syncPeriod."""
         if self._checks:
             self._checks.retry()
 
     def close(self) -> None:
-        """Close all ports and give waiting events a moment."""
-        self._closing.set()
-        for server in self._servers:
-            server.close()
+        """Close all ports and wait up to two seconds for queued events."""
+        self._listeners.close()
         if self._checks:
             self._checks.close()
-        self.recorder.close(_LAST_WORDS_SECONDS)
+        self.recorder.close(_CLOSE_SECONDS)
 
-    def _open(
-        self, name: str, address: Address | None, page: http.Page, failed: Callable[[str, str], events.Event]
-    ) -> None:
-        if address is None:
-            return
-        server = Server(name)
-        self._servers.append(server)
-        reason = _listen(server, address, page)
-        if not reason:
-            return
-        complaint = f"the {name} server cannot listen on {address}: {reason}"
-        if self._config.bind_address_hard_fail:
-            self.recorder.record(failed(self._node_name, complaint))
-            self.close()
-            raise BindFailed(complaint)
-        log.error(complaint, again_in=f"{_RETRY_SECONDS:.0f}s")
-        threading.Thread(
-            target=self._insist, args=(name, server, address, page), name=f"{name}-retry", daemon=True
-        ).start()
-
-    def _insist(self, name: str, server: Server, address: Address, page: http.Page) -> None:
-        while not self._closing.wait(_RETRY_SECONDS):
-            if not _listen(server, address, page):
-                log.info(f"the {name} server listens now", address=str(address))
-                return
-
-
-def _listen(server: Server, address: Address, page: http.Page) -> str:
-    """Returns why it cannot be, or "". An unspecified address of either family stands for both, as in Go."""
-    host = "" if ipaddress.ip_address(address.host).is_unspecified else address.host
-    try:
-        server.listen(host, address.port, page)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _kind(event: Event) -> Kind:
-    if not isinstance(event, Updated):
-        return event.kind
-    match event.object:
-        case Service():
-            return Kind.SERVICE
-        case EndpointSlice():
-            return Kind.ENDPOINT_SLICE
-        case Node():
-            return Kind.NODE
+    def _drift_contested(self, family: Family, contested: bool) -> None:
+        self.health.drift_contested(family, contested)
+        self.metrics.drift_contested(family, contested)

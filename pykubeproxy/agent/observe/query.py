@@ -1,4 +1,4 @@
-"""Asking the loop, which owns all state, what it serves: a question in its mailbox, answered between two syncs."""
+"""Queries to the loop thread, which owns all state; it answers them between two syncs."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -6,74 +6,71 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pykubeproxy.agent.observe.object_documents import Objects, QuarantinedPort
+from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.status import Filter, PortStatus, port_statuses
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.objects import Key, Node
 from pykubeproxy.services.cluster import Cluster
 
-# No more services are told of once there are so many endpoints, for the loop has other things to do.
+# Stop listing services above this many endpoints: the loop has other work.
 _MOST_ENDPOINTS = 10_000
 
 _T = TypeVar("_T")
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What the loop answers: how many services match, and the ports of the first of them."""
-
-    matching: int
-    services: tuple[PortStatus, ...]
-
-
 class Query(msgspec.Struct, Generic[_T], frozen=True):
-    """A question about the services. Whoever asks waits for `answer`, and cancels it when it comes too late."""
+    """A question to the loop. The asking thread waits for `future`, and cancels it on timeout."""
 
     question: Callable[[Cluster, Iterable[FamilyTables]], _T]
-    answer: Future[_T]
+    future: Future[_T]
 
-    def meet(self, cluster: Cluster, tables: Iterable[FamilyTables]) -> None:
-        """Answer, for the one thread that these belong to. Never raises: whoever asks gets to know."""
-        if not self.answer.set_running_or_notify_cancel():
+    def answer(self, cluster: Cluster, tables: Iterable[FamilyTables]) -> None:
+        """Answer the question, or pass its exception on. Call from the loop thread only."""
+        if not self.future.set_running_or_notify_cancel():
             return
         try:
-            self.answer.set_result(self.question(cluster, tables))
+            self.future.set_result(self.question(cluster, tables))
         except Exception as error:
-            self.answer.set_exception(error)
+            self.future.set_exception(error)
 
 
-def see(cluster: Cluster, tables: Iterable[FamilyTables], wanted: Filter) -> Seen:
-    """The services that there are rules for and that are wanted, by name, as they would be served now."""
+class ServiceList(msgspec.Struct, frozen=True):
+    """How many Services match a filter, and the ports of the first of them."""
+
+    matching: int
+    ports: tuple[PortStatus, ...]
+
+
+def list_services(cluster: Cluster, tables: Iterable[FamilyTables], filter_: Filter) -> ServiceList:
+    """Return the Services that have rules and match, by name, with their current endpoints."""
     families = tuple(tables)
-    keys = sorted({key for family in families for key in family.programmed() if _matches(key, wanted)})
-    found: list[PortStatus] = []
+    keys = sorted({key for family in families for key in family.services() if _matches(key, filter_)})
+    ports: list[PortStatus] = []
     endpoints = 0
-    for key in keys[: wanted.limit]:
+    for key in keys[: filter_.limit]:
         if endpoints > _MOST_ENDPOINTS:
             break
         for family in families:
-            for served in family.serving(cluster, key):
-                found += port_statuses(served, family.family.value)
-                endpoints += len(served.selection.verdicts)
-    return Seen(len(keys), tuple(found))
+            for resolved in family.resolve(cluster, key):
+                ports += port_statuses(resolved, family.family.value)
+                endpoints += len(resolved.selection.verdicts)
+    return ServiceList(len(keys), tuple(ports))
 
 
-def look(cluster: Cluster, tables: Iterable[FamilyTables], node_name: str, wanted: Filter) -> Objects:
-    """The Services that are wanted, with their EndpointSlices if they are asked for by name; and the Node."""
-    services = tuple(it for it in cluster.services() if _matches(it.key, wanted))
+def list_objects(
+    cluster: Cluster, tables: Iterable[FamilyTables], node_name: str, filter_: Filter
+) -> Objects:
+    """Return the Services that match, and the Node; with EndpointSlices if the filter names a Service."""
+    services = tuple(it for it in cluster.services() if _matches(it.key, filter_))
+    slices = (slice_ for it in services for slice_ in cluster.all_slices_of(it.key))
+    quarantined = (it for family in tables for it in family.quarantined())
     return Objects(
         node=cluster.node(node_name) or Node(node_name),
         services=services,
-        slices=tuple(slice_ for it in services for slice_ in cluster.all_slices_of(it.key))
-        if wanted.service
-        else (),
-        set_aside=tuple(
-            QuarantinedPort(it.family.value, aside.name, aside.why)
-            for it in tables
-            for aside in it.set_aside()
-            if _matches(aside.name.service_key, wanted)
-        ),
+        slices=tuple(slices) if filter_.service else (),
+        quarantined=tuple(it for it in quarantined if _matches(it.port_name.service_key, filter_)),
     )
 
 
-def _matches(key: Key, wanted: Filter) -> bool:
-    return wanted.namespace in ("", key.namespace) and wanted.service in ("", key.name)
+def _matches(key: Key, filter_: Filter) -> bool:
+    return filter_.namespace in ("", key.namespace) and filter_.service in ("", key.name)

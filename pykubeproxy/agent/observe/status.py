@@ -1,25 +1,20 @@
-"""What an agent tells of itself: the values behind the page /statusz, its JSON and `pykubeproxy status`."""
+"""The status of an agent: the values behind /statusz, its JSON form and `pykubeproxy status`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from pykubeproxy import API_VERSION
-from pykubeproxy.rules.damage import Damage
-from pykubeproxy.services.ports import ServicePort
+from pykubeproxy.agent.quarantine.quarantined import Quarantined
+from pykubeproxy.rules.drift import TableDrift
+from pykubeproxy.services.frontend import Frontend, policy_frontends
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort
 from pykubeproxy.services.selection import Reason, Verdict
 
-# Stands for all of a node's own addresses.
-ANY_LOCAL = "*"
-
 
 class Sync(msgspec.Struct, frozen=True, rename="camel"):
-    """One sync of one family.
-
-    `time` is when it ended, in seconds since 1970; `seconds` how long it took; `rules` how many rules it wrote, and
-    `failure` why it did not, or "".
-    """
+    """One sync of one family: its end in seconds since 1970, its duration, the rules written, and the failure or ""."""
 
     time: float
     family: str
@@ -29,59 +24,37 @@ class Sync(msgspec.Struct, frozen=True, rename="camel"):
     failure: str = ""
 
 
-class QuarantinedStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A service port that is not served, for iptables refuses its rules: `why` are its words.
-
-    `since` is in seconds since 1970. `refuses`: new clients are refused; else not even that could be written.
-    """
-
-    namespace: str
-    name: str
-    port: str
-    protocol: str
-    why: str
-    since: float
-    refuses: bool
-
-    @property
-    def title(self) -> str:
-        """As rules and logs name it: namespace/name:port."""
-        return f"{self.namespace}/{self.name}{f':{self.port}' if self.port else ''}"
-
-
 class Repair(msgspec.Struct, frozen=True, rename="camel"):
-    """What others had done to our rules, and was put right.
+    """A repair of drift, its end in seconds since 1970, and the seconds since the drift was detected.
 
-    `time` is when that was, in seconds since 1970; `seconds` how long it took since it was noticed. `writers` are who it
-    may have been, so far as the kernel tells, with process numbers of the first process namespace.
+    `writers` are the processes that may have caused it, with process IDs of the first process namespace, if known.
     """
 
     time: float
     family: str
     seconds: float
-    damages: tuple[Damage, ...]
+    drift: tuple[TableDrift, ...]
     writers: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
-        """Such as "nat: 2 chains, 7 rules gone; 1 rule added"."""
-        return ", ".join(f"{damage.table}: {damage}" for damage in self.damages)
+        """Return the drift as text: "nat: 2 chains, 7 rules missing; 1 rule added"."""
+        return ", ".join(f"{drift.table}: {drift}" for drift in self.drift)
 
 
 class Unwatched(msgspec.Struct, frozen=True, rename="camel"):
-    """Objects that the API server could not be asked about since `since`, in seconds since 1970, and `why`."""
+    """Objects whose watch has failed since `since`, in seconds since 1970."""
 
     objects: str
     since: float
-    why: str
+    reason: str
 
 
 class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """One family as of its last sync that succeeded: `last_updated`, seconds since 1970, or None before the first.
+    """One family as of its last successful sync, at `last_updated` in seconds since 1970, None before the first.
 
-    `overdue`: a change has been waiting for too long, or its sync keeps failing. `endpoints` are all there are of
-    services, used or not; `rules` how many of ours each table holds. `set_aside` are service ports that are not served.
-    `contested`: somebody undoes what is written, again and again.
+    `overdue`: a change has waited too long for a sync, or syncs keep failing. `contested`: another program keeps
+    undoing the rules. `endpoints` are all endpoints of its services, used or not; `rules` counts our rules by table.
     """
 
     family: str
@@ -90,20 +63,12 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     services: int = 0
     endpoints: int = 0
     rules: Mapping[str, int] = {}
-    set_aside: tuple[QuarantinedStatus, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
     contested: bool = False
 
 
-class Frontend(msgspec.Struct, frozen=True, rename="camel"):
-    """An address at which a service port is reached; "*" for a node port at all addresses that serve node ports."""
-
-    kind: str
-    address: str
-    port: int
-
-
 class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """An endpoint, the share of new connections that it gets (0 to 1), and why."""
+    """An endpoint, its share of new connections (0 to 1), and the reason."""
 
     address: str
     port: int
@@ -113,7 +78,7 @@ class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class PortStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A service port in one family under one traffic policy; `frontends` are the addresses served by this policy."""
+    """A service port in one family under one traffic policy, with the addresses that this policy applies to."""
 
     namespace: str
     name: str
@@ -126,12 +91,12 @@ class PortStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def title(self) -> str:
-        """As rules and logs name it: namespace/name:port."""
-        return f"{self.namespace}/{self.name}{f':{self.port}' if self.port else ''}"
+        """The name used in rules and logs: namespace/name:port."""
+        return str(PortName(self.namespace, self.name, self.port, self.protocol))
 
 
 class Filter(msgspec.Struct, frozen=True, rename="camel"):
-    """Which services are to be told of; what is empty leaves all open. At most `limit` of them are."""
+    """Select services by namespace and name, where not empty, and return at most `limit` of them."""
 
     namespace: str = ""
     service: str = ""
@@ -141,18 +106,18 @@ class Filter(msgspec.Struct, frozen=True, rename="camel"):
 class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """An agent at one moment.
 
-    Its JSON form is documented by this type, with names in camel case. It is of version pykubeproxy/v1, in which keys
-    may be added. Times are seconds since 1970.
+    This type documents its JSON form, with names in camel case. Within version pykubeproxy/v1, keys may be added.
+    Times are seconds since 1970.
 
-    - `healthy`, `ready`, `alive`: what /healthz, /readyz and /livez answer
-    - `lacking`: families that this node cannot serve, and why
-    - `pending_services`, `pending_endpoints`: Services that changed since the last sync, by themselves or in their
+    - `healthy`, `ready`, `alive`: the results of /healthz, /readyz and /livez
+    - `unavailable_families`: IP families that this node cannot serve, with the reason
+    - `pending_services`, `pending_endpoints`: number of Services that changed since the last sync, themselves or in their
       endpoints
-    - `syncs`: the last ones, the oldest first
-    - `repairs`: the last times that others had changed our rules, the oldest first
-    - `unwatched`: what is not heard of from the API server, so that changes there are not followed
-    - `matching`: how many services the filter leaves; `services` are the ports of the first of them
-    - `busy`: a sync is running, and `services` had to be left out for it
+    - `syncs`: the last syncs, oldest first
+    - `repairs`: the last repairs of drift, oldest first
+    - `unwatched`: objects whose watch fails, so that rules do not follow their changes
+    - `matching`: number of Services that match the filter; `services` has the ports of the first of them
+    - `busy`: a sync is running, and `services` is left out
     """
 
     api_version: str = API_VERSION
@@ -166,7 +131,7 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     alive: bool
     node_eligible: bool
     families: tuple[FamilyStatus, ...]
-    lacking: Mapping[str, str] = {}
+    unavailable_families: Mapping[str, str] = {}
     pending_services: int = 0
     pending_endpoints: int = 0
     syncs: tuple[Sync, ...] = ()
@@ -179,12 +144,12 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def encode(status: Status) -> bytes:
-    """The status as JSON."""
+    """Return the status as JSON."""
     return msgspec.json.encode(status)
 
 
 def decode(text: bytes) -> Status:
-    """Read what `encode` wrote. Raises ValueError, with what is wrong, for other text and other versions."""
+    """Read the output of `encode`. Raise ValueError for any other text or version."""
     try:
         status = msgspec.json.decode(text, type=Status)
     except RecursionError:
@@ -194,13 +159,12 @@ def decode(text: bytes) -> Status:
     return status
 
 
-def port_statuses(served: ResolvedPort, family: str) -> Iterator[PortStatus]:
-    """One service port under each policy by which it has frontends."""
-    port, verdicts = served.port, served.selection.verdicts
-    cluster = [(verdict, verdict.cluster) for verdict in verdicts]
-    local = [(verdict, verdict.local) for verdict in verdicts]
-    for policy, reasons in (("Cluster", cluster), ("Local", local)):
-        if frontends := tuple(_frontends(port, policy == "Local")):
+def port_statuses(resolved: ResolvedPort, family: str) -> Iterator[PortStatus]:
+    """Yield the status of a service port under each traffic policy that applies to one of its frontends."""
+    port, verdicts = resolved.port, resolved.selection.verdicts
+    for policy, local in (("Cluster", False), ("Local", True)):
+        if frontends := policy_frontends(port, local):
+            reasons = [(it, it.local if local else it.cluster) for it in verdicts]
             yield PortStatus(
                 namespace=port.name.namespace,
                 name=port.name.service,
@@ -213,20 +177,10 @@ def port_statuses(served: ResolvedPort, family: str) -> Iterator[PortStatus]:
             )
 
 
-def _frontends(port: ServicePort, local: bool) -> Iterator[Frontend]:
-    if port.internal_local is local:
-        yield Frontend("cluster-ip", port.cluster_ip, port.port)
-    if port.external_local is local:
-        yield from (Frontend("external-ip", address, port.port) for address in port.external_ips)
-        yield from (Frontend("load-balancer-ip", address, port.port) for address in port.load_balancer_ips)
-        if port.node_port:
-            yield Frontend("node-port", ANY_LOCAL, port.node_port)
-
-
 def _endpoints(reasons: Sequence[tuple[Verdict, Reason | None]]) -> Iterator[EndpointStatus]:
     used = sum(1 for _, reason in reasons if reason and reason.used)
     for verdict, reason in reasons:
         if reason:
-            address, _, port = verdict.backend.target.rpartition(":")
+            address, _, port = verdict.endpoint.target.rpartition(":")
             share = round(1 / used, 9) if reason.used else 0.0
             yield EndpointStatus(address.strip("[]"), int(port), share, reason.used, reason.value)

@@ -1,4 +1,4 @@
-"""The status as a page of HTML: one document without scripts or anything from elsewhere, fit for a phone."""
+"""The status as an HTML page: one document without scripts or external resources, readable on a phone."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,36 +7,29 @@ from itertools import groupby
 from math import sqrt
 
 from pykubeproxy.agent.observe.status import (
-    ANY_LOCAL,
     EndpointStatus,
-    Frontend,
     PortStatus,
     Repair,
     Status,
     Sync,
 )
 from pykubeproxy.agent.observe.status_text import (
-    SET_ASIDE,
-    aside_in_words,
+    QUARANTINED,
     duration,
     family_state,
     health,
     kind_of,
     pending,
+    quarantine_reason,
     typical,
     unwatched,
 )
 from pykubeproxy.objects import address_and_port
+from pykubeproxy.wording import percent
 
-# How many endpoints of a service port, syncs, and service ports that are set aside are listed.
-_ENDPOINTS, _SYNCS, _ASIDE = 50, 10, 100
-_KINDS = {
-    "cluster-ip": "cluster IP",
-    "external-ip": "external IP",
-    "load-balancer-ip": "load balancer",
-    "node-port": "node port",
-}
-# The chart, in units of its own; a bar of the least height can still be seen.
+# How many endpoints of a service port, syncs, and quarantined service ports are listed.
+_ENDPOINTS, _SYNCS, _QUARANTINED = 50, 10, 100
+# The chart, in its own units; the smallest bar is still visible.
 _BAR, _GAP, _HEIGHT, _LEAST = 8, 2, 60, 1.5
 _STYLE = """
 :root { color-scheme: light dark; --text: #22262b; --soft: #626a73; --line: #dcdfe3; --ground: #fdfdfc;
@@ -81,7 +74,7 @@ details table { margin: .5rem 0 .75rem; }
 
 
 def status_page(status: Status) -> str:
-    """The whole document."""
+    """Return the whole document."""
     title = f"pykubeproxy on {escape(status.node)}"
     parts = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
@@ -89,7 +82,7 @@ def status_page(status: Status) -> str:
         f"<style>{_STYLE}</style>\n</head>\n<body>",
         *_head(status, title),
         *_families(status),
-        *_set_aside(status),
+        *_quarantined(status),
         *_repairs(status.repairs, status.now),
         *_last_syncs(status.syncs, status.now),
         *_services(status),
@@ -100,22 +93,17 @@ def status_page(status: Status) -> str:
 
 def _head(status: Status, title: str) -> Iterator[str]:
     yield f"<h1>{title}</h1>"
-    yield f"<p>{_health(status)}</p>"
+    kind = "good" if status.healthy and not status.unwatched else "bad"
+    yield f'<p><span class="{kind}">{escape(health(status))}</span></p>'
     up = duration(max(0.0, status.now - status.started))
     yield (
         f'<p class="soft">Version {escape(status.version)}, iptables backend {escape(status.backend)}.'
         f" Up {up}, since {_moment(status.started)}.</p>"
     )
-    if away := unwatched(status):
-        yield f'<p class="bad">{escape(away)}</p>'
-    waiting = pending(status)
-    if waiting:
-        yield f"<p>{escape(waiting)}</p>"
-
-
-def _health(status: Status) -> str:
-    kind = "good" if status.healthy and not status.unwatched else "bad"
-    return f'<span class="{kind}">{escape(health(status))}</span>'
+    if text := unwatched(status):
+        yield f'<p class="bad">{escape(text)}</p>'
+    if text := pending(status):
+        yield f"<p>{escape(text)}</p>"
 
 
 def _families(status: Status) -> Iterator[str]:
@@ -134,33 +122,33 @@ def _families(status: Status) -> Iterator[str]:
             f'<td data-done="updated">{updated}</tr>'
         )
     yield "</table>"
-    for name, reason in status.lacking.items():
-        yield f'<p class="soft">{escape(name)} is left out: {escape(reason)}</p>'
+    for name, reason in status.unavailable_families.items():
+        yield f'<p class="soft">{escape(name)} is not available: {escape(reason)}</p>'
 
 
-def _set_aside(status: Status) -> Iterator[str]:
-    aside = [(family.family, it) for family in status.families for it in family.set_aside]
-    if not aside:
+def _quarantined(status: Status) -> Iterator[str]:
+    quarantined = [it for family in status.families for it in family.quarantined]
+    if not quarantined:
         return
-    yield "<h2>Set aside</h2>"
-    yield f"<p>{escape(SET_ASIDE)}</p>"
+    yield "<h2>Quarantined</h2>"
+    yield f"<p>{escape(QUARANTINED)}</p>"
     yield '<table class="stacked"><tr><th>Service<th>Family<th>Since<th>Reason</tr>'
-    for family, it in aside[:_ASIDE]:
+    for it in quarantined[:_QUARANTINED]:
         yield (
-            f"<tr><td>{escape(it.title)} <small>{escape(it.protocol)}</small><td>{escape(family)}"
-            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(aside_in_words(it))}</tr>'
+            f"<tr><td>{escape(str(it.port_name))} <small>{escape(it.protocol)}</small><td>{escape(it.family)}"
+            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(quarantine_reason(it))}</tr>'
         )
     yield "</table>"
-    if len(aside) > _ASIDE:
-        yield f"<p><small>and {len(aside) - _ASIDE} more, which the JSON form has</small></p>"
+    if (more := len(quarantined) - _QUARANTINED) > 0:
+        yield f"<p><small>and {more} more; the JSON form lists all</small></p>"
 
 
 def _repairs(repairs: Sequence[Repair], now: float) -> Iterator[str]:
     if not repairs:
         return
-    yield "<h2>Repairs</h2>"
-    yield "<p>Others changed our rules, which were then put right.</p>"
-    yield '<table class="stacked"><tr><th>When<th>Family<th class="number">Time<th>What<th>By</tr>'
+    yield "<h2>Drift repairs</h2>"
+    yield "<p>Other programs changed rules; the agent repaired them.</p>"
+    yield '<table class="stacked"><tr><th>When<th>Family<th class="number">Duration<th>Drift<th>Writers</tr>'
     for repair in reversed(repairs):
         yield (
             f'<tr><td>{_ago(now, repair.time)}<td>{escape(repair.family)}<td class="number">'
@@ -173,15 +161,15 @@ def _repairs(repairs: Sequence[Repair], now: float) -> Iterator[str]:
 def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
     yield "<h2>Last syncs</h2>"
     if not syncs:
-        yield '<p class="soft">There has been none yet.</p>'
+        yield '<p class="soft">No sync yet.</p>'
         return
     middle, worst = typical(syncs)
-    number = f"The last {len(syncs)}" if len(syncs) > 1 else "One so far"
+    number = f"Last {len(syncs)} syncs" if len(syncs) > 1 else "One sync"
     yield f"<p>{number}: median {duration(middle)}, longest {duration(worst)}.</p>"
     yield from _chart(syncs, worst)
-    yield "<p><small>A bar for each sync, the newest at the right, its height by the square root of the time; one in a stronger colour was full, a red one failed."
-    yield "</small></p>"
-    yield '<table class="stacked"><tr><th>Ended<th>Family<th>Kind<th class="number">Time'
+    yield "<p><small>One bar per sync, newest on the right; the height is the square root of the duration."
+    yield "Strong colour: full sync. Red: failed.</small></p>"
+    yield '<table class="stacked"><tr><th>Ended<th>Family<th>Kind<th class="number">Duration'
     yield '<th class="number">Rules written</tr>'
     for sync in reversed(syncs[-_SYNCS:]):
         rules = (
@@ -198,14 +186,14 @@ def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
 
 def _chart(syncs: Sequence[Sync], worst: float) -> Iterator[str]:
     width = len(syncs) * (_BAR + _GAP)
-    # Few bars do not get broader for it.
+    # With few syncs, bars keep their width.
     box = max(width, 30 * (_BAR + _GAP))
     yield (
         f'<svg viewBox="0 0 {box} {_HEIGHT}" preserveAspectRatio="none" role="img"'
-        f' aria-label="Time of the last {len(syncs)} syncs, up to {duration(worst)}">'
+        f' aria-label="Duration of the last {len(syncs)} syncs, up to {duration(worst)}">'
     )
     for position, sync in enumerate(syncs):
-        # Partial syncs take a hundredth of the time of full ones, and are to be seen beside them.
+        # The square root keeps partial syncs visible beside full ones, which take 100 times as long.
         height = max(_LEAST, _HEIGHT * sqrt(sync.seconds / worst)) if worst else _LEAST
         kind = "failed" if sync.failure else "full" if sync.full else "bar"
         left = box - width + position * (_BAR + _GAP)
@@ -221,28 +209,27 @@ def _services(status: Status) -> Iterator[str]:
     yield "<h2>Services</h2>"
     yield from _form(status)
     if status.busy:
-        yield "<p>A sync is running; ask again for the services.</p>"
+        yield "<p>A sync is running; reload the page to see services.</p>"
         return
     names = {(port.namespace, port.name) for port in status.services}
     if not names:
-        yield f'<p class="soft">{"None is asked for." if status.matching else "There are none."}</p>'
+        yield f'<p class="soft">{"No service selected." if status.matching else "No services."}</p>'
     elif len(names) < status.matching:
-        yield f"<p>The first {len(names)} of {status.matching}; name one above to see it.</p>"
+        yield f"<p>Showing {len(names)} of {status.matching}; enter a name to see another one.</p>"
     by_port = groupby(status.services, key=lambda port: (port.title, port.protocol, port.family))
     for (title, protocol, family), policies in by_port:
         yield f"<details{' open' if len(names) == 1 else ''}><summary><b>{escape(title)}</b>"
-        several = [*policies]
-        numbers = ", ".join(_in_short(port, with_policy=len(several) > 1) for port in several)
+        ports = [*policies]
+        numbers = ", ".join(_summary(port, with_policy=len(ports) > 1) for port in ports)
         yield f'<span class="soft">{escape(protocol)} {escape(family)}</span> {numbers}</summary>'
-        for port in several:
+        for port in ports:
             yield from _policy(port)
         yield "</details>"
 
 
 def _form(status: Status) -> Iterator[str]:
-    wanted = status.filter
     yield '<form method="get">'
-    for name, value in (("namespace", wanted.namespace), ("service", wanted.service)):
+    for name, value in (("namespace", status.filter.namespace), ("service", status.filter.service)):
         yield (
             f'<input name="{name}" value="{escape(value)}" placeholder="{name}" aria-label="{name}"'
             ' autocapitalize="none" autocomplete="off">'
@@ -250,15 +237,15 @@ def _form(status: Status) -> Iterator[str]:
     yield "<button>Show</button></form>"
 
 
-def _in_short(port: PortStatus, with_policy: bool) -> str:
+def _summary(port: PortStatus, with_policy: bool) -> str:
     used = sum(endpoint.used for endpoint in port.endpoints)
-    kind = "" if used else ' class="bad"'
+    style = "" if used else ' class="bad"'
     under = f" under {escape(port.policy)}" if with_policy else ""
-    return f"<span{kind}>{used} of {len(port.endpoints)} endpoints{under}</span>"
+    return f"<span{style}>{used} of {len(port.endpoints)} endpoints{under}</span>"
 
 
 def _policy(port: PortStatus) -> Iterator[str]:
-    frontends = ", ".join(_frontend(frontend) for frontend in port.frontends)
+    frontends = ", ".join(map(str, port.frontends))
     yield f"<p>{escape(frontends)} <small>policy {escape(port.policy)}</small></p>"
     if not port.endpoints:
         return
@@ -266,25 +253,17 @@ def _policy(port: PortStatus) -> Iterator[str]:
     yield '<div class="wide"><table><tr><th>Endpoint<th class="number">Share<th>State</tr>'
     yield from map(_endpoint, shown)
     yield "</table></div>"
-    if others := len(port.endpoints) - len(shown):
-        yield f"<p><small>and {others} more, which the JSON form has</small></p>"
+    if more := len(port.endpoints) - len(shown):
+        yield f"<p><small>and {more} more; the JSON form lists all</small></p>"
 
 
 def _endpoint(endpoint: EndpointStatus) -> str:
     at = escape(address_and_port(endpoint.address, endpoint.port))
-    share = f"{100 * endpoint.share:.3g}%"
-    return f'<tr><td>{at}<td class="number">{share}<td>{escape(endpoint.state)}</tr>'
-
-
-def _frontend(frontend: Frontend) -> str:
-    kind = _KINDS.get(frontend.kind, frontend.kind)
-    if frontend.address == ANY_LOCAL:
-        return f"{kind} {frontend.port}"
-    return f"{kind} {address_and_port(frontend.address, frontend.port)}"
+    return f'<tr><td>{at}<td class="number">{percent(endpoint.share)}<td>{escape(endpoint.state)}</tr>'
 
 
 def _ago(now: float, then: float) -> str:
-    """How long ago, and the exact time where a pointer rests on it."""
+    """Return how long ago, with the exact time as a tooltip."""
     return f'<time title="{_moment(then)}">{duration(max(0.0, now - then))} ago</time>'
 
 

@@ -1,4 +1,4 @@
-"""Where the status of an agent is put together, from all who know a part of it."""
+"""The service behind /statusz and /servicez: collects the status of an agent from its parts."""
 
 import threading
 import time
@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 import pykubeproxy
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.query import Query, look, see
+from pykubeproxy.agent.observe.query import Query, list_objects, list_services
 from pykubeproxy.agent.observe.status import Filter, Status, Unwatched
 from pykubeproxy.agent.startup import Families
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Watch
 
-# How long the loop is waited for, in seconds; a sync may take longer.
+# How long to wait for the loop, in seconds; a sync may take longer.
 _PATIENCE = 2.0
 
 _T = TypeVar("_T")
 
 
 class StatusService:
-    """Tells any thread how the agent is. `put` hands the loop a question, as its mailbox does."""
+    """Collect the status of the agent. Any thread may call it. `put` sends a query to the loop's mailbox."""
 
     def __init__(
         self,
@@ -39,57 +39,57 @@ class StatusService:
         self._put = put
         self._watches = tuple(watches)
         self._started = time.time()
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
 
-    def status(self, wanted: Filter) -> Status:
-        """The state at this moment; without services if the loop is too busy to tell."""
-        seen = self._ask(lambda cluster, tables: see(cluster, tables, wanted))
+    def status(self, filter_: Filter) -> Status:
+        """Return the current status; without services while a sync runs."""
+        services = self._query(lambda cluster, tables: list_services(cluster, tables, filter_))
         health = self._observers.health.state()
         history = self._observers.history
-        services, endpoints = self._observers.pending()
+        pending_services, pending_endpoints = self._observers.pending()
+        now = time.time()
         return Status(
             version=pykubeproxy.__version__,
             node=self._node_name,
             backend=self._families.backend.value,
             started=self._started,
-            now=time.time(),
+            now=now,
             healthy=health.healthy,
             ready=health.ready,
             alive=health.alive,
             node_eligible=health.node_eligible,
             families=history.families(health),
-            lacking={family.value: why for family, why in self._families.lacking.items()},
-            pending_services=services,
-            pending_endpoints=endpoints,
+            unavailable_families={it.value: reason for it, reason in self._families.unsupported.items()},
+            pending_services=pending_services,
+            pending_endpoints=pending_endpoints,
             syncs=history.syncs,
             repairs=history.repairs,
-            unwatched=self._unwatched(),
-            filter=wanted,
-            matching=seen.matching if seen else 0,
-            services=seen.services if seen else (),
-            busy=seen is None,
+            unwatched=tuple(
+                Unwatched(it.resource, now - it.seconds, it.reason)
+                for watch in self._watches
+                if (it := watch.outage)
+            ),
+            filter=filter_,
+            matching=services.matching if services else 0,
+            services=services.ports if services else (),
+            busy=services is None,
         )
 
-    def _unwatched(self) -> tuple[Unwatched, ...]:
-        now = time.time()
-        troubles = (watch.trouble for watch in self._watches)
-        return tuple(Unwatched(it.what, now - it.seconds, it.why) for it in troubles if it)
+    def objects(self, filter_: Filter) -> Objects | None:
+        """Return the objects the agent works from; None while a sync runs."""
+        return self._query(lambda cluster, tables: list_objects(cluster, tables, self._node_name, filter_))
 
-    def objects(self, wanted: Filter) -> Objects | None:
-        """The objects that are worked from; None if the loop is too busy to tell."""
-        return self._ask(lambda cluster, tables: look(cluster, tables, self._node_name, wanted))
-
-    def _ask(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
-        """One question at a time: whoever asks in a hurry waits for others who do, and syncs do not."""
+    def _query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
+        # One query at a time: clients wait for each other, syncs for one query at most.
         deadline = time.monotonic() + _PATIENCE
-        if not self._asking.acquire(timeout=_PATIENCE):
+        if not self._lock.acquire(timeout=_PATIENCE):
             return None
-        enquiry = Query[_T](question, Future())
+        query = Query[_T](question, Future())
         try:
-            self._put(enquiry)
-            return enquiry.answer.result(deadline - time.monotonic())
+            self._put(query)
+            return query.future.result(deadline - time.monotonic())
         except TimeoutError:
-            enquiry.answer.cancel()
+            query.future.cancel()
             return None
         finally:
-            self._asking.release()
+            self._lock.release()

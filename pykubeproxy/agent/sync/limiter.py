@@ -1,18 +1,17 @@
-"""When the next sync is due: at once if that is allowed, never too often, never too seldom."""
+"""When the next sync is due: at once if the rate limit allows it, and at least once an hour."""
 
 import math
 
-# Even without any change the tables are gone through once an hour, as in kube-proxy.
+# A full sync happens this often even without a change, in seconds, as in kube-proxy.
 MAX_PERIOD = 3600.0
 _FIRST_RETRY = 1.0
 
 
 class SyncLimiter:
-    """A rate limit in kube-proxy's terms, on a clock that the caller reads; all times are seconds.
+    """Limit the rate of syncs as kube-proxy does. It reads no clock: the caller passes the time in, in seconds.
 
-    The first change is acted on at once. After the end of a run at least `min_period` passes before the next one, and
-    whatever was asked for meanwhile is one run. A run that failed is tried again after a second, then after two, four
-    and so on up to `retry_period`, or earlier if a change asks for it.
+    The first request is due at once. After a sync ends, `min_period` passes before the next one, which serves all requests
+    made meanwhile. A failed sync is retried after 1 s, then after 2, 4, … up to `retry_period`, or earlier on request.
     """
 
     def __init__(self, min_period: float, retry_period: float, max_period: float = MAX_PERIOD) -> None:
@@ -24,27 +23,22 @@ class SyncLimiter:
         self._at_latest = math.inf
         self._failures = 0
 
-    def adjust(self, min_period: float, retry_period: float) -> None:
-        """Go on with other periods, `min_period` from the end of the last run on."""
-        self._min_period = min_period
-        self._retry_period = retry_period
-
     def request(self, now: float) -> None:
-        """Ask for a run; asking again before it takes place changes nothing."""
+        """Request a sync; further requests before it starts change nothing."""
         if self._requested is None:
             self._requested = now
 
     def due(self) -> float:
-        """When the next run may start; infinity if there is no reason for one."""
-        wanted = self._at_latest if self._requested is None else min(self._requested, self._at_latest)
-        return max(wanted, self._ended + self._min_period)
+        """Return when the next sync may start; infinity if there is no reason for one."""
+        requested = self._at_latest if self._requested is None else min(self._requested, self._at_latest)
+        return max(requested, self._ended + self._min_period)
 
     def started(self) -> None:
-        """A run begins: requests that come from now on are for the next one."""
+        """Note that a sync starts: requests from now on are for the next one."""
         self._requested = None
 
     def finished(self, now: float, succeeded: bool) -> None:
-        """A run has ended."""
+        """Note that a sync has ended."""
         self._ended = now
         self._failures = 0 if succeeded else self._failures + 1
         self._at_latest = now + (self._max_period if succeeded else self._retry_delay())

@@ -1,25 +1,30 @@
-"""What a sync tells of itself."""
+"""What one sync did."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from pykubeproxy.agent.quarantine.quarantine import Quarantined
+from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.kernel import TableCounts
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.drift import NO_DRIFT, DriftReport
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort
 
 
-class Report(msgspec.Struct, frozen=True):
+class SyncReport(msgspec.Struct, frozen=True):
     """What one sync of one family did.
 
-    `seconds` are those of its phases, `endpoints` all there are of services, `rules` how many of ours each table holds, and
-    `held` what others' writing is told by.
-    `installed` are the UDP frontends that were in the tables before a full sync. `aside` are all service ports that are
-    set aside, of those looked at and others. `repaired` is what others had done to our chains, as far as it was noticed
-    before the sync.
+    - `full`: the live tables were read, and all Services were gone through
+    - `services`, `endpoints`: how many have rules now, in all
+    - `rules`: how many rules of ours each table holds now; `rules_written`: how many of them this sync wrote
+    - `seconds`: the time of each phase: read, resolve, compare, restore
+    - `resolved`, `gone`: the service ports it went through, and those that no longer exist
+    - `wrote`: whether anything was written or deleted
+    - `installed`: the UDP frontends that a full sync found in the tables
+    - `quarantined`: all quarantined service ports of the family
+    - `drift`: what it restored of changes by others
+    - `table_counts`: by which iptables-legacy notices writes of others
     """
 
     family: Family
@@ -31,10 +36,10 @@ class Report(msgspec.Struct, frozen=True):
     rules_written: Mapping[str, int]
     rules: Mapping[str, int]
     seconds: Mapping[str, float]
-    served: tuple[ResolvedPort, ...]
+    resolved: tuple[ResolvedPort, ...]
     gone: tuple[PortName, ...]
     wrote: bool
     installed: frozenset[tuple[str, int]] = frozenset()
-    aside: tuple[Quarantined, ...] = ()
-    repaired: tuple[Damage, ...] = ()
-    held: TableCounts = TableCounts()
+    quarantined: tuple[Quarantined, ...] = ()
+    drift: DriftReport = NO_DRIFT
+    table_counts: TableCounts = TableCounts()

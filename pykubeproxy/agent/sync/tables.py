@@ -1,267 +1,294 @@
-"""The tables of one family, made to follow the cluster: what changed is decided, rendered, written and remembered."""
+"""Sync the tables of one family: resolve what changed, compare it with the applied state, write the difference."""
 
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 import msgspec
 
-from pykubeproxy.agent.drift.finding import Finding, find, others
-from pykubeproxy.agent.drift.reading import Reader
-from pykubeproxy.agent.quarantine.quarantine import Quarantine, Quarantined
-from pykubeproxy.agent.sync.report import Report
-from pykubeproxy.kernel import TABLES, KernelError, Refused, TableCounts, Tables
+from pykubeproxy.agent.drift.reader import TableReader
+from pykubeproxy.agent.drift.schedule import DriftScope
+from pykubeproxy.agent.quarantine.bisect import owner_of_line
+from pykubeproxy.agent.quarantine.quarantine import Quarantine
+from pykubeproxy.agent.quarantine.quarantined import Quarantined
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.kernel import TABLES, KernelError, Rejected, TableCounts, Tables
 from pykubeproxy.objects import Key
-from pykubeproxy.rules import entries
+from pykubeproxy.rules import drift as rule_drift
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.applied import AppliedPort, AppliedState, Desired, DesiredPort, Update
+from pykubeproxy.rules.blocks import Chunk, chunks
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.damage import Damage
-from pykubeproxy.rules.draft import Draft
-from pykubeproxy.rules.installed import udp_frontends
+from pykubeproxy.rules.dispatch import udp_frontends
+from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter
+from pykubeproxy.rules.jumps import ensured_lines
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
-from pykubeproxy.rules.plan import restore_input
-from pykubeproxy.rules.programmed import Programmed
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
 
-# Comments begin with the service port, or have it after a few words: "pod traffic for ns/web:http external …".
-_COMMENT = re.compile(r'--comment "[^"]*?([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]+)?)')
-# How often a sync is begun: again without kinds of services that are refused, and again without single ones.
+# How often one sync starts over: first without kinds of services that iptables rejects, then without single ones.
 _ATTEMPTS = 3
 
 
 class SyncFailed(Exception):
-    """iptables-restore did not do what it was to do.
+    """iptables-restore failed.
 
-    `service` says whose rule it refused, as `namespace/name:port`; "" if that is not known, or nobody's.
+    `service` is the service port whose rule it rejected, as `namespace/name:port`; "" if that is not known.
     """
 
-    def __init__(self, error: KernelError, service: str) -> None:
+    def __init__(self, error: KernelError, service: str = "") -> None:
         super().__init__(f"{error} (a rule of service {service})" if service else str(error))
         self.error = error
         self.service = service
 
 
-class _Decision(msgspec.Struct, frozen=True):
-    """Who serves whom in the Services that were looked at, and the terms for their rules."""
+class _Resolved(msgspec.Struct, frozen=True):
+    """The service ports of the Services to render, and the context of their rules."""
 
-    served: Mapping[Key, tuple[ResolvedPort, ...]]
-    terms: RuleContext
+    services: Mapping[Key, tuple[ResolvedPort, ...]]
+    context: RuleContext
 
-    def items(self) -> tuple[ResolvedPort, ...]:
-        return tuple(item for items in self.served.values() for item in items)
-
-
-class _Counted(NamedTuple):
-    name: PortName
-    endpoints: int
+    def ports(self) -> tuple[ResolvedPort, ...]:
+        return tuple(port for ports in self.services.values() for port in ports)
 
 
 class FamilyTables:
-    """Keeps the tables of one family in line with the cluster, writing only the chains that differ."""
+    """Keep the tables of one family in line with the cluster, writing only chains that differ.
+
+    The reconcile loop owns it: call it from that thread only.
+    """
 
     def __init__(self, tables: Tables, chains_per_block: int | None) -> None:
         self.family = tables.family
+        self.quarantine = Quarantine(tables, chains_per_block)
         self._tables = tables
         self._chains_per_block = chains_per_block
-        self._reader = Reader(tables)
-        self._aside = Quarantine(tables, chains_per_block)
-        self._programmed: Programmed | None = None
-        self._terms: RuleContext | None = None
-        self._pending: set[Key] = set()
-        # The ports of each Service, and how many endpoints each had when it was last looked at.
-        self._ports: dict[Key, tuple[_Counted, ...]] = {}
-        self._endpoints = 0
-        self._found: Finding | None = None
-
-    def forget(self) -> None:
-        """Trust nothing that is known of the kernel: the next sync reads the live tables and is a full one."""
-        self._programmed = None
-
-    def when_trying(self, progress: Callable[[], None]) -> None:
-        """Have `progress` called now and then while a sync finds out which services are refused."""
-        self._aside.progress = progress
+        self._reader = TableReader(tables)
+        self._applied = AppliedState()
+        self._context: RuleContext | None = None
+        # What must be rendered again; after a failure, and at the start, that is everything.
+        self._dirty: set[Key] = set()
+        self._dirty_chains: set[ChainKey] = set()
+        self._needs_resync = True
+        # Drift that was detected and not repaired yet.
+        self._drift: Drift | None = None
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether the next sync is a full one for not knowing what the kernel holds."""
-        return self._programmed is None
+    def needs_resync(self) -> bool:
+        """Tell whether the next sync reads the live tables and goes through all Services."""
+        return self._needs_resync
 
-    def examine(self, tables: Collection[str] = TABLES, chains: Collection[ChainKey] = ()) -> bool:
-        """Hold live tables, or just some chains, against what was written.
+    def require_resync(self) -> None:
+        """Trust nothing that is known of the live tables: make the next sync a full one."""
+        self._needs_resync = True
 
-        Returns whether somebody changed something of ours; the next sync puts it right, and says so in its report.
-        Raises KernelError.
+    def services(self) -> Collection[Key]:
+        """Return the Services that have rules as of the last sync."""
+        return self._applied.services()
+
+    def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
+        """Return the ports of one Service as the cluster is now, in the context of the last sync; none before it."""
+        return self._resolve_service(cluster, service, self._context) if self._context else ()
+
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """Return the service ports whose rules iptables rejects."""
+        return self.quarantine.all()
+
+    def detect_drift(self, scope: DriftScope) -> bool:
+        """Compare live tables, or just some chains, with the applied state; the next sync repairs what differs.
+
+        Returns whether anything of ours differs. Raises KernelError.
         """
-        if self._programmed is None:
+        if self._needs_resync or self._context is None:
             return False  # The next sync goes through everything.
-        found = find(self._reader.read(tables, chains), self._programmed, self._terms)
-        if found is None:
+        reading = self._reader.read(scope.tables, scope.chains)
+        options = self._context.options
+        drift = rule_drift.compare(self._applied, reading.live, reading.tables, reading.chains, options)
+        if drift is None:
             return False
-        owners = self._programmed.doubt(found.difference.changed, found.live)
-        self._pending.update(name.service_key for name in owners)
-        self._found = found
-        if found.difference.strange:
-            self.forget()
+        services, shared = self._applied.observe(drift.changed, drift.live)
+        self._dirty |= services
+        self._dirty_chains |= shared
+        self._drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
+        if drift.unknown:
+            self.require_resync()
         return True
 
-    def set_aside(self) -> tuple[Quarantined, ...]:
-        """The service ports that are set aside for iptables refuses their rules."""
-        return self._aside.all()
+    def sync(self, cluster: Cluster, changed: Collection[Key], context: RuleContext) -> SyncReport:
+        """Make the tables follow the cluster, in which the `changed` Services have changed since the last call.
 
-    def programmed(self) -> Collection[Key]:
-        """The Services that have rules as of the last sync."""
-        return self._ports.keys()
-
-    def serving(self, cluster: Cluster, key: Key) -> tuple[ResolvedPort, ...]:
-        """Who serves whom in one Service as the cluster is now, on the terms of the last sync; nothing before it."""
-        if self._terms is None:
-            return ()
-        return resolve_ports(cluster, key, self.family, self._terms.place, self._terms.allow_external_ips)
-
-    def sync(self, cluster: Cluster, touched: Collection[Key], terms: RuleContext) -> Report:
-        """Make the tables follow the cluster, of which the `touched` Services have changed since the last call.
-
-        Raises KernelError and SyncFailed; then the next call is a full one.
+        Raises KernelError and SyncFailed; then the next sync is a full one.
         """
-        self._pending.update(touched)
-        if self._terms and not _same_rules(terms, self._terms):
-            self.forget()
+        self._dirty.update(changed)
+        if self._context and not _same_service_rules(context, self._context):
+            self.require_resync()
         for attempt in range(_ATTEMPTS):
-            if report := self._sync(cluster, terms, try_again=attempt == 0):
+            if report := self._try_sync(cluster, context, retry_quarantined=attempt == 0):
                 return report
-        raise SyncFailed(KernelError("iptables refuses the rules of ever more services"), "")
+        raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
-    def _sync(self, cluster: Cluster, terms: RuleContext, try_again: bool) -> Report | None:
-        """One attempt; None if service ports had to be set aside for being refused: the next one goes without them.
-
-        `try_again`: first see whether those that were set aside before are taken now.
-        """
-        # While iptables-restore runs, and after it has failed, it is not known what the kernel holds.
-        programmed, self._programmed = self._programmed, None
-        clock = _Stopwatch()
-        live = None if programmed else self._reader.read(TABLES).live
-        clock.lap("read")
-        decision = self._decide(cluster, terms, everything=live is not None)
-        if try_again:
-            self._aside.try_again(decision.served, decision.terms.options)
-        clock.lap("decide")
-        programmed, draft, gone = self._draft(programmed, live, decision)
-        text = restore_input(draft.change, self._chains_per_block)
-        clock.lap("plan")
+    def _try_sync(self, cluster: Cluster, context: RuleContext, retry_quarantined: bool) -> SyncReport | None:
+        """Return None if service ports had to be quarantined first; the next attempt goes without their rules."""
+        stopwatch = _Stopwatch()
+        full, self._needs_resync = self._needs_resync, True
+        live = self._adopt_live_tables() if full else None
+        stopwatch.lap("read")
+        resolved = self._resolve(cluster, context, everything=full)
+        if retry_quarantined:
+            self.quarantine.retry(resolved.services, resolved.context.options)
+        stopwatch.lap("resolve")
+        desired = self._desired(resolved, live)
+        update = self._applied.update_to(desired)
+        stopwatch.lap("compare")
         try:
-            self._write(text, draft)
+            written = self._write(update)
         except SyncFailed as failure:
-            if self._narrow(failure, decision):
+            if self._isolate(failure, resolved):
                 return None
             raise
-        clock.lap("apply")
-        found, self._found = self._found, None
-        # The draft's change is against what was programmed before.
-        repaired = found.damages(draft.change) if found else ()
-        programmed.commit(draft)
-        self._programmed = programmed
-        self._remember(decision)
-        rules = programmed.rules()
-        ours = entries.of_ours(rules, programmed.chains())
-        held = TableCounts(ours, others(live, found), entries.added(draft.change.ensured))
-        return self._report(live, draft, decision, gone, clock.laps, rules, held, repaired)
-
-    def _write(self, text: Iterable[str], draft: Draft) -> None:
-        try:
-            self._tables.restore(text)
-        except KernelError as error:
-            service = _service_of(error.line, draft) if isinstance(error, Refused) else ""
-            raise SyncFailed(error, service) from error
-
-    def _narrow(self, failure: SyncFailed, decision: _Decision) -> bool:
-        """Set aside the service ports that were the reason, if any were. Raises SyncFailed."""
-        try:
-            return self._aside.narrow(failure.error, decision.items(), decision.terms.options)
-        except KernelError as error:
-            raise SyncFailed(error, "") from failure
-
-    def _decide(self, cluster: Cluster, terms: RuleContext, everything: bool) -> _Decision:
-        """Look at the Services that changed, or at all of them."""
-        last = self._terms
-        if everything or last is None:
-            aside = {it.name.service_key for it in self._aside.all()}
-            keys = {service.key for service in cluster.services()} | set(self._ports) | aside
-        else:
-            keys = self._pending
-        family, place = self.family, terms.place
-        served = {key: resolve_ports(cluster, key, family, place, terms.allow_external_ips) for key in keys}
-        large = self._count_endpoints(served) > LARGE_CLUSTER_ENDPOINTS
-        if last and keys is self._pending and large != last.options.large_cluster:
-            return self._decide(cluster, terms, everything=True)
-        options = msgspec.structs.replace(terms.options, large_cluster=large)
-        return _Decision(served, msgspec.structs.replace(terms, options=options))
-
-    def _count_endpoints(self, served: Mapping[Key, tuple[ResolvedPort, ...]]) -> int:
-        before = sum(port.endpoints for key in served for port in self._ports.get(key, ()))
-        now = sum(len(item.selection.verdicts) for items in served.values() for item in items)
-        return self._endpoints - before + now
-
-    def _draft(
-        self, programmed: Programmed | None, live: Ruleset | None, decision: _Decision
-    ) -> tuple[Programmed, Draft, tuple[PortName, ...]]:
-        options, jumps = decision.terms.options, decision.terms.node_port_jumps
-        rendered = {item.port.name: self._aside.rules(item, options) for item in decision.items()}
-        gone = tuple(
-            name for key in decision.served for name, _ in self._ports.get(key, ()) if name not in rendered
+        stopwatch.lap("restore")
+        gone = self._gone(resolved)
+        self._applied = self._applied.after(update, written.ports)
+        rules = self._applied.rule_counts()
+        counts = TableCounts(
+            ours=rule_drift.own_entries(rules, self._applied.chain_counts()),
+            others=self._other_entries(live),
+            added=rule_drift.added_entries(desired.ensured),
         )
-        if programmed is None or live is not None:
-            assert live is not None
-            programmed = Programmed(live)
-            return programmed, programmed.first_draft(rendered, options, jumps, live), gone
-        lines = self._found.lines(decision.terms) if self._found else {}
-        return programmed, programmed.draft(rendered, gone, options, jumps, lines), gone
-
-    def _remember(self, decision: _Decision) -> None:
-        self._terms = decision.terms
-        self._pending.clear()
-        self._endpoints = self._count_endpoints(decision.served)
-        for key, items in decision.served.items():
-            self._ports.pop(key, None)
-            if items:
-                self._ports[key] = tuple(_Counted(it.port.name, len(it.selection.verdicts)) for it in items)
-
-    def _report(
-        self,
-        live: Ruleset | None,
-        draft: Draft,
-        decision: _Decision,
-        gone: tuple[PortName, ...],
-        seconds: Mapping[str, float],
-        rules: Mapping[str, int],
-        held: TableCounts,
-        repaired: tuple[Damage, ...],
-    ) -> Report:
-        deleted = sum(1 for _ in draft.change.stale)
-        return Report(
+        self._context, self._drift, self._needs_resync = resolved.context, None, False
+        self._dirty.clear()
+        self._dirty_chains.clear()
+        return SyncReport(
             family=self.family,
-            full=live is not None,
-            services=len(self._ports),
-            endpoints=self._endpoints,
-            chains_written=draft.tally.chains,
-            chains_deleted=deleted,
-            rules_written=draft.tally.rules,
+            full=full,
+            services=len(self._applied.services()),
+            endpoints=self._applied.endpoints(),
+            chains_written=written.chains,
+            chains_deleted=written.deleted,
+            rules_written=written.rules,
             rules=rules,
-            seconds=seconds,
-            served=decision.items(),
+            seconds=stopwatch.laps,
+            resolved=resolved.ports(),
             gone=gone,
-            wrote=bool(draft.tally.chains or deleted or draft.change.ensured),
+            wrote=written.anything,
             installed=udp_frontends(live) if live else frozenset(),
-            aside=self._aside.all(),
-            repaired=repaired,
-            held=held,
+            quarantined=self.quarantine.all(),
+            drift=written.drift.report() if written.drift else NO_DRIFT,
+            table_counts=counts,
         )
+
+    def _adopt_live_tables(self) -> Ruleset:
+        live = self._reader.read(TABLES).live
+        self._applied.adopt(live)
+        return live
+
+    def _resolve(self, cluster: Cluster, context: RuleContext, everything: bool) -> _Resolved:
+        """Resolve the dirty Services, or all of them."""
+        keys: Collection[Key] = self._dirty
+        if everything:
+            quarantined = {it.port_name.service_key for it in self.quarantine.all()}
+            keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
+        services = {key: self._resolve_service(cluster, key, context) for key in keys}
+        before = sum(port.endpoints for key in keys for port in self._applied.ports(key))
+        now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
+        large = self._applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
+        if not everything and self._context and large != self._context.options.large_cluster:
+            return self._resolve(cluster, context, everything=True)
+        options = msgspec.structs.replace(context.options, large_cluster=large)
+        return _Resolved(services, msgspec.structs.replace(context, options=options))
+
+    def _resolve_service(
+        self, cluster: Cluster, service: Key, context: RuleContext
+    ) -> tuple[ResolvedPort, ...]:
+        return resolve_ports(cluster, service, self.family, context.node, context.allow_external_ips)
+
+    def _desired(self, resolved: _Resolved, live: Ruleset | None) -> Desired:
+        """Return the rules to write; `live` are the tables that a full sync has read."""
+        options, jumps = resolved.context.options, resolved.context.node_port_jumps
+        shared = set(skeleton.SHARED) if live is not None else self._dirty_chains
+        if self._context and self._context.node_port_jumps != jumps:
+            shared = shared | {skeleton.NAT_SERVICES}
+        ensured = self._drift.ensured if self._drift else {}
+        return Desired(
+            services={
+                key: tuple(
+                    DesiredPort(
+                        port.port.name, self.quarantine.rules(port, options), len(port.selection.verdicts)
+                    )
+                    for port in sorted(ports, key=lambda port: port.port.name)
+                )
+                for key, ports in resolved.services.items()
+            },
+            options=options,
+            node_port_jumps=jumps,
+            shared=frozenset(shared),
+            ensured=ensured if live is None else ensured_lines(live, options),
+        )
+
+    def _write(self, update: Update) -> "_Written":
+        """Write an update, rendering one chunk while iptables-restore reads the one before. Raises SyncFailed."""
+        written = _Written(self._drift)
+        try:
+            with self._tables.session() as session:
+                for chunk in chunks(update, self._chains_per_block):
+                    session.write(chunk.text)
+                    written.add(chunk)
+        except KernelError as error:
+            ports = {port.name: port.rules for ports in update.desired.services.values() for port in ports}
+            raise SyncFailed(
+                error, owner_of_line(error.line, ports) if isinstance(error, Rejected) else ""
+            ) from error
+        return written
+
+    def _isolate(self, failure: SyncFailed, resolved: _Resolved) -> bool:
+        """Quarantine the service ports that caused a failure; tell whether there were any. Raises SyncFailed."""
+        try:
+            return self.quarantine.isolate(failure.error, resolved.ports(), resolved.context.options)
+        except KernelError as error:
+            raise SyncFailed(error) from failure
+
+    def _gone(self, resolved: _Resolved) -> tuple[PortName, ...]:
+        """Return the service ports that had rules and no longer exist."""
+        now = {port.port.name for port in resolved.ports()}
+        return tuple(
+            port.name
+            for key in resolved.services
+            for port in self._applied.ports(key)
+            if port.name not in now
+        )
+
+    def _other_entries(self, live: Ruleset | None) -> Mapping[str, int]:
+        """Return the entries of others in the tables that were read before this sync."""
+        if live is not None:
+            return rule_drift.other_entries(live, TABLES)
+        return rule_drift.other_entries(self._drift.live, self._drift.tables) if self._drift else {}
+
+
+class _Written:
+    """Counts what was written, and keeps what the applied state needs of it."""
+
+    def __init__(self, drift: Drift | None) -> None:
+        self.anything = False
+        self.chains = self.deleted = 0
+        self.rules: Counter[str] = Counter()
+        self.ports: list[AppliedPort] = []
+        self.drift = DriftCounter(drift) if drift else None
+
+    def add(self, chunk: Chunk) -> None:
+        self.anything = self.anything or bool(chunk.text)
+        self.chains += len(chunk.chains)
+        self.deleted += chunk.deleted
+        for chain in chunk.chains:
+            self.rules[chain.key.table] += len(chain.rules)
+        self.ports += chunk.ports
+        if self.drift:
+            self.drift.add(chunk.chains)
 
 
 class _Stopwatch:
-    """Seconds for each phase of a run."""
+    """Measures the seconds of each phase."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -272,17 +299,7 @@ class _Stopwatch:
         self.laps[phase], self._last = now - self._last, now
 
 
-def _service_of(line: str, draft: Draft) -> str:
-    """The service port that a line of restore input belongs to, by its chain or else by the rule's comment."""
-    words = line.replace(":", " ", 1).split()
-    for name, written in draft.ports.items():
-        if written and any(chain in words for chain in written.chains):
-            return str(name)
-    match = _COMMENT.search(line)
-    return match[1] if match else ""
-
-
-def _same_rules(new: RuleContext, old: RuleContext) -> bool:
-    """Whether every service's rules are the same on both terms; how node ports are reached is not among them."""
+def _same_service_rules(new: RuleContext, old: RuleContext) -> bool:
+    """Tell whether every service has the same rules in both contexts; jumps to node ports are not among them."""
     options = msgspec.structs.replace(new.options, large_cluster=old.options.large_cluster)
     return msgspec.structs.replace(new, options=options, node_port_jumps=old.node_port_jumps) == old

@@ -4,21 +4,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pykubeproxy.agent import http
-from pykubeproxy.agent.http_server import CONNECTIONS, Server
+from pykubeproxy import http
 
 Serve = Callable[..., int]
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serve a page on 127.0.0.1, or where told; gives the port."""
-    servers: list[Server] = []
+    """Serve a handler on 127.0.0.1 or another host; return the port."""
+    servers: list[http.Server] = []
 
-    def start(page: http.Page, connections: int = CONNECTIONS, host: str = "127.0.0.1") -> int:
-        server = Server("test", connections)
+    def start(handler: http.Handler, host: str = "127.0.0.1", **limits: float) -> int:
+        server = http.Server("test", http.Limits(**limits))
         servers.append(server)
-        server.listen(host, 0, page)
+        server.listen(host, 0, handler)
         ((_, port),) = server.addresses()
         return port
 

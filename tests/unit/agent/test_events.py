@@ -1,4 +1,4 @@
-"""Events as the API server gets them, and what becomes of them when it is not well."""
+"""Events, as sent to the API server, and failures of that."""
 
 import gzip
 import socket
@@ -25,7 +25,7 @@ Record = Callable[..., ApiRecorder]
 
 @pytest.fixture
 def recorder() -> Iterator[Record]:
-    """A recorder at a server, with short pauses."""
+    """Create recorders with short pauses."""
     made: list[ApiRecorder] = []
 
     def start(url: str, pauses: tuple[float, ...] = (0.02, 0.02, 0.02)) -> ApiRecorder:
@@ -44,17 +44,17 @@ def logged() -> Iterator[list[MutableMapping[str, Any]]]:
 
 
 def stored(api: ApiServer, namespace: str = "default") -> list[dict[str, Any]]:
-    """The events that the server has, in the order of their names."""
+    """Return the events on the server, sorted by name."""
     listed: list[dict[str, Any]] = (
         Client(master=api.url)
-        .get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, asked="events", idle=5)
+        .get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, resource="events", idle=5)
         .json()["items"]
     )
     return listed
 
 
-def test_an_event_has_what_the_api_requires() -> None:
-    """Names, times and fields are those of events.k8s.io/v1; a Node's events are in namespace default."""
+def test_event_objects_are_valid() -> None:
+    """Names, times and fields follow events.k8s.io/v1; events of a Node are in namespace default."""
     assert as_object(
         events.port_taken("node1", Key("shop", "web"), 32000, "Address already in use"),
         NS,
@@ -83,21 +83,21 @@ def test_an_event_has_what_the_api_requires() -> None:
     [
         (events.health_server_failed("node1", "taken"), "FailedToStartProxierHealthcheck"),
         (events.metrics_server_failed("node1", "taken"), "FailedToStartMetricServer"),
-        (events.set_aside("node1", WEB, "bad rule"), "ServiceSetAside"),
-        (events.rules_repaired("node1", Family.IPV4, "nat: 1 rule gone", ("nft",)), "RulesRepaired"),
+        (events.service_quarantined("node1", WEB, "bad rule"), "ServiceQuarantined"),
+        (events.drift_repaired("node1", Family.IPV4, {"nat": "1 rule gone"}, ("nft",)), "DriftRepaired"),
     ],
 )
-def test_troubles_are_warnings(made: events.Event, reason: str) -> None:
-    """Events that ask for somebody's attention are of type Warning and say what for."""
+def test_failures_are_warnings(made: events.KubernetesEvent, reason: str) -> None:
+    """They have a reason, an action and a note."""
     content = as_object(made, NS, "kube-proxy-node1")
     assert (content["type"], content["reason"]) == ("Warning", reason)
     assert content["action"]
     assert content["note"]
 
 
-def test_long_texts_are_cut_to_what_the_api_takes() -> None:
-    """A note of at most 1024 characters, a name of at most 253."""
-    content = as_object(events.set_aside("n" * 253, Key("", "n" * 253), "x" * 5000), NS, "i")
+def test_long_texts_are_truncated() -> None:
+    """A note has at most 1024 characters, a name at most 253."""
+    content = as_object(events.service_quarantined("n" * 253, Key("", "n" * 253), "x" * 5000), NS, "i")
     metadata = content["metadata"]
     assert isinstance(metadata, dict)
     assert len(metadata["name"]) <= 253
@@ -105,7 +105,7 @@ def test_long_texts_are_cut_to_what_the_api_takes() -> None:
 
 
 def test_events_reach_the_api_server(recorder: Record) -> None:
-    """What is recorded is soon there, in its namespace and in its order."""
+    """Recorded events are created in order, in the namespace of their object."""
     with server() as api:
         api_recorder = recorder(api.url)
         api_recorder.record(events.starting("node1"))
@@ -116,16 +116,16 @@ def test_events_reach_the_api_server(recorder: Record) -> None:
         assert entry.path == "/apis/events.k8s.io/v1/namespaces/default/events"
 
 
-def test_the_uid_of_a_service_is_asked_for(recorder: Record) -> None:
-    """With it `kubectl describe service` shows the event; without the Service, or an answer, there is none."""
+def test_an_event_has_the_uid_of_its_service(recorder: Record) -> None:
+    """`kubectl describe service` needs it; it is empty if the Service is gone or the request fails."""
     with server() as api:
         made = api.store.create(service("web", clusterIP="10.96.0.10"))
         api_recorder = recorder(api.url)
-        api_recorder.record(events.set_aside("node1", WEB, "bad rule"))
-        api_recorder.record(events.set_aside("node1", Key("default", "gone"), "bad rule"))
+        api_recorder.record(events.service_quarantined("node1", WEB, "bad rule"))
+        api_recorder.record(events.service_quarantined("node1", Key("default", "gone"), "bad rule"))
         eventually(lambda: len(stored(api)) == 2)
         api.faults.fail(403, times=1, verb="list", path="services")
-        api_recorder.record(events.set_aside("node1", WEB, "worse rule"))
+        api_recorder.record(events.service_quarantined("node1", WEB, "worse rule"))
         eventually(lambda: len(stored(api)) == 3)
         uids = [(it["regarding"]["name"], it["regarding"].get("uid", "")) for it in stored(api)]
     assert sorted(uids) == [("gone", ""), ("web", ""), ("web", made["metadata"]["uid"])]
@@ -141,8 +141,8 @@ def test_the_uid_of_a_service_is_asked_for(recorder: Record) -> None:
     ],
     ids=["deep", "of another form", "compressed unasked", "broken off"],
 )
-def test_a_uid_that_cannot_be_had_costs_the_uid_alone(recorder: Record, answer: bytes) -> None:
-    """Whatever is answered, the event is sent, and the next one too."""
+def test_an_event_without_uid_is_sent(recorder: Record, answer: bytes) -> None:
+    """A broken response to the lookup does not stop events."""
 
     def ask(target: str, connection: socket.socket) -> None:
         connection.sendall(answer if "fieldSelector" in target else whole(b"{}", "201 Created"))
@@ -150,12 +150,12 @@ def test_a_uid_that_cannot_be_had_costs_the_uid_alone(recorder: Record, answer: 
     with CannedServer(ask) as odd:
         api_recorder = recorder(odd.url)
         for _ in range(2):
-            api_recorder.record(events.set_aside("node1", WEB, "bad rule"))
+            api_recorder.record(events.service_quarantined("node1", WEB, "bad rule"))
         eventually(lambda: sum(it.endswith("/events") for it in odd.requests) == 2)
 
 
-def test_closing_sends_what_is_waiting(recorder: Record) -> None:
-    """A process that is about to end still tells why."""
+def test_close_sends_queued_events(recorder: Record) -> None:
+    """A process that ends still reports why."""
     with server() as api:
         api_recorder = recorder(api.url)
         api_recorder.record(events.metrics_server_failed("node1", "taken"))
@@ -163,8 +163,8 @@ def test_closing_sends_what_is_waiting(recorder: Record) -> None:
         assert [it["reason"] for it in stored(api)] == ["FailedToStartMetricServer"]
 
 
-def test_a_failing_server_is_asked_again(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
-    """Errors that pass delay an event, they do not lose it."""
+def test_transient_errors_are_retried(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
+    """No event is lost."""
     with server() as api:
         api.faults.fail(503, times=2, verb="create")
         recorder(api.url).record(events.starting("node1"))
@@ -172,10 +172,10 @@ def test_a_failing_server_is_asked_again(recorder: Record, logged: list[MutableM
     assert logged == []
 
 
-def test_an_event_that_cannot_be_had_is_given_up(
+def test_an_event_is_dropped_after_some_retries(
     recorder: Record, logged: list[MutableMapping[str, Any]]
 ) -> None:
-    """After a few tries it is dropped with one line that says why, and the next has its turn."""
+    """One log line has the reason; the next event is sent."""
     with server() as api:
         api.faults.fail(403, times=4, verb="create")
         api_recorder = recorder(api.url)
@@ -184,12 +184,12 @@ def test_an_event_that_cannot_be_had_is_given_up(
         eventually(lambda: len(stored(api)) == 1)
         assert stored(api)[0]["reason"] == "Starting"
     (line,) = logged
-    assert line["what"] == "FailedToStartServiceHealthcheck"
-    assert "new events are not permitted (403" in line["reason"]
+    assert line["reason"] == "FailedToStartServiceHealthcheck"
+    assert "new events are not permitted (403" in line["error"]
 
 
-def test_a_refused_event_is_not_sent_twice(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
-    """What the server calls invalid will not be valid the next time."""
+def test_an_invalid_event_is_not_retried(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
+    """The server would reject it again."""
     with server() as api:
         api.faults.fail(422, times=1, verb="create")
         api_recorder = recorder(api.url)
@@ -199,8 +199,8 @@ def test_a_refused_event_is_not_sent_twice(recorder: Record, logged: list[Mutabl
     assert len(logged) == 1
 
 
-def test_recording_never_waits(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
-    """With a server that never answers, any number of events is recorded at once; those too many are dropped."""
+def test_recording_never_blocks(recorder: Record, logged: list[MutableMapping[str, Any]]) -> None:
+    """With a server that does not answer, events beyond the queue are dropped."""
     with CannedServer(lambda _, __: time.sleep(10)) as silent:
         api_recorder = recorder(silent.url)
         begun = time.monotonic()
@@ -211,8 +211,8 @@ def test_recording_never_waits(recorder: Record, logged: list[MutableMapping[str
     assert 95 <= len(logged) <= 100
 
 
-def test_without_an_api_server_nothing_happens() -> None:
-    """Where there is nobody to tell, recording is no trouble."""
+def test_no_recorder_drops_events() -> None:
+    """Recording and closing do nothing."""
     silent = events.NoRecorder()
     silent.record(events.starting("node1"))
     silent.close(1.0)

@@ -3,16 +3,17 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Failed, KernelError, TableCounts, Watched
-from pykubeproxy.objects import Endpoint, Event, Family, Updated
+from pykubeproxy.kernel import Failed, KernelError, TableCounts, WatchedTables
+from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
@@ -27,7 +28,7 @@ def on_terms(**iptables: object) -> RuleContext:
         "clusterCIDR": "10.244.0.0/16",
         "iptables": iptables,
     }
-    return terms(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4)
+    return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4)
 
 
 class Followed:
@@ -41,8 +42,11 @@ class Followed:
         self.apply(*events)
 
     def apply(self, *events: Event, on: RuleContext | None = None) -> None:
-        touched = {key for event in events for key in self.cluster.apply(event)}
-        self.tables.sync(self.cluster, touched, on or on_terms())
+        self.sync(*events, on=on)
+
+    def sync(self, *events: Event, on: RuleContext | None = None) -> SyncReport:
+        changed = {key for event in events for key in self.cluster.apply(event)}
+        return self.tables.sync(self.cluster, changed, on or on_terms())
 
     def chains(self) -> dict[ChainKey, tuple[str, ...]]:
         return dict(self.live.save().chains)
@@ -97,12 +101,12 @@ def test_after_a_failure_everything_is_gone_through(where: str) -> None:
     followed = Followed(*WEB)
     whole = getattr(followed.live, where)
 
-    def half(text: Iterable[str]) -> None:
+    def half(text: str) -> None:
         if where == "restore":
-            whole("".join(text).split("COMMIT\n")[0] + "COMMIT\n")
+            whole(text.split("COMMIT\n")[0] + "COMMIT\n")
         raise Failed("iptables-restore", 1, "killed")
 
-    followed.tables.forget()
+    followed.tables.require_resync()
     setattr(followed.live, where, half)
     with pytest.raises((SyncFailed, KernelError)):
         followed.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
@@ -120,17 +124,17 @@ class Deaf:
         self.fails = ""
 
     @contextlib.contextmanager
-    def writing(self, family: Family, text: Iterable[str]) -> Iterator[Iterable[str]]:
+    def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:
         self._fail("before")
-        yield text
+        yield lambda text: None
         self._fail("after")
 
     def _fail(self, when: str) -> None:
         if self.fails == when:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
-    def started(self, process: int) -> None: ...
-    def settled(self, family: Family, held: TableCounts) -> None: ...
+    def command_started(self, process: int) -> None: ...
+    def synced(self, family: Family, counts: TableCounts) -> None: ...
     def run(self) -> None: ...
 
 
@@ -138,9 +142,9 @@ class Deaf:
 def test_a_watch_that_gets_no_answer_is_a_failure_like_others(when: str) -> None:
     """The agent says why and tries again, where anything but a KernelError would end it."""
     followed, deaf = Followed(), Deaf()
-    followed.tables = FamilyTables(Watched(followed.live, deaf), 200)
+    followed.tables = FamilyTables(WatchedTables(followed.live, deaf), 200)
     deaf.fails = when
-    with pytest.raises(SyncFailed, match="does not tell what others write: No buffer space"):
+    with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
         followed.apply(*WEB)
     deaf.fails = ""
     followed.apply()
@@ -176,3 +180,25 @@ def test_another_mark_is_written_everywhere() -> None:
     ]
     assert not [rule for rule in rules if "0x4000" in rule]
     assert any("0x80000000" in rule for rule in rules)
+
+
+def test_deleted_chains_are_counted() -> None:
+    """Those of a partial sync, and those that a full sync finds unused in the tables."""
+    followed = Followed(*WEB)
+    report = followed.sync(Deleted(Kind.SERVICE, Key("ns", "web")))
+    assert (report.full, report.chains_deleted) == (False, 2)
+    followed.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j KUBE-SEP-OLD",)
+    followed.live.tables["nat"]["KUBE-SEP-OLD"] = ()
+    followed.tables.require_resync()
+    assert followed.sync().chains_deleted == 2
+
+
+def test_a_full_sync_that_only_deletes_has_written() -> None:
+    """Flows made by the deleted rules may be stale."""
+    followed = Followed(*WEB)
+    followed.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j RETURN",)
+    followed.tables.require_resync()
+    report = followed.sync()
+    assert (report.full, report.chains_written, report.wrote) == (True, 0, True)
+    followed.tables.require_resync()
+    assert not followed.sync().wrote

@@ -1,4 +1,4 @@
-"""The deletion of stale UDP flows beside the syncs: coalescing, failures, and syncs that go on meanwhile."""
+"""Delete stale UDP flows: coalescing, failures, and syncs during a scan."""
 
 import errno
 import ipaddress
@@ -11,13 +11,13 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import flow_cleaner as flows
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import End, NodePortAddresses
 from tests.fakes.iptables import FakeIptables
@@ -33,15 +33,15 @@ class Syncs:
         self._cleaner = cleaner
         self._cluster = Cluster()
         self._tables = FamilyTables(FakeIptables(Backend.NFT), None)
-        self._terms = terms(load(None, {}).config, "n1", None, KernelFacts(nfacct=False), Family.IPV4)
+        self._terms = rule_context(load(None, {}).config, "n1", None, KernelFacts(nfacct=False), Family.IPV4)
 
-    def sync(self, *events: Event) -> Report:
+    def sync(self, *events: Event) -> SyncReport:
         touched = set().union(*(self._cluster.apply(event) for event in events))
         report = self._tables.sync(self._cluster, touched, self._terms)
         self._cleaner.synced(report, NodePortAddresses())
         return report
 
-    def pods(self, *addresses: str) -> Report:
+    def pods(self, *addresses: str) -> SyncReport:
         """The service dns has these pods now."""
         ports = (EndpointPort("dns", Protocol.UDP, 53),)
         return self.sync(
@@ -89,8 +89,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     return made
 
 
-def test_deletes_and_tells(table: Table) -> None:
-    """What is stale is deleted, the rest is not; the family, the seconds and the number are told."""
+def test_deletes_stale_flows_and_reports(table: Table) -> None:
+    """Only stale flows are deleted; the callback gets family, seconds and number."""
     told: list[tuple[Family, float, int]] = []
     cleaner = FlowCleaner(0, lambda *args: told.append(args))
     table.flows = [flow("10.244.0.5"), flow("10.244.0.6"), flow("10.244.0.7")]
@@ -103,7 +103,7 @@ def test_deletes_and_tells(table: Table) -> None:
 
 
 def test_requests_coalesce(table: Table) -> None:
-    """Several syncs since the last look make one, after the latest; without a change there is none."""
+    """Several syncs cause one scan, for the latest state; a sync without change causes none."""
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
     for pod in ("10.244.0.5", "10.244.0.6", "10.244.0.7"):
@@ -117,8 +117,8 @@ def test_requests_coalesce(table: Table) -> None:
     assert table.listings == 1
 
 
-def test_sync_while_looking(table: Table) -> None:
-    """A flow to an endpoint that a sync brings in while the table is read is not taken for stale."""
+def test_endpoint_added_during_a_scan(table: Table) -> None:
+    """Flows to an endpoint that a sync adds during the scan are not stale."""
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
     syncs.pods("10.244.0.5")
@@ -127,8 +127,8 @@ def test_sync_while_looking(table: Table) -> None:
     assert table.deleted == [table.flows[2]]
 
 
-def test_gone_while_looking(table: Table) -> None:
-    """What the request at hand looks for is still looked for after a sync came in between."""
+def test_sync_during_a_scan_keeps_the_request(table: Table) -> None:
+    """Flows of a removed service are still deleted if a sync comes during the scan."""
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
     syncs.pods("10.244.0.5")
@@ -139,8 +139,8 @@ def test_gone_while_looking(table: Table) -> None:
     assert table.deleted == table.flows[1:]
 
 
-def test_not_permitted(table: Table) -> None:
-    """Where the table may not be read there is one warning, and after that quiet, whatever is asked for."""
+def test_missing_permission_is_logged_once(table: Table) -> None:
+    """There is one warning, and no retry."""
     table.flows = [OSError(errno.EPERM, os.strerror(errno.EPERM))]
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
@@ -151,13 +151,13 @@ def test_not_permitted(table: Table) -> None:
         cleaner.clean()
     (line,) = logs
     assert line["log_level"] == "warning"
-    assert line["error"] == "Operation not permitted"
+    assert line["error"] == "cannot read or change the conntrack table: Operation not permitted"
     assert "CAP_NET_ADMIN" in line["advice"]
     assert table.listings == 2
 
 
-def test_failure_that_may_pass(table: Table) -> None:
-    """After another failure the request stands, with all that was gone, and there is one warning."""
+def test_temporary_failure_is_retried(table: Table) -> None:
+    """The request stays with all it looks for, and there is one warning."""
     cleaner = FlowCleaner(0)
     syncs = Syncs(cleaner)
     syncs.pods("10.244.0.5")
@@ -174,10 +174,10 @@ def test_failure_that_may_pass(table: Table) -> None:
     assert table.deleted == table.flows
 
 
-def test_log(table: Table) -> None:
-    """At -v 2 each look through the table is logged, at -v 4 each flow that goes."""
+def test_log_levels(table: Table) -> None:
+    """-v 2 logs each scan, -v 4 each deleted flow."""
     table.flows = [flow("10.244.0.5")]
-    for verbosity, expected in ((0, []), (2, ["looked for stale UDP flows"]), (4, None)):
+    for verbosity, expected in ((0, []), (2, ["UDP flows scanned"]), (4, None)):
         cleaner = FlowCleaner(verbosity)
         with capture_logs() as logs:
             Syncs(cleaner).pods("10.244.0.6")
@@ -193,8 +193,8 @@ def test_log(table: Table) -> None:
     }
 
 
-def test_thread(table: Table) -> None:
-    """`run`, in a thread of its own, does what syncs ask for; an error nobody thought of ends it."""
+def test_run_handles_requests_until_it_fails(table: Table) -> None:
+    """An unexpected error ends the thread."""
     table.flows = [flow("10.244.0.5")]
     done = threading.Event()
     cleaner = FlowCleaner(0, lambda *_: done.set())

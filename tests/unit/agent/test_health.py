@@ -1,4 +1,4 @@
-"""Health as the loop tells of it and as /healthz, /livez and /readyz answer it."""
+"""The health of the agent, and the pages /healthz, /livez and /readyz."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ DOOMED = Node("node1", taints=("ToBeDeletedByClusterAutoscaler",))
 
 
 class Time:
-    """A clock that stands still; `pass_` seconds by hand."""
+    """A clock that only `pass_` advances, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -31,7 +31,7 @@ class Time:
 
 
 class Setting:
-    """The health of a node with both families, and a server that answers of it."""
+    """The health of a node with both families, and a server of its pages."""
 
     def __init__(self, serve: Serve, needs_node: bool = True) -> None:
         self.time = Time()
@@ -45,7 +45,7 @@ class Setting:
 
     def sync(self) -> None:
         for family in Family:
-            self.health.synced(family)
+            self.health.sync_succeeded(family)
 
     def ask(self, name: str) -> Asked:
         return ask(self._port, f"/{name}")
@@ -55,25 +55,25 @@ class Setting:
         return content
 
     def statuses(self) -> tuple[int, int, int]:
-        """Of /healthz, /livez and /readyz."""
+        """Return the statuses of /healthz, /livez and /readyz."""
         return self.ask("healthz").status, self.ask("livez").status, self.ask("readyz").status
 
 
 @pytest.fixture
 def node(serve: Serve) -> Setting:
-    """A node that is known, and programmed."""
+    """A known node whose families are synced."""
     setting = Setting(serve)
-    setting.health.node(NODE)
+    setting.health.node_changed(NODE)
     setting.sync()
     return setting
 
 
-def test_long_work_is_no_reason_for_a_restart(node: Setting) -> None:
-    """While a sync gets on, /livez passes however overdue it is; /healthz and /readyz do not."""
-    node.health.queued(Family.IPV4)
+def test_livez_passes_while_a_sync_makes_progress(node: Setting) -> None:
+    """/healthz and /readyz fail."""
+    node.health.sync_queued(Family.IPV4)
     node.time.pass_(1000)
     assert node.ask("livez").status == 503
-    node.health.at_work(Family.IPV4)
+    node.health.sync_progress(Family.IPV4)
     node.time.pass_(50)
     assert [node.ask(page).status for page in ("livez", "healthz", "readyz")] == [200, 503, 503]
     assert node.content("livez")["status"]["IPv4"]["healthy"]
@@ -91,10 +91,10 @@ def test_long_work_is_no_reason_for_a_restart(node: Setting) -> None:
         ("GET :10256/livez of a node with the taint ToBeDeletedByClusterAutoscaler", False),
     ],
 )
-def test_the_answer_is_kube_proxys(node: Setting, title: str, eligible: bool) -> None:
-    """Status, headers and JSON are those recorded: names, order, spacing, all values but the times."""
+def test_responses_equal_kube_proxys(node: Setting, title: str, eligible: bool) -> None:
+    """Status, headers and JSON equal the recorded ones, except for times."""
     if not eligible:
-        node.health.node(DOOMED)
+        node.health.node_changed(DOOMED)
     node.time.pass_(5)
     wanted, got = recorded(title), node.ask("livez" if "livez" in title else "healthz")
     assert got.status == wanted.status
@@ -114,16 +114,16 @@ def _without_times(body: str) -> str:
     return json.dumps(blank(json.loads(body)))
 
 
-def test_times_are_what_they_claim(node: Setting) -> None:
-    """While all is well lastUpdated is now; each family tells when its rules were last brought up to date."""
+def test_last_updated(node: Setting) -> None:
+    """While healthy, lastUpdated is the current time; each family has the time of its last sync."""
     node.time.pass_(7)
-    node.health.synced(Family.IPV4)
+    node.health.sync_succeeded(Family.IPV4)
     node.time.pass_(2)
     content = node.content("healthz")
     assert content["currentTime"] == content["lastUpdated"] == timestamp(START + 9_000_000_000)
     assert content["status"]["IPv4"]["lastUpdated"] == timestamp(START + 7_000_000_000)
     assert content["status"]["IPv6"]["lastUpdated"] == timestamp(START)
-    node.health.node(DOOMED)
+    node.health.node_changed(DOOMED)
     assert node.content("healthz")["lastUpdated"] == timestamp(START + 7_000_000_000)
 
 
@@ -137,16 +137,16 @@ def test_times_are_what_they_claim(node: Setting) -> None:
         (0, "0001-01-01T00:00:00Z"),
     ],
 )
-def test_timestamps_are_written_as_in_go(ns: int, text: str) -> None:
-    """RFC 3339 in UTC with as many digits as are needed."""
+def test_timestamps_have_gos_format(ns: int, text: str) -> None:
+    """RFC 3339 in UTC without trailing zeros."""
     assert timestamp(ns) == text
 
 
-def test_a_change_that_waits_too_long_is_ill_health(node: Setting) -> None:
-    """A family with a change queued for more than twice syncPeriod makes everything fail, until it is synced."""
-    node.health.queued(Family.IPV6)
+def test_an_overdue_sync_fails_all_pages(node: Setting) -> None:
+    """A sync queued for more than twice syncPeriod fails all pages until it succeeds."""
+    node.health.sync_queued(Family.IPV6)
     node.time.pass_(30)
-    node.health.queued(Family.IPV6)
+    node.health.sync_queued(Family.IPV6)
     node.time.pass_(30)
     assert node.statuses() == (200, 200, 200)
     node.time.pass_(0.001)
@@ -162,46 +162,35 @@ def test_a_change_that_waits_too_long_is_ill_health(node: Setting) -> None:
         False,
     )
     assert content["lastUpdated"] == timestamp(START)
-    node.health.synced(Family.IPV4)
+    node.health.sync_succeeded(Family.IPV4)
     assert node.statuses() == (503, 503, 503)
-    node.health.synced(Family.IPV6)
+    node.health.sync_succeeded(Family.IPV6)
     assert node.statuses() == (200, 200, 200)
 
 
-def test_another_sync_period_counts_at_once(node: Setting) -> None:
-    """Also for a change that is queued already."""
-    node.health.queued(Family.IPV4)
-    node.time.pass_(45)
-    assert node.statuses() == (200, 200, 200)
-    node.health.adjust(20)
-    assert node.statuses() == (503, 503, 503)
-    node.health.adjust(60)
-    assert node.statuses() == (200, 200, 200)
-
-
-def test_idleness_is_health(node: Setting) -> None:
-    """Without any change there is nothing to sync, for however long."""
+def test_an_idle_agent_stays_healthy(node: Setting) -> None:
+    """Without changes, no sync is needed."""
     node.time.pass_(86400)
     assert node.statuses() == (200, 200, 200)
 
 
 def test_before_the_first_sync_a_node_is_alive_but_not_ready(serve: Serve) -> None:
-    """No balancer is to send clients before all families are programmed; a restart would not help at first."""
+    """It becomes ready when all families are synced."""
     node = Setting(serve)
-    node.health.node(NODE)
+    node.health.node_changed(NODE)
     assert node.statuses() == (503, 200, 503)
     assert node.content("healthz")["status"]["IPv4"] == {
         "lastUpdated": "0001-01-01T00:00:00Z",
         "healthy": False,
     }
     for family in Family:
-        node.health.queued(family)
-    node.health.synced(Family.IPV4)
+        node.health.sync_queued(family)
+    node.health.sync_succeeded(Family.IPV4)
     assert node.statuses() == (503, 200, 503)
     # A first sync that keeps failing.
     node.time.pass_(61)
     assert node.statuses() == (503, 503, 503)
-    node.health.synced(Family.IPV6)
+    node.health.sync_succeeded(Family.IPV6)
     assert node.statuses() == (200, 200, 200)
 
 
@@ -215,40 +204,40 @@ def test_before_the_first_sync_a_node_is_alive_but_not_ready(serve: Serve) -> No
         (Node("node1", taints=("node.kubernetes.io/not-ready",)), True),
     ],
 )
-def test_only_healthz_asks_for_the_node(node: Setting, object_: Node | None, eligible: bool) -> None:
-    """A node that is not known or going away gets no traffic from balancers; the proxy on it is well."""
-    node.health.node(object_)
+def test_only_healthz_depends_on_the_node(node: Setting, object_: Node | None, eligible: bool) -> None:
+    """A node that is unknown, tainted or being deleted fails /healthz only."""
+    node.health.node_changed(object_)
     assert node.statuses() == (200 if eligible else 503, 200, 200)
     content = node.content("healthz")
     assert (content["nodeEligible"], content["healthy"]) == (eligible, True)
     assert "nodeEligible" not in node.content("livez")
-    node.health.node(NODE)
+    node.health.node_changed(NODE)
     assert node.statuses() == (200, 200, 200)
 
 
-def test_without_an_api_server_no_node_need_be_known(serve: Serve) -> None:
-    """With manifests there may be no Node at all; one that is going counts as ever."""
+def test_without_an_api_server_the_node_may_be_unknown(serve: Serve) -> None:
+    """A node that is being deleted still fails."""
     node = Setting(serve, needs_node=False)
     node.sync()
     assert node.statuses() == (200, 200, 200)
-    node.health.node(None)
+    node.health.node_changed(None)
     assert node.statuses() == (200, 200, 200)
-    node.health.node(DOOMED)
+    node.health.node_changed(DOOMED)
     assert node.statuses() == (503, 200, 200)
 
 
-def test_answers_are_counted(node: Setting) -> None:
-    """Each page tells who counts how it answered."""
-    node.health.node(DOOMED)
+def test_responses_are_counted(node: Setting) -> None:
+    """The callback gets page and status."""
+    node.health.node_changed(DOOMED)
     node.statuses()
     assert node.counted == [("healthz", 503), ("livez", 200), ("readyz", 200)]
 
 
 def test_a_contested_family_is_alive_but_not_ready(node: Setting) -> None:
-    """A restart would not help, but balancers had better send their clients elsewhere."""
-    node.health.contested(Family.IPV4, whether=True)
+    """A restart would not help; load balancers should use other nodes."""
+    node.health.drift_contested(Family.IPV4, contested=True)
     assert [node.ask(page).status for page in ("livez", "readyz", "healthz")] == [200, 503, 503]
     assert node.content("readyz")["status"]["IPv4"]["healthy"] is False
     assert node.content("livez")["status"]["IPv4"]["healthy"] is True
-    node.health.contested(Family.IPV4, whether=False)
+    node.health.drift_contested(Family.IPV4, contested=False)
     assert node.ask("readyz").status == 200

@@ -3,9 +3,11 @@
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from pykubeproxy.agent.observe.healthchecks import Check, HealthChecks, Wanted, listening_hosts
+from pykubeproxy.agent.observe.healthchecks import Check, DesiredChecks, HealthChecks, listening_hosts
+from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import EndpointPort, Family, Key, Node, Port, Protocol, Service
 from tests.fakes.asking import TRANSPORT, ask, free_port, recorded
@@ -18,7 +20,7 @@ LOCAL = {"type": "LoadBalancer", "external_local": True, "health_check_node_port
 
 
 class Proxy:
-    """Health checks of a proxy whose own health is a switch."""
+    """Health checks of a proxy whose health is a variable."""
 
     def __init__(self) -> None:
         self.notes = Notes()
@@ -41,8 +43,8 @@ def port() -> int:
 @pytest.mark.parametrize(
     ("title", "count"), [("GET :32000/ (healthCheckNodePort)", 1), ("the same without a local endpoint", 0)]
 )
-def test_the_answer_is_kube_proxys(proxy: Proxy, port: int, title: str, count: int) -> None:
-    """Status, headers and body are those recorded, on any path."""
+def test_responses_equal_kube_proxys(proxy: Proxy, port: int, title: str, count: int) -> None:
+    """Status, headers and body equal the recorded ones, on any path."""
     proxy.checks.apply({WEB: Check(port, count)}, ["127.0.0.1"])
     wanted = recorded(title)
     for path in ("/", "/healthz", "/some/path?query"):
@@ -51,8 +53,8 @@ def test_the_answer_is_kube_proxys(proxy: Proxy, port: int, title: str, count: i
         assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == wanted.headers
 
 
-def test_an_ill_proxy_takes_no_traffic(proxy: Proxy, port: int) -> None:
-    """Endpoints are of no use where rules are not kept up to date; the weight is told all the same."""
+def test_an_unhealthy_proxy_fails_the_checks(proxy: Proxy, port: int) -> None:
+    """The weight is still reported."""
     proxy.checks.apply({WEB: Check(port, 3)}, ["127.0.0.1"])
     proxy.healthy = False
     got = ask(port)
@@ -60,8 +62,8 @@ def test_an_ill_proxy_takes_no_traffic(proxy: Proxy, port: int) -> None:
     assert '"serviceProxyHealthy": false' in got.body
 
 
-def test_ports_come_and_go_with_services(proxy: Proxy, port: int) -> None:
-    """A count changes in place; a port is closed with its Service and may be another's at once."""
+def test_ports_open_and_close_with_services(proxy: Proxy, port: int) -> None:
+    """Counts change in place; a closed port may serve another Service at once."""
     proxy.checks.apply({WEB: Check(port, 0)}, ["127.0.0.1"])
     assert ask(port).status == 503
     proxy.checks.apply({WEB: Check(port, 2)}, ["127.0.0.1"])
@@ -74,8 +76,8 @@ def test_ports_come_and_go_with_services(proxy: Proxy, port: int) -> None:
     assert proxy.notes.events == []
 
 
-def test_it_listens_only_where_it_is_told(proxy: Proxy, port: int) -> None:
-    """One listener for each host; hosts may change."""
+def test_only_the_given_hosts_are_bound(proxy: Proxy, port: int) -> None:
+    """One listener per host; hosts may change."""
     checks = {WEB: Check(port, 1)}
     proxy.checks.apply(checks, ["127.0.0.2", "127.0.0.3"])
     assert ask(port, host="127.0.0.2").status == ask(port, host="127.0.0.3").status == 200
@@ -88,8 +90,8 @@ def test_it_listens_only_where_it_is_told(proxy: Proxy, port: int) -> None:
         ask(port, host="127.0.0.2")
 
 
-def test_a_taken_port_is_told_once_and_tried_again(proxy: Proxy) -> None:
-    """The Service gets an event, others are served, and the port is, once it is free."""
+def test_a_port_in_use_is_reported_once_and_retried(proxy: Proxy) -> None:
+    """The Service gets one event; other ports are served."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port: int = other.getsockname()[1]
         second = free_port()
@@ -99,7 +101,7 @@ def test_a_taken_port_is_told_once_and_tried_again(proxy: Proxy) -> None:
             proxy.checks.retry()
         assert ask(second).status == 200
     (event,) = proxy.notes.events
-    assert (event.kind, event.about, event.type, event.reason) == (
+    assert (event.kind, event.regarding, event.type, event.reason) == (
         "Service",
         WEB,
         "Warning",
@@ -113,7 +115,7 @@ def test_a_taken_port_is_told_once_and_tried_again(proxy: Proxy) -> None:
 
 
 def test_local_ready_addresses_are_counted() -> None:
-    """An address counts once over all ports; unready, terminating and other nodes' endpoints do not."""
+    """An address counts once over all ports; unready, terminating and remote endpoints do not."""
     ports = (Port("http", Protocol.TCP, 80), Port("https", Protocol.TCP, 443))
     web = service(ports=ports, **LOCAL)
     slices = slice_of(
@@ -124,38 +126,50 @@ def test_local_ready_addresses_are_counted() -> None:
         endpoint("10.1.0.5", node_name=ELSEWHERE),
         ports=(EndpointPort("http", Protocol.TCP, 8080), EndpointPort("https", Protocol.TCP, 8443)),
     )
-    wanted = Wanted()
-    wanted.follow(report(web, slices))
-    assert wanted.checks() == {Key("ns", "web"): Check(32000, 2)}
+    desired = DesiredChecks()
+    desired.sync_succeeded(report(web, slices))
+    assert desired.checks() == {Key("ns", "web"): Check(32000, 2)}
 
 
-def test_a_pod_of_two_families_counts_once() -> None:
+def test_a_dual_stack_pod_counts_once() -> None:
     """The families of a dual-stack Service have the same pods."""
     web = service(cluster_ip="10.96.0.10", **LOCAL)
     dual = Service(
         **{f: getattr(web, f) for f in web.__struct_fields__} | {"cluster_ips": ("10.96.0.10", "fd00::1")}
     )
-    wanted = Wanted()
-    wanted.follow(report(dual, slice_of(endpoint("10.1.0.1", node_name=HERE))))
-    wanted.follow(report(dual, slice_of(endpoint("fd01::1", node_name=HERE)), family=Family.IPV6))
-    assert wanted.checks() == {Key("ns", "web"): Check(32000, 1)}
+    desired = DesiredChecks()
+    desired.sync_succeeded(report(dual, slice_of(endpoint("10.1.0.1", node_name=HERE))))
+    desired.sync_succeeded(report(dual, slice_of(endpoint("fd01::1", node_name=HERE)), family=Family.IPV6))
+    assert desired.checks() == {Key("ns", "web"): Check(32000, 1)}
 
 
-def test_wanted_ports_follow_the_syncs() -> None:
-    """A partial sync changes what it looked at; a Service that went or has the port no longer is dropped."""
-    wanted = Wanted()
+def test_checks_follow_syncs() -> None:
+    """A partial sync changes only its own Services; a removed Service or port is dropped."""
+    desired = DesiredChecks()
     a, b = service("a", **LOCAL), service("b", **{**LOCAL, "health_check_node_port": 32001})
-    wanted.follow(report(a, b, full=True))
-    assert wanted.checks() == {a.key: Check(32000, 0), b.key: Check(32001, 0)}
-    wanted.follow(report(a, slice_of(endpoint("10.1.0.1", node_name=HERE), service="a")))
-    assert wanted.checks() == {a.key: Check(32000, 1), b.key: Check(32001, 0)}
-    wanted.follow(report(service("a")))
-    wanted.follow(report(gone=port_names(b)))
-    assert wanted.checks() == {}
+    desired.sync_succeeded(report(a, b, full=True))
+    assert desired.checks() == {a.key: Check(32000, 0), b.key: Check(32001, 0)}
+    desired.sync_succeeded(report(a, slice_of(endpoint("10.1.0.1", node_name=HERE), service="a")))
+    assert desired.checks() == {a.key: Check(32000, 1), b.key: Check(32001, 0)}
+    desired.sync_succeeded(report(service("a")))
+    desired.sync_succeeded(report(gone=port_names(b)))
+    assert desired.checks() == {}
+
+
+def test_a_quarantined_service_has_no_endpoints() -> None:
+    """Load balancers then prefer other nodes."""
+    desired = DesiredChecks()
+    done = report(service(**LOCAL), slice_of(endpoint("10.1.0.1", node_name=HERE)))
+    desired.sync_succeeded(done)
+    assert desired.checks() == {Key("ns", "web"): Check(32000, 1)}
+    (item,) = done.resolved
+    quarantined = Quarantined.from_port(Family.IPV4, item.port.name, "Invalid argument", 1.0)
+    desired.sync_succeeded(msgspec.structs.replace(done, quarantined=(quarantined,)))
+    assert desired.checks() == {Key("ns", "web"): Check(32000, 0)}
 
 
 def config(*networks: str) -> Config:
-    """A configuration with these nodePortAddresses."""
+    """Return a configuration with these nodePortAddresses."""
     return load(None, {"nodeport-addresses": ",".join(networks)} if networks else {}).config
 
 
@@ -179,11 +193,11 @@ NODE = Node(HERE, ("192.168.99.10", "fd00:99::10"))
         (("primary",), ("192.168.99.10", "fd00:99::10")),
     ],
 )
-def test_hosts_are_where_node_ports_are_served(networks: tuple[str, ...], hosts: tuple[str, ...]) -> None:
-    """All addresses of a family unless nodePortAddresses names some of it; then those this node has."""
+def test_hosts_follow_node_port_addresses(networks: tuple[str, ...], hosts: tuple[str, ...]) -> None:
+    """All addresses of a family, or those of this node that nodePortAddresses contains."""
     assert listening_hosts(config(*networks), NODE, ADDRESSES) == hosts
 
 
-def test_a_family_that_is_not_served_is_not_listened_on() -> None:
-    """Where the kernel lacks a family only the other one's addresses are meant."""
+def test_an_unavailable_family_is_not_bound() -> None:
+    """Only addresses of served families are bound."""
     assert listening_hosts(config(), NODE, {Family.IPV4: ()}) == ("0.0.0.0",)

@@ -1,4 +1,4 @@
-"""From the cause of a change to its rules."""
+"""The programming latency: from a change of endpoints to its rules."""
 
 import pickle
 
@@ -15,7 +15,7 @@ STARTED = 1000.0
 def changed(
     at: float | None, name: str = "web-1", address: str = "10.1.0.1", **fields: object
 ) -> EndpointSlice:
-    """A slice that changed for a cause at this time."""
+    """Return a slice with this trigger time."""
     return slice_of(address, name=name, trigger_time=at, **fields)  # type: ignore[arg-type]
 
 
@@ -25,60 +25,60 @@ def latencies() -> Latencies:
 
 
 def test_each_change_counts_once(latencies: Latencies) -> None:
-    """Several changes of a slice before a sync are several samples; after it none is left."""
+    """Several changes of a slice before a sync are several samples."""
     for trigger in (1001.0, 1002.5, 1002.5):
-        latencies.noted(Updated(changed(trigger)))
-    assert latencies.programmed(V4, 1003.0) == [2.0, 0.5]
-    assert latencies.programmed(V4, 1004.0) == []
+        latencies.event_applied(Updated(changed(trigger)))
+    assert latencies.sync_succeeded(V4, 1003.0) == [2.0, 0.5]
+    assert latencies.sync_succeeded(V4, 1004.0) == []
     # The same time again, as after a relist or a change of something else.
-    latencies.noted(Updated(changed(1002.5)))
-    latencies.noted(Listed(Kind.ENDPOINT_SLICE, (changed(1002.5),)))
-    assert latencies.programmed(V4, 1005.0) == []
+    latencies.event_applied(Updated(changed(1002.5)))
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, (changed(1002.5),)))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
 
 
-def test_what_was_before_the_start_does_not_count(latencies: Latencies) -> None:
-    """The first list brings changes that had been programmed by a predecessor, or nobody."""
+def test_changes_before_the_start_do_not_count(latencies: Latencies) -> None:
+    """The first list contains changes that another process may have applied."""
     slices = (changed(999.0), changed(1000.0, "web-2"), changed(None, "web-3"), changed(1001.0, "web-4"))
-    latencies.noted(Listed(Kind.ENDPOINT_SLICE, slices))
-    assert latencies.programmed(V4, 1002.0) == [1.0]
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, slices))
+    assert latencies.sync_succeeded(V4, 1002.0) == [1.0]
 
 
-def test_families_are_programmed_apart(latencies: Latencies) -> None:
-    """A change counts in the family of its slice, when that is programmed."""
-    latencies.noted(Updated(changed(1001.0)))
-    latencies.noted(Updated(changed(1002.0, "web-6", "fd00::1")))
-    assert latencies.programmed(V4, 1005.0) == [4.0]
-    assert latencies.programmed(V6, 1006.0) == [4.0]
+def test_families_are_measured_separately(latencies: Latencies) -> None:
+    """A change counts when the family of its slice is synced."""
+    latencies.event_applied(Updated(changed(1001.0)))
+    latencies.event_applied(Updated(changed(1002.0, "web-6", "fd00::1")))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
+    assert latencies.sync_succeeded(V6, 1006.0) == [4.0]
 
 
-def test_a_family_that_is_never_programmed_leaves_nothing_behind() -> None:
-    """On a node without IPv6 in a cluster that has it, changes would be gathered for months."""
+def test_unserved_families_use_no_memory() -> None:
+    """On a node without IPv6 in a dual-stack cluster, they would add up."""
     latencies = Latencies(STARTED, [V4])
     kept = pickle.dumps(latencies)
     for second in range(10):
-        latencies.noted(Updated(changed(1001.0 + second, "web-6", "fd00::1")))
+        latencies.event_applied(Updated(changed(1001.0 + second, "web-6", "fd00::1")))
     assert pickle.dumps(latencies) == kept
-    latencies.noted(Updated(changed(1001.0)))
-    assert latencies.programmed(V4, 1005.0) == [4.0]
+    latencies.event_applied(Updated(changed(1001.0)))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
 
 
-def test_a_slice_that_went_is_no_change_to_measure(latencies: Latencies) -> None:
-    """The time it bears is that of its last change, not of its going; whether it was deleted or is missing in a list."""
+def test_deleted_slices_do_not_count(latencies: Latencies) -> None:
+    """Their trigger time is that of the last change; a slice missing from a list counts as deleted."""
     gone = changed(1001.0)
-    latencies.noted(Updated(gone))
-    latencies.noted(Deleted(Kind.ENDPOINT_SLICE, gone.key))
-    assert latencies.programmed(V4, 1005.0) == []
-    latencies.noted(Updated(gone))
-    latencies.noted(Listed(Kind.ENDPOINT_SLICE, ()))
-    assert latencies.programmed(V4, 1005.0) == []
+    latencies.event_applied(Updated(gone))
+    latencies.event_applied(Deleted(Kind.ENDPOINT_SLICE, gone.key))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+    latencies.event_applied(Updated(gone))
+    latencies.event_applied(Listed(Kind.ENDPOINT_SLICE, ()))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
 
 
-def test_other_objects_and_headless_slices_do_not_count(latencies: Latencies) -> None:
-    """Only what leads to rules is measured, and a clock that was set back gives no negative time."""
-    latencies.noted(Updated(service()))
-    latencies.noted(Listed(Kind.SERVICE, (service(),)))
-    latencies.noted(Deleted(Kind.SERVICE, Key("ns", "web")))
-    latencies.noted(Updated(changed(1001.0, headless=True)))
-    assert latencies.programmed(V4, 1005.0) == []
-    latencies.noted(Updated(changed(1010.0)))
-    assert latencies.programmed(V4, 1005.0) == [0.0]
+def test_only_slices_that_lead_to_rules_count(latencies: Latencies) -> None:
+    """A clock set back gives no negative latency."""
+    latencies.event_applied(Updated(service()))
+    latencies.event_applied(Listed(Kind.SERVICE, (service(),)))
+    latencies.event_applied(Deleted(Kind.SERVICE, Key("ns", "web")))
+    latencies.event_applied(Updated(changed(1001.0, headless=True)))
+    assert latencies.sync_succeeded(V4, 1005.0) == []
+    latencies.event_applied(Updated(changed(1010.0)))
+    assert latencies.sync_succeeded(V4, 1005.0) == [0.0]

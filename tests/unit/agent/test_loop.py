@@ -12,7 +12,7 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
 from pykubeproxy.agent.observe.observers import Observers
-from pykubeproxy.agent.observe.query import Query, see
+from pykubeproxy.agent.observe.query import Query, list_services
 from pykubeproxy.agent.observe.status import Filter
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
@@ -20,7 +20,7 @@ from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.context import KernelFacts
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
 from tests.fakes.iptables import FakeIptables
@@ -121,7 +121,7 @@ def run(
 ) -> tuple[int, Script]:
     """Run an agent to its end, which is a Stop unless it ends by itself."""
     script = Script(clock, *steps)
-    families = SimpleNamespace(opened=(family,), lacking={Family.IPV6: "no ip6tables"}, watch=None)
+    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
     onlookers = onlookers or create_autospec(Observers, instance=True)
     flows = create_autospec(FlowCleaner, instance=True)
     agent = Agent(settings or config(), NODE, families, script, onlookers, flows, clock=clock, **options)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_what_no_rule_follows_from_is_no_reason_for_a_sync(family: Family4, cloc
     )
     more = Updated(slice_of("10.244.1.5", "10.244.1.6"))
     run(family, clock, *STARTED, *at(10, *nothing), *at(10.5, more), *at(10.6, STOP), onlookers=onlookers)
-    assert onlookers.synced.call_count == 2
+    assert onlookers.sync_succeeded.call_count == 2
     assert len(family.rules(WEB)) == 3
 
 
@@ -157,7 +157,7 @@ def test_addresses_count_where_node_ports_go_by_them(family: Family4, clock: Clo
     settings = config(nodePortAddresses=["192.168.99.0/24"])
     steps = (*STARTED, *at(10, AddressesChanged()), *at(11, STOP))
     run(family, clock, *steps, settings=settings, onlookers=onlookers)
-    assert onlookers.synced.call_count == 2
+    assert onlookers.sync_succeeded.call_count == 2
 
 
 def test_nothing_is_written_before_everything_is_listed(family: Family4, clock: Clock) -> None:
@@ -286,10 +286,10 @@ def test_a_repair_is_told_of(family: Family4, clock: Clock) -> None:
     onlookers = create_autospec(Observers, instance=True)
     steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD), *at(20, STOP)]
     run(family, clock, *steps, onlookers=onlookers)
-    ((report, writers, seconds, contested), _) = onlookers.repaired.call_args
-    assert report.repaired == (Damage("nat", rules=2),)
+    ((report, writers, seconds, contested), _) = onlookers.drift_repaired.call_args
+    assert report.drift.tables == (TableDrift("nat", rules=2),)
     assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
-    onlookers.left_alone.assert_called_once_with(Family.IPV4)
+    onlookers.drift_calm.assert_called_once_with(Family.IPV4)
 
 
 def test_a_change_that_harms_nothing_is_no_repair(family: Family4, clock: Clock) -> None:
@@ -297,7 +297,7 @@ def test_a_change_that_harms_nothing_is_no_repair(family: Family4, clock: Clock)
     onlookers = create_autospec(Observers, instance=True)
     run(family, clock, *STARTED, *at(5, HEARD), *at(20, STOP), onlookers=onlookers)
     assert len(family.live.texts) == 1
-    onlookers.repaired.assert_not_called()
+    onlookers.drift_repaired.assert_not_called()
 
 
 def test_tables_that_cannot_be_looked_at_are_looked_at_later(family: Family4, clock: Clock) -> None:
@@ -397,11 +397,11 @@ def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Cl
 def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock) -> None:
     """Whoever asks gets what is served by then, and nothing is read from or written to the kernel for it."""
     first, second = (
-        Query(lambda cluster, tables: see(cluster, tables, Filter()), Future()) for _ in range(2)
+        Query(lambda cluster, tables: list_services(cluster, tables, Filter()), Future()) for _ in range(2)
     )
     run(family, clock, *at(0, first), *STARTED, *at(5, second), *at(6, STOP))
-    assert first.answer.result(0).matching == 0
-    assert [port.title for port in second.answer.result(0).services] == ["ns/web:http"]
+    assert first.future.result(0).matching == 0
+    assert [port.title for port in second.future.result(0).ports] == ["ns/web:http"]
     assert len(family.live.texts) == 1
 
 
@@ -410,4 +410,4 @@ def test_whoever_waits_hears_that_a_long_sync_gets_on(family: Family4, clock: Cl
     onlookers = create_autospec(Observers, instance=True)
     family.live.refuses = lambda rule: "ns/web" in rule and "-j DNAT" in rule
     run(family, clock, *STARTED, *at(2, STOP), onlookers=onlookers)
-    assert onlookers.at_work.call_args_list[0] == call(Family.IPV4)
+    assert onlookers.sync_progress.call_args_list[0] == call(Family.IPV4)

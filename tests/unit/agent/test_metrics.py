@@ -1,4 +1,4 @@
-"""The metrics, held against those a kube-proxy was recorded with."""
+"""The metrics, compared with those recorded from kube-proxy."""
 
 import re
 from collections.abc import Iterable
@@ -9,19 +9,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.objects import Family, Key, Kind
-from pykubeproxy.sources import ManifestWatch, Trouble
+from pykubeproxy.objects import Deleted, Family, Key, Kind
+from pykubeproxy.sources import ManifestWatch, Outage
 from tests.fakes.asking import recorded
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report
 
 V4, V6 = Family.IPV4, Family.IPV6
 POWERS = [0.001 * 2**n for n in range(15)]
+RULES = {"filter": 7, "nat": 84}
 PROGRAMMING = [0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30)]
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """The metrics of kube-proxy's in an answer of /metrics."""
+    """Return kube-proxy's metrics from a response of /metrics."""
     families = text_string_to_metric_families(text)
     return {it.name: it for it in families if it.name.startswith("kubeproxy_")}
 
@@ -31,20 +32,25 @@ def scrape(metrics: Metrics) -> dict[str, Metric]:
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    """The value of one sample, None if there is none."""
+    """Return the value of one sample, None if there is none."""
     return metrics.registry.get_sample_value(f"kubeproxy_{name}", labels)
 
 
 def series(samples: Iterable[Sample]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
-    """Names and labels, the bounds of buckets left out."""
+    """Return names and labels, without bucket bounds."""
     return {(it.name, frozenset((k, v) for k, v in it.labels.items() if k != "le")) for it in samples}
 
 
 def bounds(metric: Metric) -> list[str]:
-    """The bounds of a histogram's first series, as written."""
+    """Return the bucket bounds of a histogram's first series, as text."""
     first = next(it.labels for it in metric.samples if "le" in it.labels)
     same = (it.labels for it in metric.samples if "le" in it.labels)
     return [it["le"] for it in same if it["ip_family"] == first["ip_family"]]
+
+
+def changed(metrics: Metrics, kind: Kind, *services: str) -> None:
+    """Apply an event of this kind that changes these Services."""
+    metrics.event_applied(Deleted(kind, Key("ns", "object")), {Key("ns", name) for name in services})
 
 
 @pytest.fixture
@@ -54,23 +60,23 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def lived(metrics: Metrics) -> Metrics:
-    """Metrics to which happened what had happened to the kube-proxy that was recorded."""
-    metrics.changed(Kind.SERVICE, {Key("default", "web")}, pending=1)
-    metrics.changed(Kind.ENDPOINT_SLICE, {Key("default", "web")}, pending=1)
+    """Metrics after the same events as in the recorded kube-proxy."""
+    changed(metrics, Kind.SERVICE, "web")
+    changed(metrics, Kind.ENDPOINT_SLICE, "web")
     for family in Family:
-        metrics.queued(family, 1.0)
-        metrics.synced(report(family=family, full=True), {"filter": 7, "nat": 84}, 2.0)
-    metrics.synced(report(), {"filter": 7, "nat": 84}, 3.0)
+        metrics.sync_queued(family, 1.0)
+        metrics.sync_succeeded(report(family=family, full=True, rules=RULES), 2.0)
+    metrics.sync_succeeded(report(rules=RULES), 3.0)
     metrics.programmed(V4, 4.0)
     metrics.reconciled(V4, 0.01, 0)
     for page, status in (("healthz", 200), ("healthz", 503), ("livez", 200), ("readyz", 200)):
-        metrics.asked(page, status)
-    metrics.settled()
+        metrics.health_served(page, status)
+    metrics.changes_synced()
     return metrics
 
 
-def test_names_types_and_labels_are_kube_proxys(lived: Metrics) -> None:
-    """The same metrics of the same types, with the same series, no more and no fewer."""
+def test_names_types_and_labels_equal_kube_proxys(lived: Metrics) -> None:
+    """The same metrics with the same types and series."""
     ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
     assert len(theirs) == 19
     assert {name: it.type for name, it in ours.items()} == {name: it.type for name, it in theirs.items()}
@@ -78,8 +84,8 @@ def test_names_types_and_labels_are_kube_proxys(lived: Metrics) -> None:
         assert series(ours[name].samples) == series(metric.samples)
 
 
-def test_buckets_are_kube_proxys(lived: Metrics) -> None:
-    """Bounds are those of the specification, written as those recorded."""
+def test_buckets_equal_kube_proxys(lived: Metrics) -> None:
+    """Bounds equal the specification, in the recorded format."""
     ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
     for name, metric in theirs.items():
         if metric.type == "histogram":
@@ -91,8 +97,8 @@ def test_buckets_are_kube_proxys(lived: Metrics) -> None:
     )
 
 
-def test_every_series_is_on_the_page_with_help_and_type(lived: Metrics) -> None:
-    """The text format names each metric once, with its type; nothing is called _created."""
+def test_every_metric_has_help_and_type(lived: Metrics) -> None:
+    """Each metric appears once, and no series is called _created."""
     text = lived.page().body.decode()
     named = re.findall(r"^# TYPE (kubeproxy_\S+)", text, re.MULTILINE)
     assert (
@@ -105,13 +111,13 @@ def test_every_series_is_on_the_page_with_help_and_type(lived: Metrics) -> None:
     assert "process_resident_memory_bytes" in text
 
 
-def test_failures_count_once_there_are_some(lived: Metrics) -> None:
-    """Both counters of failures have series from the first failure on, partial syncs' only from partial ones."""
+def test_failure_counters_appear_with_the_first_failure(lived: Metrics) -> None:
+    """Partial failures count only for partial syncs."""
     whole = "sync_proxy_rules_iptables_restore_failures_total"
     partial = "sync_proxy_rules_iptables_partial_restore_failures_total"
-    lived.failed(V4, full=True, seconds=0.1, writing=True)
+    lived.sync_failed(V4, full=True, seconds=0.1, restore_failed=True)
     assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, None)
-    lived.failed(V4, full=False, seconds=0.1, writing=False)
+    lived.sync_failed(V4, full=False, seconds=0.1, restore_failed=False)
     assert (value(lived, whole, ip_family="IPv4"), value(lived, partial, ip_family="IPv4")) == (1, 1)
     assert value(lived, whole, ip_family="IPv6") is None
     assert value(lived, "sync_proxy_rules_duration_seconds_count", ip_family="IPv4") == 4
@@ -121,16 +127,12 @@ def test_failures_count_once_there_are_some(lived: Metrics) -> None:
 
 
 def test_syncs_are_measured(metrics: Metrics) -> None:
-    """Full and partial ones apart and together, with the time and the rules of the last success."""
-    metrics.queued(V4, 1000.5)
-    metrics.synced(
-        report(full=True, seconds=0.5, rules_written={"nat": 26, "mangle": 0}),
-        {"nat": 84, "filter": 7},
-        1001.5,
-    )
-    metrics.synced(
-        report(full=False, seconds=0.25, rules_written={"filter": 3}), {"nat": 85, "filter": 8}, 1002.5
-    )
+    """Duration of all, full and partial syncs; time and rules of the last success."""
+    metrics.sync_queued(V4, 1000.5)
+    first = report(full=True, seconds=0.5, rules_written={"nat": 26, "mangle": 0}, rules=RULES)
+    metrics.sync_succeeded(first, 1001.5)
+    second = report(full=False, seconds=0.25, rules_written={"filter": 3}, rules={"nat": 85, "filter": 8})
+    metrics.sync_succeeded(second, 1002.5)
     for name, sum_ in (("sync", 0.75), ("sync_full", 0.5), ("sync_partial", 0.25)):
         assert value(metrics, f"{name}_proxy_rules_duration_seconds_sum", ip_family="IPv4") == sum_
     assert value(metrics, "sync_proxy_rules_last_queued_timestamp_seconds", ip_family="IPv4") == 1000.5
@@ -140,25 +142,25 @@ def test_syncs_are_measured(metrics: Metrics) -> None:
         assert value(metrics, "sync_proxy_rules_iptables_total", table=table, ip_family="IPv4") == total
 
 
-def test_changes_are_counted_until_they_are_in_force(metrics: Metrics) -> None:
-    """Totals grow by the Services concerned; what is pending goes when all families are in line. Nodes count nowhere."""
-    metrics.changed(Kind.SERVICE, {Key("ns", "a"), Key("ns", "b")}, pending=2)
-    metrics.changed(Kind.ENDPOINT_SLICE, {Key("ns", "a")}, pending=1)
-    metrics.changed(Kind.ENDPOINT_SLICE, {Key("ns", "a")}, pending=1)
-    metrics.changed(Kind.NODE, {Key("", "node1")}, pending=1)
+def test_changes_are_pending_until_synced(metrics: Metrics) -> None:
+    """Totals count Services; pending counts drop to 0 when all families are synced. Nodes do not count."""
+    changed(metrics, Kind.SERVICE, "a", "b")
+    changed(metrics, Kind.ENDPOINT_SLICE, "a")
+    changed(metrics, Kind.ENDPOINT_SLICE, "a")
+    changed(metrics, Kind.NODE, "a")
     prefix = "sync_proxy_rules"
     assert value(metrics, f"{prefix}_service_changes_total") == 2
     assert value(metrics, f"{prefix}_endpoint_changes_total") == 2
     assert value(metrics, f"{prefix}_service_changes_pending") == 2
     assert value(metrics, f"{prefix}_endpoint_changes_pending") == 1
-    metrics.settled()
+    metrics.changes_synced()
     assert value(metrics, f"{prefix}_service_changes_pending") == 0
     assert value(metrics, f"{prefix}_endpoint_changes_pending") == 0
     assert value(metrics, f"{prefix}_service_changes_total") == 2
 
 
-def test_local_policies_without_local_endpoints_are_counted(metrics: Metrics) -> None:
-    """Service ports that drop traffic here as their endpoints are elsewhere, by the policy that says so."""
+def test_services_without_local_endpoints_are_counted(metrics: Metrics) -> None:
+    """Service ports under policy Local whose endpoints are on other nodes, by policy."""
 
     def counts() -> tuple[float | None, ...]:
         name = "sync_proxy_rules_no_local_endpoints_total"
@@ -168,7 +170,7 @@ def test_local_policies_without_local_endpoints_are_counted(metrics: Metrics) ->
         )
 
     def sync(*objects: object, gone: Iterable[object] = ()) -> None:
-        metrics.synced(report(*objects, gone=gone), {}, 1.0)  # type: ignore[arg-type]
+        metrics.sync_succeeded(report(*objects, gone=gone), 1.0)  # type: ignore[arg-type]
 
     internal = service("internal", internal_local=True)
     external = service(
@@ -188,8 +190,8 @@ def test_local_policies_without_local_endpoints_are_counted(metrics: Metrics) ->
     assert counts() == (0, 0)
 
 
-def test_packets_are_read_when_asked_for() -> None:
-    """The kernel's counters are those of the moment; one that cannot be read is left out, and nothing else fails."""
+def test_packet_counters_are_read_at_each_scrape() -> None:
+    """A counter that cannot be read has no metric."""
     packets: dict[str, int] = {}
     metrics = Metrics(packets.get)
     name = "iptables_ct_state_invalid_dropped_packets_total"
@@ -202,18 +204,18 @@ def test_packets_are_read_when_asked_for() -> None:
     assert value(metrics, name) == 6
 
 
-def test_what_is_not_watched(metrics: Metrics) -> None:
-    """Of each kind of objects for how long nothing could be heard; 0 when all is well, so that the series is there."""
+def test_failing_watches_are_reported(metrics: Metrics) -> None:
+    """Seconds since a watch fails, by resource; 0 while it works."""
     away, well = ManifestWatch("-"), ManifestWatch("-")
-    away.name, away.trouble = "watch-services", Trouble("services", 9.5, "refused")
+    away.name, away.outage = "watch-services", Outage("services", 9.5, "refused")
     metrics.watching((away, well))
     page = metrics.page().body.decode()
     assert 'pykubeproxy_unwatched_seconds{resource="services"} 9.5\n' in page
     assert 'pykubeproxy_unwatched_seconds{resource="manifests"} 0.0\n' in page
 
 
-def test_flows_and_latencies(metrics: Metrics) -> None:
-    """Deleted flows add up; latencies fall into their buckets."""
+def test_conntrack_and_latency(metrics: Metrics) -> None:
+    """Deleted entries add up; latencies fall into their buckets."""
     metrics.reconciled(V6, 0.003, 2)
     metrics.reconciled(V6, 0.003, 0)
     metrics.programmed(V6, 0.3)

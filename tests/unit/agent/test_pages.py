@@ -26,21 +26,21 @@ STARTED = 1_795_218_836.5
 
 @pytest.fixture
 def port(serve: Serve) -> int:
-    """The pages of an agent with those flags."""
+    """The port of a server with the pages of an agent with these flags."""
     config = load(None, FLAGS).config
     return serve(metrics_pages(Metrics(lambda _: None).page, lambda: config, FLAGS))
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz"])
-def test_the_answer_is_kube_proxys(port: int, path: str) -> None:
+def test_responses_equal_kube_proxys(port: int, path: str) -> None:
     """Status, headers and body, to the byte."""
     wanted, got = recorded(f"GET :10249{path}"), ask(port, path)
     assert (got.status, got.body) == (wanted.status, wanted.body)
     assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == wanted.headers
 
 
-def test_flagz_is_kube_proxys_with_our_flags_beside(port: int) -> None:
-    """Each line recorded is there, and besides those only flags that kube-proxy has not."""
+def test_flagz_has_kube_proxys_flags_and_ours(port: int) -> None:
+    """Each recorded line is there; other lines have flags that kube-proxy does not have."""
     wanted, got = recorded("GET :10249/flagz"), ask(port, "/flagz")
     assert got.headers["Content-Type"] == wanted.headers["Content-Type"]
     lines = got.body.splitlines()
@@ -48,8 +48,8 @@ def test_flagz_is_kube_proxys_with_our_flags_beside(port: int) -> None:
     assert set(lines) - set(wanted.body.splitlines()) == {"dispatch: auto", "iptables-backend: auto"}
 
 
-def test_statusz_is_kube_proxys_but_for_the_versions() -> None:
-    """The lines are those recorded; in place of Go's version stands Python's, and the program's is its own."""
+def test_statusz_equals_kube_proxys_except_versions() -> None:
+    """It has Python's version instead of Go's."""
 
     def sorts(body: str) -> list[str]:
         lines = [
@@ -64,14 +64,14 @@ def test_statusz_is_kube_proxys_but_for_the_versions() -> None:
     assert ours.endswith("\n")
 
 
-def test_statusz_counts_hours_and_pads_days() -> None:
-    """More than a day of uptime, and a day of the month with one digit."""
+def test_statusz_formats_times() -> None:
+    """More than a day of uptime; a day of the month with one digit."""
     text = statusz(1_780_300_800, 1_780_300_800 + 93_784, PATHS)
     assert "\nStarted  Mon Jun  1 08:00:00 UTC 2026\nUp  26 hr 03 min 04 sec\n" in text
 
 
-def test_statusz_names_the_pages_there_are(port: int) -> None:
-    """Every page it names can be had, and of others nothing is served."""
+def test_statusz_lists_all_pages(port: int) -> None:
+    """Every listed page is served, and no other."""
     (line,) = (it for it in ask(port, "/statusz").body.splitlines() if it.startswith("Paths"))
     for path in line.split()[1:]:
         assert ask(port, path).status == 200
@@ -88,7 +88,7 @@ def test_configz_is_the_configuration_in_force(serve: Serve) -> None:
 
 
 def test_passwords_are_not_shown(serve: Serve) -> None:
-    """What is secret in a URL is left out; the kubeconfig is named, not read."""
+    """The secrets of a URL are removed; the kubeconfig is named, not read."""
     flags = FLAGS | {"master": "https://admin:hunter2@10.0.0.1:6443"}
     config = load(None, flags).config
     port = serve(metrics_pages(Metrics().page, lambda: config, flags))

@@ -1,33 +1,27 @@
-"""When services are set aside and when the node is at fault; and what people are told of it."""
+"""When services are set aside and when the node is at fault."""
 
 import re
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.observe.healthchecks import Check, Wanted
-from pykubeproxy.agent.quarantine import bisect as narrowing
-from pykubeproxy.agent.quarantine import quarantine as set_aside
-from pykubeproxy.agent.quarantine.quarantine import Quarantined
-from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.quarantine import bisect, quarantine
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Failed, LockHeld, Refused
+from pykubeproxy.kernel import Backend, Failed, LockHeld, Rejected
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.service import port_rules
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import resolve_ports
 from tests.fakes.iptables import FakeIptables
-from tests.fakes.notes import Notes
-from tests.objects import endpoint, service, slice_of
-from tests.reports import HERE, report
+from tests.objects import service, slice_of
+from tests.reports import HERE
 
 BAD = ("10.244.0.1:", "10.244.0.3:")
 
@@ -41,9 +35,9 @@ class Followed:
         self.live.refuses = lambda rule: any(f"--to-destination {bad}" in rule for bad in BAD)
         self.tables = FamilyTables(self.live, 200 if backend is Backend.NFT else None)
 
-    def sync(self, *events: Event) -> Report:
+    def sync(self, *events: Event) -> SyncReport:
         touched = {key for event in events for key in self.cluster.apply(event)}
-        on = terms(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
+        on = rule_context(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
         return self.tables.sync(self.cluster, touched, on)
 
     def refused(self) -> int:
@@ -72,8 +66,8 @@ def logged() -> Iterator[list[MutableMapping[str, Any]]]:
         yield lines
 
 
-def names(done: Report) -> list[str]:
-    return [it.name.service for it in done.aside]
+def names(done: SyncReport) -> list[str]:
+    return [it.name for it in done.quarantined]
 
 
 def test_two_among_two_thousand(followed: Followed) -> None:
@@ -93,7 +87,7 @@ def test_a_kind_that_the_kernel_cannot_do(followed: Followed) -> None:
     ]
     done = followed.sync(*numbered(*range(1, 2001)), *sticky)
     assert set(names(done)) == {f"svc{number}" for number in range(1, 200, 2)}
-    assert all(it.why for it in done.aside)
+    assert all(it.reason for it in done.quarantined)
     assert len(followed.live.texts) < 50
     # Which ones those are is up to chance.
     some = range(2, 2001, 20)
@@ -123,20 +117,20 @@ def test_a_change_of_others_does_not_try_it_again(followed: Followed) -> None:
 
 def test_since_and_why_are_of_the_first_and_the_last_try(followed: Followed) -> None:
     """The time is not moved by tries in vain."""
-    (first,) = followed.sync(*numbered(1)).aside
-    (second,) = followed.sync(Updated(slice_of("10.244.0.1", "10.244.0.3", service="svc1"))).aside
+    (first,) = followed.sync(*numbered(1)).quarantined
+    (second,) = followed.sync(Updated(slice_of("10.244.0.1", "10.244.0.3", service="svc1"))).quarantined
     assert second.since == first.since
-    assert second.why
+    assert second.reason
 
 
 def test_the_node_is_at_fault(followed: Followed) -> None:
     """Where not even a plain service can be written, all is tried again later, and nobody set aside."""
     followed.live.refuses = lambda rule: "-j DNAT" in rule
-    with pytest.raises(SyncFailed, match="refused"):
+    with pytest.raises(SyncFailed, match="rejected"):
         followed.sync(*numbered(1, 2))
     followed.live.refuses = lambda rule: False
     done = followed.sync()
-    assert (done.aside, done.full) == ((), True)
+    assert (done.quarantined, done.full) == ((), True)
     assert followed.refused() == 0
 
 
@@ -161,8 +155,8 @@ def test_a_fault_that_comes_while_they_are_told_apart(followed: Followed) -> Non
     [
         Failed("iptables-restore", -9, ""),
         LockHeld("/run/xtables.lock", 7),
-        Refused(4, "-A KUBE-SERVICES -j ACCEPT", "RULE_APPEND failed (Cannot allocate memory)", 4),
-        Refused(4, "COMMIT", "Memory allocation problem", 1),
+        Rejected(4, "-A KUBE-SERVICES -j ACCEPT", "RULE_APPEND failed (Cannot allocate memory)", 4),
+        Rejected(4, "COMMIT", "Memory allocation problem", 1),
     ],
 )
 def test_failures_that_no_service_can_be_blamed_for(followed: Followed, error: Exception) -> None:
@@ -178,8 +172,8 @@ def test_failures_that_no_service_can_be_blamed_for(followed: Followed, error: E
 def test_when_time_is_up(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is not known to be refused is not set aside; the sync fails, and the next ones find the rest."""
     seconds = iter(range(10**6))
-    monkeypatch.setattr(narrowing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    monkeypatch.setattr(set_aside, "PATIENCE", 3)
+    monkeypatch.setattr(bisect, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(quarantine, "SEARCH_SECONDS", 3)
     followed.live.refuses = lambda rule: bool(re.search(r"--to-destination 10\S+[1-3]:", rule))
     bad = {f"svc{number}" for number in range(1, 60) if number % 10 in (1, 2, 3)}
     events, failures = numbered(*range(1, 60)), 0
@@ -200,15 +194,15 @@ def test_no_more_are_tried_when_time_is_up() -> None:
     followed = Followed(Backend.LEGACY)
     for event in numbered(1, 2, 3, 4):
         followed.cluster.apply(event)
-    on = terms(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
+    on = rule_context(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
     items = [
         it
         for key in followed.cluster.services()
-        for it in resolve_ports(followed.cluster, key.key, Family.IPV4, on.place)
+        for it in resolve_ports(followed.cluster, key.key, Family.IPV4, on.node)
     ]
     rendered = {it.port.name: port_rules(it.port, it.selection, on.options) for it in items}
-    trials = narrowing.Trials(followed.live, on.options, None, -1.0, lambda: None)
-    taken, refused = trials.sort(rendered)
+    bisection = bisect.Bisection(followed.live, on.options, None, -1.0, lambda: None)
+    taken, refused = bisection.split(rendered)
     assert [it.service for it in taken] == ["svc4"]
     assert [it.service for it in refused] == ["svc3"]
 
@@ -218,12 +212,11 @@ def test_a_refusal_by_chance() -> None:
     followed = Followed(Backend.LEGACY)
     restore, chance = followed.live.restore, [("svc6",)] * 3
 
-    def disturbed(text: str | Iterable[str]) -> None:
-        text = "".join(text)
+    def disturbed(text: str) -> None:
         own = tuple(sorted(set(re.findall(r"ns/(svc\d+):http cluster IP", text))))
         if own in chance:
             chance.remove(own)
-            raise Refused(1, "COMMIT", "the kernel refused the block", 1)
+            raise Rejected(1, "COMMIT", "the kernel rejected the block", 1)
         restore(text)
 
     followed.live.restore = disturbed  # type: ignore[method-assign]
@@ -236,9 +229,8 @@ def test_one_that_goes_while_syncs_fail(followed: Followed) -> None:
     """Nobody tells of it when the next sync is a full one, and still it is forgotten."""
     restore = followed.live.restore
 
-    def failing(text: str | Iterable[str]) -> None:
-        text = "".join(text)
-        if "is set aside" in text and "-A KUBE-PROXY-CANARY" not in text:
+    def failing(text: str) -> None:
+        if "is quarantined" in text and "-A KUBE-PROXY-CANARY" not in text:
             raise Failed("iptables-restore", -9, "")
         restore(text)
 
@@ -257,74 +249,16 @@ def test_taken_up_where_all_is_gone(followed: Followed) -> None:
     followed.sync(*numbered(1, 2))
     followed.live.refuses = lambda rule: False
     followed.live.tables.clear()
-    followed.tables.forget()
+    followed.tables.require_resync()
     assert names(followed.sync()) == []
 
 
 def test_progress_is_told(followed: Followed) -> None:
     """With every try."""
     told: list[int] = []
-    followed.tables.when_trying(lambda: told.append(len(followed.live.texts)))
+    followed.tables.quarantine.progress = lambda: told.append(len(followed.live.texts))
     followed.sync(*numbered(2, 4))
     assert not told
     followed.sync(*numbered(*range(5, 9), 1))
     # Not told of are both syncs, one of them begun anew, and three times of putting chains in order.
     assert len(told) == len(followed.live.texts) - 3 - 3
-
-
-def with_aside(*services: str, family: Family = Family.IPV4) -> Report:
-    made = report(*(service(name) for name in ("one", "two")), family=family)
-    aside = tuple(
-        Quarantined(PortName("ns", name, "http", "TCP"), "Invalid argument", 1.0) for name in services
-    )
-    return Report(**{**{name: getattr(made, name) for name in made.__struct_fields__}, "aside": aside})
-
-
-def test_it_is_told_once(logged: list[MutableMapping[str, Any]]) -> None:
-    """A line in the log for each family, one event for the Service; a line when it is served again."""
-    notes = Notes()
-    told = QuarantineReporter(HERE, notes)
-    assert told.synced(with_aside("one"))
-    assert not told.synced(with_aside("one"))
-    assert told.synced(with_aside("one", family=Family.IPV6))
-    assert told.synced(with_aside("one", "two"))
-    assert [(it.about, it.reason) for it in notes.events] == [
-        (Key("ns", "one"), "ServiceSetAside"),
-        (Key("ns", "two"), "ServiceSetAside"),
-    ]
-    assert "Invalid argument" in notes.events[0].note
-    assert [(it["service"], it["family"], it["reason"]) for it in logged] == [
-        ("ns/one:http", "IPv4", "Invalid argument"),
-        ("ns/one:http", "IPv6", "Invalid argument"),
-        ("ns/two:http", "IPv4", "Invalid argument"),
-    ]
-    assert not told.synced(with_aside("two"))
-    assert logged[-1]["event"] == "a service is served again"
-    assert logged[-1]["service"] == "ns/one:http"
-
-
-def test_hundreds_are_not_told_one_by_one(logged: list[MutableMapping[str, Any]]) -> None:
-    """The first ones are, and how many more there are."""
-    notes = Notes()
-    told = QuarantineReporter(HERE, notes)
-    assert told.synced(with_aside(*(f"svc{number}" for number in range(100))))
-    assert (len(notes.events), len(logged)) == (20, 21)
-    assert [it["services"] for it in logged if "services" in it] == [80]
-
-
-def test_balancers_are_sent_elsewhere() -> None:
-    """To the health check of a Service that is set aside this node has no endpoints."""
-    balanced = service(
-        type="LoadBalancer",
-        external_local=True,
-        health_check_node_port=32000,
-        load_balancer_ips=("192.0.2.9",),
-    )
-    made = report(balanced, slice_of(endpoint("10.244.1.5", node_name=HERE)))
-    wanted = Wanted()
-    wanted.follow(made)
-    assert wanted.checks() == {Key("ns", "web"): Check(32000, 1)}
-    (item,) = made.served
-    fields = {name: getattr(made, name) for name in made.__struct_fields__}
-    wanted.follow(Report(**{**fields, "aside": (Quarantined(item.port.name, "", 1.0),)}))
-    assert wanted.checks() == {Key("ns", "web"): Check(32000, 0)}

@@ -1,4 +1,4 @@
-"""The status of an agent: who tells it, in which form, and that nobody has to wait for it."""
+"""The status of an agent, and its forms."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ import pytest
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.pages import metrics_pages, preferred, read_filter
-from pykubeproxy.agent.observe.query import Query, see
+from pykubeproxy.agent.observe.query import Query, list_services
 from pykubeproxy.agent.observe.status import Filter, Status, decode, encode
 from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.startup import Families
@@ -19,9 +19,9 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, Updated
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import ManifestWatch, Trouble
+from pykubeproxy.sources import ManifestWatch, Outage
 from tests.fakes.asking import ask
 from tests.fakes.iptables import FakeIptables
 from tests.fakes.notes import Notes
@@ -32,7 +32,7 @@ CONFIG = load(None, {}).config
 
 
 class Proxy:
-    """Tables of one family over a cluster, and all that tells of them."""
+    """Tables of one family over a cluster, with observers and a status service."""
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -44,12 +44,12 @@ class Proxy:
         touched = set()
         for object_ in objects:
             touched |= self.cluster.apply(Updated(object_))  # type: ignore[arg-type]
-        on = terms(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
-        self.observers.synced(self.tables.sync(self.cluster, touched, on), {}, ())
+        on = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
+        self.observers.sync_succeeded(self.tables.sync(self.cluster, touched, on), ())
 
-    def put(self, enquiry: Query) -> None:
+    def put(self, query: Query) -> None:
         if self.answers:
-            enquiry.meet(self.cluster, [self.tables])
+            query.answer(self.cluster, [self.tables])
 
     def status(self, wanted: Filter | None = None) -> Status:
         families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
@@ -66,15 +66,15 @@ def named(status: Status) -> list[str]:
 
 
 def test_before_the_first_sync(proxy: Proxy) -> None:
-    """There is an answer, and it says that nothing is in place."""
+    """The status says that no rules are in place."""
     status = proxy.status()
     assert (status.ready, status.services, status.syncs) == (False, (), ())
     assert status.families[0].last_updated is None
-    assert status.lacking == {"IPv6": "no NAT"}
+    assert status.unavailable_families == {"IPv6": "no NAT"}
 
 
 def test_shares_and_states(proxy: Proxy) -> None:
-    """Each endpoint stands under each policy with its share and the reason for it, the frontends with theirs."""
+    """Each endpoint has its share and reason under each policy."""
     web = service(
         type="LoadBalancer",
         external_local=True,
@@ -90,21 +90,21 @@ def test_shares_and_states(proxy: Proxy) -> None:
         ),
     )
     cluster, local = proxy.status().services
-    assert (cluster.policy, [it.kind for it in cluster.frontends]) == ("Cluster", ["cluster-ip"])
+    assert (cluster.policy, [it.kind.value for it in cluster.frontends]) == ("Cluster", ["cluster-ip"])
     assert [(it.address, it.share, it.state) for it in cluster.endpoints] == [
         ("10.244.1.1", 0.5, "ready"),
         ("10.244.2.2", 0.5, "ready"),
         ("10.244.3.3", 0.0, "not ready"),
     ]
-    assert [(it.kind, it.address, it.port) for it in local.frontends] == [
+    assert [(it.kind.value, it.address, it.port) for it in local.frontends] == [
         ("load-balancer-ip", "203.0.113.7", 80),
         ("node-port", "*", 30080),
     ]
     assert [(it.share, it.used) for it in local.endpoints] == [(1.0, True), (0.0, False), (0.0, False)]
 
 
-def test_what_is_asked_for(proxy: Proxy) -> None:
-    """By namespace, by name, and never more than the limit; how many there are is told all the same."""
+def test_services_are_filtered(proxy: Proxy) -> None:
+    """By namespace and name, up to the limit; `matching` counts all."""
     names = [f"s{n}" for n in range(5)]
     proxy.sync(*(service(name, cluster_ip=f"10.96.0.{n + 1}") for n, name in enumerate(names)))
     assert named(proxy.status(Filter(limit=2))) == ["ns/s0:http", "ns/s1:http"]
@@ -114,8 +114,8 @@ def test_what_is_asked_for(proxy: Proxy) -> None:
     assert (named(proxy.status(Filter(limit=0))), proxy.status(Filter(limit=0)).matching) == ([], 5)
 
 
-def test_a_loop_that_is_busy_keeps_nobody_waiting(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be told without it is told; the question it finds later costs it nothing."""
+def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is returned, and the late query is cancelled."""
     monkeypatch.setattr("pykubeproxy.agent.observe.status_service._PATIENCE", 0.01)
     proxy.sync(service())
     asked: list[Query] = []
@@ -123,50 +123,52 @@ def test_a_loop_that_is_busy_keeps_nobody_waiting(proxy: Proxy, monkeypatch: pyt
     status = proxy.status()
     assert status.busy and not status.services
     assert len(status.syncs) == 1 and status.families[0].services == 1
-    asked[0].meet(Cluster(), ())
-    assert asked[0].answer.cancelled()
+    asked[0].answer(Cluster(), ())
+    assert asked[0].future.cancelled()
 
 
-def test_the_objects(proxy: Proxy) -> None:
-    """By name with their EndpointSlices, without a name all Services; the Node is this one, known or not."""
+def test_objects(proxy: Proxy) -> None:
+    """With EndpointSlices for a named Service; the Node is this one, known or not."""
     proxy.sync(service("web"), service("api", cluster_ip="10.96.0.9"), slice_of("10.244.1.1", service="web"))
-    desk = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
-    found = desk.objects(Filter(service="web"))
+    service_ = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put)
+    found = service_.objects(Filter(service="web"))
     assert found is not None
     assert [it.name for it in found.services] == ["web"]
     assert [it.service for it in found.slices] == ["web"]
     assert found.node.name == "node1"
-    everything = desk.objects(Filter())
+    everything = service_.objects(Filter())
     assert everything is not None
     assert (len(everything.services), everything.slices) == (2, ())
     proxy.answers = False
 
 
-def test_what_is_not_watched(proxy: Proxy) -> None:
-    """An agent that does not hear the API server is healthy, as its rules are in place, and says that it is cut off."""
+def test_a_failing_watch_is_reported(proxy: Proxy) -> None:
+    """The agent stays healthy: its rules are in place."""
     proxy.sync(service("web"))
     away, well = ManifestWatch("-"), ManifestWatch("-")
-    away.trouble = Trouble("services", 9.5, "refused")
-    desk = StatusService("node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well))
-    status = desk.status(Filter())
+    away.outage = Outage("services", 9.5, "refused")
+    service_ = StatusService(
+        "node1", Families(Backend.LEGACY, (), {}), proxy.observers, proxy.put, (away, well)
+    )
+    status = service_.status(Filter())
     (unwatched,) = status.unwatched
-    assert (unwatched.objects, unwatched.why) == ("services", "refused")
+    assert (unwatched.objects, unwatched.reason) == ("services", "refused")
     assert status.now - unwatched.since == pytest.approx(9.5, abs=1)
     assert status.healthy
 
 
-def test_an_enquiry_never_harms_the_loop(proxy: Proxy) -> None:
-    """Whatever goes wrong goes to the one who asks."""
+def test_a_failing_query_does_not_harm_the_loop(proxy: Proxy) -> None:
+    """The asking thread gets the exception."""
     answer: Future[object] = Future()
-    Query(lambda cluster, tables: see(cluster, tables, Filter()), answer).meet(
+    Query(lambda cluster, tables: list_services(cluster, tables, Filter()), answer).answer(
         proxy.cluster,
         [object()],  # type: ignore[list-item]
     )
     assert isinstance(answer.exception(), AttributeError)
 
 
-def test_asking_while_the_cluster_changes(proxy: Proxy) -> None:
-    """Many threads ask at once; each gets a whole answer."""
+def test_concurrent_queries(proxy: Proxy) -> None:
+    """Each thread gets a complete status."""
     proxy.sync(*(service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(50)))
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(len(proxy.status().services))) for _ in range(8)]
@@ -177,36 +179,36 @@ def test_asking_while_the_cluster_changes(proxy: Proxy) -> None:
     assert found == [50] * 8
 
 
-def test_very_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
-    """The loop is not kept for long by services with thousands of endpoints."""
+def test_many_endpoints_end_the_list(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
+    """Services with thousands of endpoints do not block the loop."""
     monkeypatch.setattr("pykubeproxy.agent.observe.query._MOST_ENDPOINTS", 30)
     pods = [Endpoint(f"10.244.0.{n}") for n in range(1, 21)]
     services = [service(f"s{n}", cluster_ip=f"10.96.0.{n + 1}") for n in range(5)]
     proxy.sync(*services, *(slice_of(*pods, service=f"s{n}") for n in range(5)))
-    seen = see(proxy.cluster, [proxy.tables], Filter())
-    assert (seen.matching, len(seen.services)) == (5, 2)
+    services = list_services(proxy.cluster, [proxy.tables], Filter())
+    assert (services.matching, len(services.ports)) == (5, 2)
 
 
-def test_the_last_syncs(proxy: Proxy) -> None:
-    """Fifty of them are remembered, with what they wrote and why they failed."""
+def test_the_last_syncs_are_kept(proxy: Proxy) -> None:
+    """Fifty of them, with rules written and failures."""
     proxy.sync(service())
     for number in range(60):
-        proxy.observers.failed(Family.IPV4, False, number / 1000, writing=True, why="refused")
+        proxy.observers.sync_failed(Family.IPV4, False, number / 1000, True, "refused")
     syncs = proxy.status().syncs
     assert len(syncs) == 50
     assert (syncs[-1].seconds, syncs[-1].failure, syncs[-1].full) == (0.059, "refused", False)
 
 
-def test_what_waits(proxy: Proxy) -> None:
-    """Changes that came since the last sync are counted by kind."""
+def test_pending_changes_are_counted(proxy: Proxy) -> None:
+    """By kind of object."""
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.1"),))
-    proxy.observers.applied(slices, proxy.cluster.apply(slices))
+    proxy.observers.event_applied(slices, proxy.cluster.apply(slices))
     status = proxy.status()
     assert (status.pending_services, status.pending_endpoints) == (0, 1)
 
 
-def test_the_json_reads_back(proxy: Proxy) -> None:
-    """Nothing is lost, names are in camel case, and a later version is refused."""
+def test_json_round_trip(proxy: Proxy) -> None:
+    """Nothing is lost, keys are in camel case, other versions are rejected."""
     proxy.sync(service(), slice_of("10.244.1.1"))
     text = encode(proxy.status())
     assert encode(decode(text)) == text
@@ -219,7 +221,7 @@ def test_the_json_reads_back(proxy: Proxy) -> None:
         "services",
         "endpoints",
         "rules",
-        "setAside",
+        "quarantined",
         "contested",
     }
     with pytest.raises(ValueError, match="pykubeproxy/v2"):
@@ -240,19 +242,19 @@ def test_the_json_reads_back(proxy: Proxy) -> None:
         ("application/json; q=nonsense, text/html;q=0.1", "html"),
     ],
 )
-def test_the_form_that_is_asked_for(accept: str, wanted: str) -> None:
-    """As browsers, curl and programs ask."""
+def test_content_negotiation(accept: str, wanted: str) -> None:
+    """As browsers, curl and programs send it."""
     offered = ("text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json")
     assert wanted in preferred(accept, offered).replace("plain", "text-text")
 
 
-def test_filters_are_read() -> None:
-    """A name may bring its namespace; a number that is none, or too high, is refused."""
+def test_filters_are_parsed() -> None:
+    """A service may include its namespace; invalid limits are rejected."""
     assert read_filter("service=ns%2Fweb&namespace=") == Filter("ns", "web")
     assert read_filter("namespace=ns&service=web&limit=3") == Filter("ns", "web", 3)
     assert read_filter("") == Filter()
     for query in ("limit=-1", "limit=x", "limit=9999999"):
-        with pytest.raises(ValueError, match="limit is a number"):
+        with pytest.raises(ValueError, match="limit must be a number"):
             read_filter(query)
 
 
@@ -267,8 +269,10 @@ def page(proxy: Proxy, serve: Serve) -> Callable[[str, str], tuple[int, str, str
     return get
 
 
-def test_the_page_by_its_forms(proxy: Proxy, page: Callable[[str, str], tuple[int, str, str]]) -> None:
-    """One address, three forms; and what is asked for wrongly is refused in a line."""
+def test_statusz_as_html_json_and_text(
+    proxy: Proxy, page: Callable[[str, str], tuple[int, str, str]]
+) -> None:
+    """An invalid filter is answered with status 400."""
     proxy.sync(service(), slice_of("10.244.1.1"))
     status, kind, body = page("/statusz?service=ns/web", "text/html")
     assert (status, kind) == (200, "text/html; charset=utf-8") and "ns/web:http" in body
@@ -277,5 +281,5 @@ def test_the_page_by_its_forms(proxy: Proxy, page: Callable[[str, str], tuple[in
     assert page("/statusz", "*/*")[2].startswith("\nkube-proxy statusz\n")
     assert page("/statusz?limit=x", "text/html")[::2] == (
         400,
-        "400 bad request: limit is a number up to 1000\n",
+        "400 bad request: limit must be a number up to 1000\n",
     )

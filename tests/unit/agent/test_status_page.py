@@ -1,4 +1,4 @@
-"""The status page: what it says, what it never says, and how it looks in a browser."""
+"""The status page: contents, escaping, and layout in a browser."""
 
 import html
 import re
@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.agent import http
+from pykubeproxy import http
 from pykubeproxy.agent.observe.status import (
     EndpointStatus,
     FamilyStatus,
     Filter,
-    Frontend,
     PortStatus,
     Repair,
     Status,
@@ -23,7 +22,8 @@ from pykubeproxy.agent.observe.status import (
 )
 from pykubeproxy.agent.observe.status_page import status_page
 from pykubeproxy.agent.observe.status_text import duration, health, pending
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.drift import TableDrift
+from pykubeproxy.services.frontend import Frontend, FrontendKind
 from tests.unit.agent.conftest import Serve
 
 NOW = 1_795_218_836.0
@@ -34,7 +34,10 @@ def port(name: str = "web", count: int = 2, policy: str = "Cluster") -> PortStat
         EndpointStatus(f"10.244.{n // 250}.{n % 250 + 1}", 8080, 1 / count, True, "ready")
         for n in range(count)
     )
-    frontends = (Frontend("cluster-ip", "10.96.0.10", 80), Frontend("node-port", "*", 30080))
+    frontends = (
+        Frontend(FrontendKind.CLUSTER_IP, "10.96.0.10", 80),
+        Frontend(FrontendKind.NODE_PORT, "*", 30080),
+    )
     return PortStatus("default", name, "http", "TCP", "IPv4", policy, frontends, endpoints)
 
 
@@ -56,43 +59,43 @@ def status(**fields: object) -> Status:
 
 
 def full() -> Status:
-    """An agent with a history, services of several kinds, and a failure."""
+    """Return the status of an agent with syncs, services of several kinds, and a failure."""
     syncs = tuple(
         Sync(NOW - 50 + n, "IPv4", n % 20 == 0, 0.9 if n % 20 == 0 else 0.004 + n % 7 / 1000, n)
         for n in range(49)
     )
-    failed = Sync(NOW, "IPv6", True, 0.4, failure="iptables-restore refused line 7")
+    failed = Sync(NOW, "IPv6", True, 0.4, failure="iptables-restore rejected line 7")
     services = (port(), port("many", 120), port("gone", 0))
     return status(syncs=(*syncs, failed), services=services, matching=5000, pending_services=1)
 
 
 def seen(page: str) -> str:
-    """The text that a browser would show."""
+    """Return the text that a browser shows."""
     return " ".join(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
 
 
-def test_the_page_says_how_it_is() -> None:
-    """Health, versions, families, syncs, and for each service port its frontends and endpoints."""
+def test_the_page_shows_the_status() -> None:
+    """Health, versions, families, syncs, and the frontends and endpoints of each service port."""
     text = seen(status_page(full()))
     for words in (
         "pykubeproxy on node1 Healthy: rules are up to date.",
         "Version 1.2.3, iptables backend nft. Up 1 d 2 h, since",
         "1 changed Service waits for the next sync.",
         "IPv4 up to date 2 9 0",
-        "The last 50: median 7 ms, longest 900 ms.",
-        "IPv6 full, failed 400 ms iptables-restore refused line 7",
-        "The first 3 of 5000; name one above to see it.",
+        "Last 50 syncs: median 7 ms, longest 900 ms.",
+        "IPv6 full, failed 400 ms iptables-restore rejected line 7",
+        "Showing 3 of 5000; enter a name to see another one.",
         "default/web:http TCP IPv4 2 of 2 endpoints",
         "cluster IP 10.96.0.10:80, node port 30080 policy Cluster",
         "10.244.0.1:8080 50% ready",
         "0 of 0 endpoints",
-        "and 70 more, which the JSON form has",
+        "and 70 more; the JSON form lists all",
     ):
         assert words in text, words
 
 
-def test_a_bar_for_each_sync() -> None:
-    """As high as it took long, the longest one to the top; failed ones apart."""
+def test_the_chart_has_a_bar_for_each_sync() -> None:
+    """The longest sync has the full height; failed syncs have their own colour."""
     page = status_page(full())
     bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="([\d.]+)" width="8" height="([\d.]+)">', page)
     assert len(bars) == 50
@@ -103,21 +106,23 @@ def test_a_bar_for_each_sync() -> None:
     assert len({x for _, x, *_ in bars}) == 50
 
 
-def test_nothing_gets_out_of_its_place() -> None:
-    """Whatever stands in names, reasons and filters is text."""
+def test_values_are_escaped() -> None:
+    """Names, reasons and filters are text."""
     evil = '"><script>alert(1)</script>&'
     page = status_page(
         status(
             node=evil,
             version=evil,
             backend=evil,
-            lacking={evil: evil},
+            unavailable_families={evil: evil},
             filter=Filter(evil, evil),
             families=(FamilyStatus(evil, overdue=True),),
             syncs=(Sync(NOW, evil, True, 1.0, failure=evil),),
             services=(
                 PortStatus(
-                    *(evil,) * 6, (Frontend(evil, evil, 1),), (EndpointStatus(evil, 1, 1.0, True, evil),)
+                    *(evil,) * 6,
+                    (Frontend(FrontendKind.CLUSTER_IP, evil, 1),),
+                    (EndpointStatus(evil, 1, 1.0, True, evil),),
                 ),
             ),
             matching=1,
@@ -128,15 +133,15 @@ def test_nothing_gets_out_of_its_place() -> None:
     assert evil not in page
 
 
-def test_nothing_comes_from_elsewhere() -> None:
-    """No script, and no address of anything to load."""
+def test_the_page_has_no_external_resources() -> None:
+    """No scripts, and no URLs to load."""
     page = status_page(full())
     assert not re.search(r"<script|src=|href=|url\(|@import|\son\w+=", page)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
 
 
-def test_a_page_of_many_services_is_of_a_size_to_load() -> None:
-    """The most that it shows: 200 services of 50 endpoints each, within 2 MB."""
+def test_the_largest_page_is_below_2_mb() -> None:
+    """200 services with 50 endpoints each."""
     page = status_page(status(services=tuple(port(f"s{n}", 50) for n in range(200)), matching=5000))
     assert len(page) < 2_000_000
 
@@ -144,7 +149,7 @@ def test_a_page_of_many_services_is_of_a_size_to_load() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"alive": False, "ready": False, "healthy": False}, "waiting for too long"),
+        ({"alive": False, "ready": False, "healthy": False}, "have waited too long"),
         ({"ready": False, "healthy": False}, "not in place yet"),
         (
             {
@@ -152,40 +157,40 @@ def test_a_page_of_many_services_is_of_a_size_to_load() -> None:
                 "healthy": False,
                 "families": (FamilyStatus("IPv4", overdue=False, contested=True),),
             },
-            "somebody undoes the IPv4 rules again and again",
+            "another program keeps undoing the IPv4 rules",
         ),
-        ({"healthy": False, "node_eligible": False}, "balancers are to pass it by"),
-        ({"unwatched": (Unwatched("services", NOW - 99, "refused"),)}, "they follow no changes"),
+        ({"healthy": False, "node_eligible": False}, "load balancers should skip it"),
+        ({"unwatched": (Unwatched("services", NOW - 99, "refused"),)}, "do not follow changes"),
     ],
 )
-def test_what_is_wrong(fields: dict[str, object], words: str) -> None:
-    """Each way of not being healthy has its sentence."""
+def test_each_kind_of_failure_has_a_sentence(fields: dict[str, object], words: str) -> None:
+    """In the first line of the status."""
     assert words in health(status(**fields))
 
 
-def test_an_agent_that_is_cut_off_says_so() -> None:
-    """Of what nothing is heard, since when, and why; the reason is the server's words."""
+def test_failing_watches_are_shown() -> None:
+    """Objects, duration and the escaped reason."""
     away = (Unwatched("services", NOW - 99, "<refused>"), Unwatched("nodes", NOW - 5, "reset"))
     page = status_page(status(unwatched=away))
-    words = "For 1 min 39 s the API server could not be asked about services, nodes: <refused>."
+    words = "The API server has not answered for services, nodes for 1 min 39 s: <refused>."
     assert words in html.unescape(seen(page))
     assert "<refused>" not in page
 
 
-def test_repairs_are_told_of() -> None:
-    """When, what, how fast and by whom; names of processes are others' words."""
-    repair = Repair(NOW - 3, "IPv4", 0.123, (Damage("nat", rules=2, jumps=1),), ('"<nft>" (process 7)',))
+def test_drift_repairs_are_shown() -> None:
+    """Time, drift, duration and writers; process names are escaped."""
+    repair = Repair(NOW - 3, "IPv4", 0.123, (TableDrift("nat", rules=2, jumps=1),), ('"<nft>" (process 7)',))
     page = status_page(status(repairs=(repair,)))
-    assert 'IPv4 123 ms nat: 2 rules, 1 jump gone "<nft>" (process 7)' in html.unescape(seen(page))
+    assert 'IPv4 123 ms nat: 2 rules, 1 jump missing "<nft>" (process 7)' in html.unescape(seen(page))
     assert "<nft>" not in page
 
 
-def test_little_to_tell() -> None:
-    """Before anything happened, and while a sync runs, the page says so."""
+def test_an_empty_status() -> None:
+    """Before the first sync, and while a sync runs."""
     text = seen(status_page(status(families=(FamilyStatus("IPv4", overdue=False),), busy=True)))
-    assert "IPv4 not written yet 0 0 0 never" in text
-    assert "There has been none yet." in text
-    assert "A sync is running; ask again for the services." in text
+    assert "IPv4 not synced yet 0 0 0 never" in text
+    assert "No sync yet." in text
+    assert "A sync is running; reload the page to see services." in text
     assert pending(status()) == ""
     assert pending(status(pending_endpoints=3)) == "3 Services with changed endpoints wait for the next sync."
 
@@ -201,8 +206,8 @@ def test_little_to_tell() -> None:
         (90000, "1 d 1 h"),
     ],
 )
-def test_times_for_people(seconds: float, text: str) -> None:
-    """In units that fit, with no more digits than one reads."""
+def test_durations(seconds: float, text: str) -> None:
+    """Suitable units and few digits."""
     assert duration(seconds) == text
 
 
@@ -212,12 +217,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [500, 1000])
 def test_in_a_browser(serve: Serve, tmp_path: Path, width: int) -> None:
-    """Headless Chromium draws the page, a phone's width included, and nothing of it is wider than the window."""
+    """Chromium renders the page; nothing is wider than the window, phone width included."""
     measured = status_page(full()).replace(
         "</body>",
         "<script>document.title = [innerWidth, document.documentElement.scrollWidth].join(' ')</script></body>",
     )
-    at = serve(http.pages({"/": lambda: http.Answer(measured.encode(), http.HTML)}))
+    at = serve(http.router({"/": lambda: http.Response(measured.encode(), http.HTML)}))
     picture = tmp_path / "page.png"
     flags = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),

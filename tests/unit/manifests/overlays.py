@@ -1,4 +1,4 @@
-"""The overlays as kubectl builds them, and the files that they are built from."""
+"""Read the manifests, as files and as built by kubectl."""
 
 import json
 import shutil
@@ -24,9 +24,9 @@ Object = dict[str, Any]
 
 @cache
 def built(overlay: str) -> tuple[Object, ...]:
-    """The objects of an overlay; the test is skipped where there is no kubectl."""
+    """Return the objects of an overlay; skip the test if kubectl is not installed."""
     if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed, which builds the overlays")
+        pytest.skip("kubectl is not installed")
     command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What the manifests say is what the program knows."""
+"""The manifests agree with the program: flags, configuration, ports, rights, versions."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -7,19 +7,19 @@ import pytest
 import yaml
 
 import pykubeproxy
-from pykubeproxy.agent.http import Request
 from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.cli.flags import load_config
 from pykubeproxy.cli.run import run
 from pykubeproxy.config import Config, load
 from pykubeproxy.config.table import HEALTH_PORT, METRICS_PORT
+from pykubeproxy.http import Request
 from pykubeproxy.kernel.runner import DEFAULT_LOCK_FILE
 from pykubeproxy.sources.access import EVENTS, NEEDED
 from tests.unit.manifests.overlays import MANIFESTS, PROXIES, built, container, daemon_set, one, read
 
 CONFIGS = sorted(MANIFESTS.rglob("config.conf"))
 CONFIG_FOLDER = "/var/lib/kube-proxy"
-# What the kubelet gives to the containers of node-critical pods.
+# The kubelet's value for containers of node-critical pods.
 OOM_SCORE = -997
 
 
@@ -31,7 +31,7 @@ def of_file(path: Path) -> Config:
 
 @pytest.mark.parametrize("name", ["set-up", "agent"])
 def test_flags_exist(name: str) -> None:
-    """The arguments are a command of ours, with flags that it knows, and the file it names is the one mounted."""
+    """Each container runs an existing command with existing flags and the mounted configuration."""
     command, *flags = container(name)["args"]
     assert command == "run"
     run.make_context("run", list(flags))
@@ -42,8 +42,8 @@ def test_flags_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
-def test_configurations_are_taken_without_a_warning(path: Path) -> None:
-    """Every field exists; the agent can keep the score that the kubelet has given it; no kubeconfig is needed."""
+def test_configurations_load_without_warnings(path: Path) -> None:
+    """Every field exists, oomScoreAdj is the kubelet's, and no kubeconfig is needed."""
     config = of_file(path)
     assert config.oom_score_adj == OOM_SCORE
     assert (config.client.kubeconfig, config.client.master) == ("", "")
@@ -53,13 +53,13 @@ def test_configurations_are_taken_without_a_warning(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
-def test_ports_and_probes_lead_to_pages(path: Path) -> None:
-    """The ports are those that are listened on, and the probes ask for pages that there are."""
+def test_ports_and_probes_exist(path: Path) -> None:
+    """The agent listens on the declared ports and serves the paths of the probes."""
     config, agent = of_file(path), container("agent")
     ports = {it["name"]: it["containerPort"] for it in agent["ports"]}
     assert ports == {"healthz": config.health_address.port, "metrics": config.metrics_address.port}
     assert ports == {"healthz": HEALTH_PORT, "metrics": METRICS_PORT}
-    assert config.health_address.host == "0.0.0.0"  # the kubelet asks at the node's address
+    assert config.health_address.host == "0.0.0.0"  # the kubelet probes the node's address
     page = health_pages(Health([], 30.0), lambda *_: None)
     for probe in ("livenessProbe", "readinessProbe"):
         ask = agent[probe]["httpGet"]
@@ -68,8 +68,8 @@ def test_ports_and_probes_lead_to_pages(path: Path) -> None:
     assert page(Request("/other")).status == 404
 
 
-def test_rights_are_those_that_are_used() -> None:
-    """The ClusterRole grants what `check` asks the API server for, which is what an agent needs, and no more."""
+def test_cluster_role_grants_exactly_what_the_agent_uses() -> None:
+    """The ClusterRole equals the permissions that `check` verifies."""
     role = one(read(MANIFESTS / "base/rbac.yaml"), "ClusterRole")
     granted = {
         (verb, resource, group)
@@ -81,8 +81,8 @@ def test_rights_are_those_that_are_used() -> None:
     assert granted == {(right.verb, right.resource, right.group) for right in (*NEEDED, EVENTS)}
 
 
-def test_the_agent_can_do_little() -> None:
-    """Two capabilities, a read-only root file system, and only iptables' lock to write to."""
+def test_agent_has_two_capabilities_and_a_read_only_root() -> None:
+    """The xtables lock is the only writable mount."""
     agent, set_up = container("agent"), container("set-up")
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
     assert not agent["securityContext"]["privileged"]
@@ -95,8 +95,8 @@ def test_the_agent_can_do_little() -> None:
     assert writable == [DEFAULT_LOCK_FILE]
 
 
-def test_it_runs_on_every_node_and_stays() -> None:
-    """In the node's network, before other pods, whatever taints there are, and updated a few nodes at a time."""
+def test_daemon_set_runs_on_every_node() -> None:
+    """It uses the node's network, tolerates all taints, is node-critical and updates 10% of the nodes at a time."""
     spec = daemon_set()["spec"]
     pod = spec["template"]["spec"]
     assert pod["hostNetwork"]
@@ -106,13 +106,13 @@ def test_it_runs_on_every_node_and_stays() -> None:
     assert spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "10%"
     requests = container("agent")["resources"]["requests"]
     assert requests.keys() == {"cpu", "memory"}
-    # Without limits: a proxy that is killed for its memory, or held up, is of no use to the pods that kept to theirs.
+    # No limits: a proxy that is killed or throttled breaks all pods of the node.
     assert "limits" not in container("agent")["resources"]
 
 
 @pytest.mark.parametrize("overlay", PROXIES)
-def test_the_image_has_this_version(overlay: str) -> None:
-    """The manifests of a release run that release."""
+def test_image_tag_is_this_version(overlay: str) -> None:
+    """The manifests of a release run its image."""
     pod = one(built(overlay), "DaemonSet")["spec"]["template"]["spec"]
     images = {it["image"] for it in (*pod["initContainers"], *pod["containers"])}
     assert images == {f"pykubeproxy:{pykubeproxy.__version__}"}
@@ -132,17 +132,17 @@ def matches(expressions: list[dict], label: str | None) -> bool:
 @pytest.mark.parametrize("overlay", ["default", "canary"])
 @pytest.mark.parametrize("label", [None, "kube-proxy", "pykubeproxy"])
 def test_each_node_has_one_proxy(overlay: str, label: str | None) -> None:
-    """With the patch beside an overlay applied, every node has one of the two proxies, whatever its label."""
+    """With the overlay's patch applied to kube-proxy, every node has exactly one proxy."""
     ours = one(built(overlay), "DaemonSet")["spec"]["template"]
     patch = yaml.safe_load((MANIFESTS / "overlays" / overlay / "kube-proxy.patch.yaml").read_text())
     theirs = patch["spec"]["template"]
     assert matches(nodes(ours), label) != matches(nodes(theirs), label)
-    # A canary is one node at a time; the default is all that have not been taken out.
+    # Nodes without the label run pykubeproxy only in the default overlay.
     assert matches(nodes(ours), None) == (overlay == "default")
 
 
-def test_kind_agrees_with_itself() -> None:
-    """The cluster has no kube-proxy, and the pods' addresses that the configuration says."""
+def test_kind_cluster_and_configuration_agree() -> None:
+    """The cluster has no kube-proxy, and its pod subnet is the configured clusterCIDR."""
     (cluster,) = read(MANIFESTS / "overlays/kind/cluster.yaml")
     assert cluster["networking"]["kubeProxyMode"] == "none"
     cidr = cluster["networking"]["podSubnet"]

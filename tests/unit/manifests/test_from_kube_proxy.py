@@ -1,4 +1,4 @@
-"""from-kube-proxy.sh fills in the default overlay from what kubeadm has set up."""
+"""from-kube-proxy.sh writes the default overlay's settings from kubeadm's kube-proxy."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from pykubeproxy.config import load
 from tests.unit.manifests.overlays import MANIFESTS
 
 FOLDER = MANIFESTS / "overlays/default"
-# As kubeadm writes them.
+# The format that kubeadm writes.
 CONFIG = """apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
@@ -39,7 +39,7 @@ clusters:
 
 
 def filled_in(folder: Path, config: str, server: str) -> subprocess.CompletedProcess[str]:
-    """Run it beside copies of the two files, with a kubectl that knows one ConfigMap."""
+    """Run the script beside copies of the two files, with a fake kubectl that has one ConfigMap."""
     for name in ("from-kube-proxy.sh", "config.conf", "api-server.env"):
         shutil.copy(FOLDER / name, folder)
     (folder / "config").write_text(config)
@@ -69,8 +69,8 @@ def filled_in(folder: Path, config: str, server: str) -> subprocess.CompletedPro
         ('"https://10.0.0.10:6443"', "10.0.0.10", "6443"),
     ],
 )
-def test_settings_and_address_are_taken_over(tmp_path: Path, server: str, host: str, port: str) -> None:
-    """All settings stay, but the service account is used, and the score of the out-of-memory killer is the kubelet's."""
+def test_copies_settings_and_address(tmp_path: Path, server: str, host: str, port: str) -> None:
+    """The settings stay, except that the agent uses the service account and the kubelet's oomScoreAdj."""
     done = filled_in(tmp_path, CONFIG, server)
     assert done.returncode == 0, done.stderr
     loaded = load((tmp_path / "config.conf").read_bytes(), {})
@@ -83,7 +83,7 @@ def test_settings_and_address_are_taken_over(tmp_path: Path, server: str, host: 
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "warns"),
     [
         ('""', False),
         ("0.0.0.0:10256", False),
@@ -92,17 +92,17 @@ def test_settings_and_address_are_taken_over(tmp_path: Path, server: str, host: 
         ("0.0.0.0:9999", True),
     ],
 )
-def test_an_address_that_probes_do_not_reach_is_told_of(tmp_path: Path, address: str, told: bool) -> None:
-    """With kube-proxy, which kubeadm gives no probes, it did no harm; our pods would be restarted for ever."""
+def test_warns_of_addresses_that_probes_cannot_reach(tmp_path: Path, address: str, warns: bool) -> None:
+    """kubeadm's kube-proxy has no probes; pykubeproxy's pods would restart forever."""
     done = filled_in(tmp_path, f"{CONFIG}healthzBindAddress: {address}\n", "https://10.0.0.10:6443")
     assert done.returncode == 0
-    assert ("Mind healthzBindAddress" in done.stderr) is told
+    assert ("warning: healthzBindAddress" in done.stderr) is warns
 
 
-def test_a_cluster_of_another_make_is_left_to_the_user(tmp_path: Path) -> None:
-    """Nothing is written, and it says what to do."""
+def test_refuses_other_config_maps(tmp_path: Path) -> None:
+    """The script writes nothing and says what to do."""
     before = (FOLDER / "config.conf").read_text()
     done = filled_in(tmp_path, "not a configuration", "https://10.0.0.10:6443")
     assert done.returncode == 1
-    assert "fill in the two files by hand" in done.stderr
+    assert "edit config.conf and api-server.env by hand" in done.stderr
     assert (tmp_path / "config.conf").read_text() == before

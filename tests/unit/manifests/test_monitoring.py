@@ -109,7 +109,7 @@ def test_the_dashboard_asks_for_metrics_that_exist(series: dict[str, set[str]]) 
 
 
 def test_what_people_look_for_is_on_the_dashboard() -> None:
-    """Programming latency, sync time, endpoints, failures, drift and Services set aside."""
+    """Programming latency, sync duration, endpoints, failures, drift and quarantined Services."""
     text = " ".join(queries(dashboard()["panels"]))
     for part in (
         "network_programming_duration",
@@ -119,7 +119,7 @@ def test_what_people_look_for_is_on_the_dashboard() -> None:
     ):
         assert part in text
     assert "drift" in text
-    assert "set_aside" in text
+    assert "quarantined" in text
 
 
 def test_prometheus_finds_the_agents() -> None:

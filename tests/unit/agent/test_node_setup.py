@@ -1,4 +1,4 @@
-"""Which kernel settings a configuration asks for, and that they are written only where they have to be."""
+"""The kernel settings of a configuration, written only where they differ."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent import node_setup as privileged
-from pykubeproxy.agent.node_setup import Wanted, set_up, wanted
+from pykubeproxy.agent import node_setup
+from pykubeproxy.agent.node_setup import Setting, set_up, settings
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Missing
@@ -20,7 +20,7 @@ OOM = "proc/self/oom_score_adj"
 
 
 def config(**flags: str) -> Config:
-    """A configuration by flags, `_` for `-`; nothing but what they ask for is set."""
+    """Return a configuration with these flags, `_` for `-`, and all other settings disabled."""
     off = {
         "conntrack-max-per-core": "0",
         "conntrack-tcp-timeout-established": "0",
@@ -31,11 +31,11 @@ def config(**flags: str) -> Config:
 
 
 def values(of: Config, cores: int = 4) -> dict[str, int]:
-    return {it.path: it.value for it in wanted(of, cores) if it.path != OOM}
+    return {it.path: it.value for it in settings(of, cores) if it.path != OOM}
 
 
 def tree(root: Path, **files: int) -> Path:
-    """A pretended /proc and /sys in which nothing is as wanted, but for what `files` says by last names."""
+    """Create a fake /proc and /sys with wrong values, except for `files` by last name."""
     present = {MAX: 65536, HASHSIZE: 1000, ROUTE_LOCALNET: 0, OOM: 0}
     for path, value in present.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +44,8 @@ def tree(root: Path, **files: int) -> Path:
 
 
 def test_defaults() -> None:
-    """Without any setting it is what kube-proxy sets."""
-    assert {it.path: it.value for it in wanted(load(None, {}).config, 4)} == {
+    """The defaults equal kube-proxy's."""
+    assert {it.path: it.value for it in settings(load(None, {}).config, 4)} == {
         MAX: 131072,
         HASHSIZE: 32768,
         f"{CONNTRACK}tcp_timeout_established": 86400,
@@ -67,14 +67,14 @@ def test_defaults() -> None:
     ],
 )
 def test_table_size(per_core: str, least: str, cores: int, expected: int | None) -> None:
-    """So many for each core, the least at least, 1048576 at most; nothing if there are none for a core."""
+    """Entries per core within minimum and 1048576; none disables it."""
     found = values(config(conntrack_max_per_core=per_core, conntrack_min=least), cores)
     assert found.get(MAX) == expected
     assert found.get(HASHSIZE) == (expected // 4 if expected else None)
 
 
 def test_timeouts() -> None:
-    """Timeouts that are given are set, in whole seconds and never to none; zero leaves them alone."""
+    """In whole seconds, at least 1; zero leaves the kernel's value."""
     assert values(config()) == {}
     given = config(
         conntrack_tcp_timeout_established="2h",
@@ -105,14 +105,14 @@ def test_timeouts() -> None:
     ],
 )
 def test_route_localnet(addresses: str, expected: bool) -> None:
-    """It is wanted for localhostNodePorts where nodePortAddresses take in 127.0.0.0/8, and not without."""
+    """Needed for localhostNodePorts if nodePortAddresses include 127.0.0.0/8."""
     on = config(iptables_localhost_nodeports="true", nodeport_addresses=addresses)
     assert (ROUTE_LOCALNET in values(on)) is expected
     assert ROUTE_LOCALNET not in values(config(nodeport_addresses=addresses))
 
 
-def test_writes_what_differs(tmp_path: Path) -> None:
-    """What is lower than wanted is raised, what differs is set, and the log tells each."""
+def test_differing_values_are_written(tmp_path: Path) -> None:
+    """Each change is logged."""
     root = tree(tmp_path)
     asked = config(conntrack_max_per_core="1", conntrack_min="100000", iptables_localhost_nodeports="true")
     with capture_logs() as logs:
@@ -127,16 +127,16 @@ def test_writes_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_never_lowers_the_table(tmp_path: Path) -> None:
-    """A limit or a number of buckets that is higher than wanted stays."""
+def test_the_conntrack_table_never_shrinks(tmp_path: Path) -> None:
+    """A higher limit or number of buckets stays."""
     root = tree(tmp_path, nf_conntrack_max=500000, hashsize=400000)
     set_up(config(conntrack_max_per_core="1", conntrack_min="100000"), root)
     assert (root / MAX).read_text() == "500000\n"
     assert (root / HASHSIZE).read_text() == "400000\n"
 
 
-def test_writes_nothing_that_is_as_wanted(tmp_path: Path) -> None:
-    """What has its value already is not even opened for writing: no warning, though it may not be written."""
+def test_correct_values_are_not_written(tmp_path: Path) -> None:
+    """The files are not even opened for writing."""
     asked = config(conntrack_max_per_core="1", conntrack_min="65536", iptables_localhost_nodeports="true")
     root = tree(tmp_path, hashsize=16384, route_localnet=1, oom_score_adj=-999)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
@@ -146,8 +146,8 @@ def test_writes_nothing_that_is_as_wanted(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_missing_setting(tmp_path: Path) -> None:
-    """A setting that the kernel does not have is a warning that names it, its value, and what to do."""
+def test_a_missing_setting_is_logged(tmp_path: Path) -> None:
+    """The warning has setting, value and advice."""
     root = tree(tmp_path)
     with capture_logs() as logs:
         set_up(config(conntrack_udp_timeout="30s", oom_score_adj="0"), root)
@@ -159,41 +159,41 @@ def test_missing_setting(tmp_path: Path) -> None:
     assert line["advice"] == "load the kernel module nf_conntrack"
 
 
-def test_odd_value(tmp_path: Path) -> None:
-    """A value that is no number counts as different."""
+def test_an_unreadable_value_is_overwritten(tmp_path: Path) -> None:
+    """A value that is not a number counts as different."""
     root = tree(tmp_path)
     (root / OOM).write_text("\n")
     set_up(config(oom_score_adj="5"), root)
     assert (root / OOM).read_text().startswith("5")
 
 
-def test_wanted_is_ordered() -> None:
-    """The limit comes before its buckets, which kube-proxy's users know from its log."""
-    first, second, *_ = wanted(config(conntrack_max_per_core="1"), 1)
+def test_the_limit_precedes_the_buckets() -> None:
+    """The same order as in kube-proxy's log."""
+    first, second, *_ = settings(config(conntrack_max_per_core="1"), 1)
     assert (first, second) == (
-        Wanted(MAX, 131072, at_least=True, module="nf_conntrack"),
-        Wanted(HASHSIZE, 32768, at_least=True, module="nf_conntrack"),
+        Setting(MAX, 131072, at_least=True, module="nf_conntrack"),
+        Setting(HASHSIZE, 32768, at_least=True, module="nf_conntrack"),
     )
 
 
-def test_modules_of_the_backend_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are loaded for it alone; what modprobe says of it is for those who look closely."""
+def test_modules_of_the_chosen_backend_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures of modprobe are logged at level debug."""
     asked: list[Backend] = []
 
     def load_modules(backend: Backend) -> str:
         asked.append(backend)
         return "no xt_recent"
 
-    monkeypatch.setattr(privileged, "choose", lambda wanted: {"legacy": Backend.LEGACY}[wanted])
-    monkeypatch.setattr(privileged, "load_modules", load_modules)
+    monkeypatch.setattr(node_setup, "choose_backend", lambda wanted: {"legacy": Backend.LEGACY}[wanted])
+    monkeypatch.setattr(node_setup, "load_modules", load_modules)
     with capture_logs() as logs:
-        assert privileged.provide_modules(config(iptables_backend="legacy")) is Backend.LEGACY
+        assert node_setup.provide_modules(config(iptables_backend="legacy")) is Backend.LEGACY
     assert asked == [Backend.LEGACY]
-    assert [(line["log_level"], line["said"]) for line in logs] == [("debug", "no xt_recent")]
+    assert [(line["log_level"], line["error"]) for line in logs] == [("debug", "no xt_recent")]
 
 
 def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning; the settings are made all the same."""
+    """A warning; the settings are applied."""
     made: list[Config] = []
 
     def missing(_: Config) -> Backend:
@@ -205,4 +205,4 @@ def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
     with capture_logs() as logs:
         assert CliRunner().invoke(run_command.run, ["--init-only"]).exit_code == 0
     assert len(made) == 1
-    assert ["iptables-restore was not found" in str(line.get("error")) for line in logs] == [True]
+    assert ["iptables-restore not found" in str(line.get("error")) for line in logs] == [True]

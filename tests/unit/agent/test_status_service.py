@@ -1,4 +1,4 @@
-"""Asking the loop: in turn, and not for ever."""
+"""Queries to the loop: one at a time, with a timeout."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.agent.observe import status_service as desk
+from pykubeproxy.agent.observe import status_service
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.observe.status import Filter
 from pykubeproxy.agent.observe.status_service import StatusService
@@ -17,35 +17,35 @@ from pykubeproxy.services.cluster import Cluster
 Box = queue.SimpleQueue[Query[Any]]
 
 
-def desk_with(box: Box) -> StatusService:
+def service_with(box: Box) -> StatusService:
     # Neither families nor observers are asked for the objects.
     return StatusService("n", None, None, box.put)  # type: ignore[arg-type]
 
 
-def test_one_question_at_a_time() -> None:
-    """However many ask at once, the loop finds one of them in its mailbox, and the next when that is answered."""
+def test_one_query_at_a_time() -> None:
+    """Concurrent clients queue; the loop never has more than one query."""
     box: Box = queue.SimpleQueue()
-    asked, everybody = desk_with(box), threading.Barrier(9)
+    service, everybody = service_with(box), threading.Barrier(9)
 
     def ask() -> object:
         everybody.wait()
-        return asked.objects(Filter())
+        return service.objects(Filter())
 
     with ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(ask) for _ in range(8)]
         everybody.wait()
         for _ in answers:
-            enquiry = box.get(timeout=10)
+            query = box.get(timeout=10)
             assert box.empty()
-            enquiry.meet(Cluster(), ())
+            query.answer(Cluster(), ())
     assert [it.result().node for it in answers] == [Node("n")] * 8  # type: ignore[attr-defined]
 
 
-def test_a_loop_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is told then, and whoever waited in vain leaves no question that anybody has to answer."""
-    monkeypatch.setattr(desk, "_PATIENCE", 0.05)
+def test_a_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is None, and the query is cancelled."""
+    monkeypatch.setattr(status_service, "_PATIENCE", 0.05)
     box: Box = queue.SimpleQueue()
-    asked = desk_with(box)
-    assert asked.objects(Filter()) is None
-    assert asked.objects(Filter()) is None
-    assert [box.get_nowait().answer.cancelled() for _ in range(2)] == [True, True]
+    service = service_with(box)
+    assert service.objects(Filter()) is None
+    assert service.objects(Filter()) is None
+    assert [box.get_nowait().future.cancelled() for _ in range(2)] == [True, True]

@@ -1,0 +1,84 @@
+"""Read live tables, as far as iptables can show them.
+
+One rule made with nft in a built-in chain keeps iptables from showing the whole table. Our own rules can be checked chain
+by chain all the same.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import structlog
+
+from pykubeproxy.kernel import Tables, Unreadable
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.jumps import SHARED_GROUND
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+log = structlog.get_logger()
+
+# The chains to read in a table that cannot be shown as a whole: all but those of single services.
+_ALWAYS = frozenset((*SHARED_GROUND, *skeleton.SHARED, *skeleton.FIXED))
+
+
+class Reading(NamedTuple):
+    """Live tables: `tables` as a whole, and some chains. `hidden` are tables that cannot be shown as a whole.
+
+    A built-in chain that cannot be shown holds our jumps only.
+    """
+
+    live: Ruleset
+    tables: frozenset[str]
+    chains: frozenset[ChainKey]
+    hidden: frozenset[str] = frozenset()
+
+
+class TableReader:
+    """Read the tables of one family, and log once when iptables cannot show some of them any more."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._hidden: frozenset[str] = frozenset()
+
+    def read(self, whole: Collection[str], chains: Collection[ChainKey] = ()) -> Reading:
+        """Read these tables and those of the chains as a whole; only the chains if no table is given.
+
+        Raises KernelError.
+        """
+        reading = _read(self._tables, whole, frozenset(chains))
+        if new := reading.hidden - self._hidden:
+            log.warning(
+                "tables not readable as a whole, checking shared chains only",
+                family=self._tables.family.value,
+                tables=", ".join(sorted(new)),
+                likely_reason="rules made with nft",
+            )
+        self._hidden = reading.hidden if whole else self._hidden | new
+        return reading
+
+
+def _read(tables: Tables, whole: Collection[str], chains: frozenset[ChainKey]) -> Reading:
+    names = frozenset((*whole, *(key.table for key in chains))) if whole else frozenset()
+    try:
+        live = tables.save(names) if names else tables.chains(chains)
+    except Unreadable:
+        return _read_in_parts(tables, names, chains)
+    return Reading(live, names, chains)
+
+
+def _read_in_parts(tables: Tables, names: frozenset[str], chains: frozenset[ChainKey]) -> Reading:
+    live: dict[ChainKey, tuple[str, ...]] = {}
+    shown = set()
+    for table in names:
+        try:
+            live.update(tables.save({table}).chains)
+            shown.add(table)
+        except Unreadable:
+            chains |= {key for key in _ALWAYS if key.table == table}
+    hidden = set(names - shown)
+    for key in sorted(key for key in chains if key.table not in shown):
+        try:
+            live.update(tables.chains([key]).chains)
+        except Unreadable:
+            hidden.add(key.table)
+            live[key] = tuple(rule for rule in skeleton.JUMPS.get(key, ()) if tables.has_rule(key, rule))
+    return Reading(Ruleset(tables.family, live), frozenset(shown), chains, frozenset(hidden))

@@ -1,0 +1,116 @@
+"""One address family of this node: its tables, the schedule of its drift checks, and its syncs."""
+
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import structlog
+
+from pykubeproxy.agent.drift.schedule import DriftSchedule
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.startup import OpenedFamily
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
+from pykubeproxy.config import Config
+from pykubeproxy.kernel import ExternalWrite, KernelError, TableWatch, system
+from pykubeproxy.objects import Family, Key, Node
+from pykubeproxy.rules.context import node_port_networks, rule_context
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.flows import NodePortAddresses
+
+log = structlog.get_logger()
+
+
+class Synced(NamedTuple):
+    """A successful sync, and where this node serves node ports; `local_addresses` are read only if that needs them."""
+
+    report: SyncReport
+    node_port_addresses: NodePortAddresses
+    local_addresses: tuple[str, ...]
+
+
+class FamilyController:
+    """Detect drift in one family, and sync it. The reconcile loop owns it: call it from that thread only."""
+
+    def __init__(
+        self,
+        opened: OpenedFamily,
+        config: Config,
+        node_name: str,
+        observers: Observers,
+        watch: TableWatch | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.family: Family = opened.tables.family
+        self.tables: FamilyTables = opened.tables
+        self._opened = opened
+        self._config = config
+        self._node_name = node_name
+        self._observers = observers
+        self._watch = watch
+        self._clock = clock
+        self._schedule = DriftSchedule(config.iptables.sync_period, clock())
+        opened.tables.quarantine.progress = lambda: observers.sync_progress(self.family)
+
+    def external_write(self, write: ExternalWrite) -> None:
+        """Note that another program wrote to the tables of this family."""
+        self._schedule.external_write(write, self._clock())
+
+    def next_check(self) -> float:
+        """Return when `check_drift` has something to do."""
+        return min(self._schedule.due(), self._schedule.calm_at)
+
+    def check_drift(self) -> bool:
+        """Check for drift if a check is due. Returns whether the next sync has something to repair."""
+        begun = self._clock()
+        if begun >= self._schedule.calm_at:
+            self._schedule.calmed()
+            self._observers.drift_calm(self.family)
+        if begun < self._schedule.due():
+            return False
+        scope = self._schedule.take(begun)
+        try:
+            drifted = self.tables.detect_drift(scope)
+        except KernelError as error:
+            log.warning("drift check failed", family=self.family.value, error=str(error))
+            self._schedule.check_failed(scope, self._clock())
+            return False
+        now = self._clock()
+        self._schedule.checked(scope, now - begun, now)
+        if scope.tables:
+            system.release_memory()
+        return drifted
+
+    def sync(self, cluster: Cluster, changed: Collection[Key], node: Node | None) -> Synced | None:
+        """Bring the tables up to date with the cluster. Returns None, having reported why, if that fails."""
+        full, begun = self.tables.needs_resync, self._clock()
+        if full:
+            self._schedule.resync_starts()
+        config, family = self._config, self.family
+        try:
+            facts = self._opened.facts(with_addresses=bool(config.node_port_addresses))
+            context = rule_context(config, self._node_name, node, facts, family)
+            report = self.tables.sync(cluster, changed, context)
+        except (KernelError, SyncFailed) as error:
+            # The kernel may have failed before the tables learned what changed.
+            self.tables.require_resync()
+            log.error("sync failed, retrying", family=family.value, error=str(error))
+            restore_failed = isinstance(error, SyncFailed)
+            self._observers.sync_failed(family, full, self._clock() - begun, restore_failed, str(error))
+            return None
+        if self._watch:
+            self._watch.synced(family, report.table_counts)
+        if full:
+            self._schedule.resynced(self._clock())
+        if report.drift.tables:
+            self._report_repair(report)
+        networks = node_port_networks(config, context.options.node_ip, family)
+        loopback = context.options.localhost_node_ports and family is Family.IPV4
+        return Synced(report, NodePortAddresses(networks, loopback), facts.addresses)
+
+    def _report_repair(self, report: SyncReport) -> None:
+        now = self._clock()
+        self._schedule.repaired(now)
+        self._observers.drift_repaired(
+            report, report.drift.writers, now - report.drift.since, self._schedule.contested
+        )

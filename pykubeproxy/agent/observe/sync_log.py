@@ -1,0 +1,98 @@
+"""Log syncs and changes of endpoints, to explain where packets go."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.objects import Family
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.resolve import ResolvedPort
+from pykubeproxy.services.selection import Reason, Verdict
+
+# The values of -v from which on syncs and single endpoints are logged.
+SYNCS, ENDPOINTS = 2, 4
+
+log = structlog.get_logger()
+
+
+class SyncLog:
+    """Log each sync, and each endpoint that a sync added, changed or removed. Call from the loop thread only.
+
+    Endpoints are remembered only if `verbosity` asks for them.
+    """
+
+    def __init__(self, verbosity: int) -> None:
+        self.verbosity = verbosity
+        self._endpoints: dict[tuple[Family, PortName], Mapping[str, str]] = {}
+        self._skipped: dict[tuple[Family, PortName], frozenset[tuple[str, str, str]]] = {}
+
+    def synced(self, report: SyncReport) -> None:
+        """Log the sync of one family."""
+        if self.verbosity >= ENDPOINTS:
+            for item in report.resolved:
+                states = {it.endpoint.target: _state(it) for it in item.selection.verdicts}
+                self._log_endpoints(report.family, item.port.name, states)
+                self._log_skipped(report.family, item)
+            for name in report.gone:
+                self._log_endpoints(report.family, name, {})
+                self._skipped.pop((report.family, name), None)
+        if self.verbosity >= SYNCS:
+            log.info(
+                "synced",
+                family=report.family.value,
+                kind="full" if report.full else "partial",
+                services=report.services,
+                endpoints=report.endpoints,
+                chains_written=report.chains_written,
+                chains_deleted=report.chains_deleted,
+                rules_written=sum(report.rules_written.values()),
+                **{f"{phase}_seconds": round(seconds, 4) for phase, seconds in report.seconds.items()},
+            )
+
+    def _log_endpoints(self, family: Family, name: PortName, now: Mapping[str, str]) -> None:
+        before = self._endpoints.pop((family, name), {})
+        if now:
+            self._endpoints[family, name] = now
+        service = str(name)
+        for target in sorted(before.keys() - now.keys()):
+            log.info("endpoint removed", service=service, endpoint=target)
+        for target, state in now.items():
+            if target not in before:
+                log.info("endpoint added", service=service, endpoint=target, state=state)
+            elif before[target] != state:
+                log.info(
+                    "endpoint changed", service=service, endpoint=target, state=state, was=before[target]
+                )
+
+    def _log_skipped(self, family: Family, item: ResolvedPort) -> None:
+        """Log entries of EndpointSlices that do not become endpoints of this port."""
+        name = item.port.name
+        now = frozenset((it.slice_name, it.address, it.reason.value) for it in item.skipped)
+        for slice_name, address, reason in sorted(now - self._skipped.get((family, name), frozenset())):
+            log.info(
+                "endpoint skipped",
+                service=str(name),
+                slice=slice_name,
+                endpoint=address or "all",
+                reason=reason,
+            )
+        self._skipped[family, name] = now
+
+
+def _state(verdict: Verdict) -> str:
+    """Return whether an endpoint is used, under which traffic policy, and why."""
+    cluster, local = verdict.cluster, verdict.local
+    if cluster is not None and local in (None, cluster):
+        return f"{_used(cluster)}: {cluster.value}"
+    policies = (("Cluster", cluster), ("Local", local))
+    return "; ".join(
+        # The text of NOT_LOCAL names the policy.
+        f"{_used(reason)}{'' if reason is Reason.NOT_LOCAL else f' under policy {policy}'}: {reason.value}"
+        for policy, reason in policies
+        if reason
+    )
+
+
+def _used(reason: Reason) -> str:
+    return "used" if reason.used else "not used"

@@ -1,0 +1,46 @@
+"""The value that describes a quarantined service port."""
+
+from typing import Self
+
+import msgspec
+
+from pykubeproxy.objects import Family
+from pykubeproxy.services.ports import PortName
+
+
+class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
+    """A service port whose rules iptables rejects; `reason` is iptables' message, `since` in seconds since 1970.
+
+    `rejects_clients`: new connections are rejected; otherwise not even the reject rule is accepted and packets pass
+    unchanged.
+    """
+
+    family: str
+    namespace: str
+    name: str
+    port: str
+    protocol: str
+    reason: str
+    since: float
+    rejects_clients: bool
+
+    @classmethod
+    def from_port(
+        cls, family: Family, port: PortName, reason: str, since: float, rejects_clients: bool = True
+    ) -> Self:
+        """Return the quarantine of a service port in one family."""
+        return cls(
+            family=family.value,
+            namespace=port.namespace,
+            name=port.service,
+            port=port.port,
+            protocol=port.protocol,
+            reason=reason,
+            since=since,
+            rejects_clients=rejects_clients,
+        )
+
+    @property
+    def port_name(self) -> PortName:
+        """The service port; its str() is the name used in rules and logs."""
+        return PortName(self.namespace, self.name, self.port, self.protocol)
