@@ -1,1 +1,5 @@
-"""Views on rules: what the tables mean, in the terms people think in. Pure: values in, views and text out."""
+"""The views behind dump-rules, explain, trace, diff and check: values in, text or a JSON document out.
+
+Each command has a package with `model`, `render_json` and `render_text`; the modules beside them read services from
+rules.
+"""

@@ -1,1 +1,1 @@
-"""Whether a node is fit for the proxy: judgements on facts that they are given, each with what to do about it."""
+"""The checks behind `pykubeproxy check`: findings from facts, each with advice."""

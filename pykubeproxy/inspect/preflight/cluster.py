@@ -1,56 +1,57 @@
-"""The API server: whether it answers, knows this node, and grants what a proxy needs."""
+"""Checks of the API server: it answers, has this node, and grants the proxy's permissions."""
 
-from pykubeproxy.inspect.preflight.finding import Finding, fail, ok, several, skip, warn
+from pykubeproxy.inspect.preflight.model import Finding, fail, ok, skip, warn
 from pykubeproxy.sources.access import EVENTS, Access
+from pykubeproxy.wording import listed
 
 API, NODE, RIGHTS = "api-server", "node", "permissions"
 
 
 def cluster(access: Access, node_name: str) -> tuple[Finding, ...]:
-    """What an API server said, in three findings."""
-    return _answer(access), _node(access, node_name), _rights(access)
+    """Return the findings about an API server."""
+    return _answer(access), _node(access, node_name), _permissions(access)
 
 
 def unusable(reason: str) -> tuple[Finding, ...]:
-    """Whatever was said of an API server leads to none."""
-    advice = "See to --kubeconfig and --master, or to the file of --config."
-    return (fail(API, reason, advice), *_not_asked("there is no API server to ask"))
+    """Return the findings if the configured API server cannot be used."""
+    advice = "Check --kubeconfig and --master, or the file of --config."
+    return (fail(API, reason, advice), *_skipped("no usable API server is configured"))
 
 
 def not_configured() -> tuple[Finding, ...]:
-    """No API server was named, and this is no pod."""
+    """Return the findings if no API server is configured and this is no pod."""
     reason = "no API server is configured"
-    advice = "Give --kubeconfig or --config, as to the agent, to have it checked."
-    return (skip(API, reason, advice), *_not_asked(reason))
+    advice = "Give the agent's --kubeconfig or --config to check it."
+    return (skip(API, reason, advice), *_skipped(reason))
 
 
-def _not_asked(reason: str) -> tuple[Finding, ...]:
+def _skipped(reason: str) -> tuple[Finding, ...]:
     return skip(NODE, reason), skip(RIGHTS, reason)
 
 
 def _answer(access: Access) -> Finding:
-    if access.trouble and access.unknown:
-        return fail(API, access.trouble, f"Try it from this node: curl -k {access.server}/livez")
+    if access.node_error and access.review_error:
+        return fail(API, access.node_error, f"Try it from this node: curl -k {access.server}/livez")
     return ok(API, f"{access.server} answers")
 
 
 def _node(access: Access, node_name: str) -> Finding:
-    if access.trouble:
-        return skip(NODE, f"Node {node_name} could not be looked for")
+    if access.node_error:
+        return skip(NODE, f"Node {node_name} could not be looked up")
     if not access.node:
-        advice = "Name it as the cluster does with --hostname-override; kubectl get nodes lists the names."
+        advice = "Set the name the cluster uses with --hostname-override; kubectl get nodes lists the names."
         return fail(NODE, f"the cluster has no Node {node_name}", advice)
     return ok(NODE, f"the cluster has a Node {node_name}")
 
 
-def _rights(access: Access) -> Finding:
-    if access.unknown:
-        return skip(RIGHTS, f"not known: {access.unknown}")
+def _permissions(access: Access) -> Finding:
+    if access.review_error:
+        return skip(RIGHTS, f"unknown: {access.review_error}")
     needed = [str(right) for right in access.denied if right != EVENTS]
     if needed:
-        advice = "Bind the account to the ClusterRole system:node-proxier, or grant these."
-        return fail(RIGHTS, f"not granted: {several(needed, 6)}", advice)
+        advice = "Bind the account to the ClusterRole system:node-proxier, or grant these permissions."
+        return fail(RIGHTS, f"not granted: {listed(needed, 6)}", advice)
     if EVENTS in access.denied:
-        advice = "The proxy works, but its events are lost: grant it, as system:node-proxier does."
+        advice = "The proxy works, but its events are lost. Grant it, as system:node-proxier does."
         return warn(RIGHTS, f"not granted: {EVENTS}.{EVENTS.group}", advice)
-    return ok(RIGHTS, "all that the proxy needs is granted")
+    return ok(RIGHTS, "the proxy has all permissions")

@@ -1,105 +1,102 @@
-"""What is in the tables already: ours or another proxy's, in the backend in use and in the other one."""
+"""Checks of the tables in both backends: rules of ours, of another proxy, of others."""
 
 from collections.abc import Iterable
 
-from pykubeproxy.inspect.preflight.finding import Finding, fail, number, ok, several, skip, warn
+from pykubeproxy.inspect.preflight.model import Finding, fail, ok, skip, warn
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import ownership
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
+from pykubeproxy.wording import counted, listed, plural
 
 Chains = dict[ChainKey, int]
-"""Chains, each with the number of its rules."""
+"""Chains with the number of their rules."""
 
-# Chains that kube-proxy keeps in ipvs mode, and no other.
+# Chains that kube-proxy has in ipvs mode only.
 _IPVS_MODE = frozenset(
-    (
-        "KUBE-LOAD-BALANCER",
-        "KUBE-NODE-PORT",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    )
+    f"KUBE-{name}"
+    for name in ("LOAD-BALANCER", "NODE-PORT", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER")
 )
 _LEFTOVERS = "leftovers"
-_CLEAN_UP = "take them out with `pykubeproxy cleanup`"
 
 
 def in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
-    """The tables that the proxy writes, or will write."""
+    """Report the tables that the proxy writes."""
     owned = [key for key in chains if ownership.is_ours(key)]
     where = f"{backend.value} is used"
     if not owned:
-        return ok("tables", f"{where}, and holds no rules of a service proxy yet", family)
-    return ok("tables", f"{where}, with {number(len(owned), 'chain')} of a service proxy", family)
+        return ok("tables", f"{where}, without rules of a service proxy yet", family)
+    return ok("tables", f"{where}, with {counted(len(owned), 'chain')} of a service proxy", family)
 
 
 def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
-    """The tables of the other backend: whatever they hold, packets meet it too."""
+    """Check the tables of the other backend, which packets pass too."""
     other = Backend.LEGACY if backend is Backend.NFT else Backend.NFT
     owned = [key for key in chains if ownership.is_ours(key)]
     if owned:
-        text = f"{backend.value}, not in use, has {number(len(owned), 'chain')} of a service proxy too"
+        message = f"{backend.value}, not in use, has {counted(len(owned), 'chain')} of a service proxy too"
         advice = (
-            f"Packets meet both. If {other.value} is right, stop whatever writes {backend.value} rules, {_CLEAN_UP}"
-            " while no proxy runs, and start it again; else say which with --iptables-backend."
+            f"Packets pass both. If {other.value} is right, stop the proxy that writes {backend.value} rules, run"
+            " `pykubeproxy cleanup` while no proxy runs, and start it again. Else set --iptables-backend."
         )
-        return fail("other-tables", text, advice, family)
+        return fail("other-tables", message, advice, family)
     foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in BUILT_IN})
     kubelets = [name for name in foreign if name.startswith("KUBE-")]
     if kubelets:
-        text = f"the kubelet writes to {backend.value}, which is not in use ({several(kubelets)})"
-        advice = f"Give --iptables-backend {backend.value}, so that both write to the same tables."
-        return warn("other-tables", text, advice, family)
+        message = f"the kubelet writes to {backend.value}, which is not in use ({listed(kubelets, 4)})"
+        advice = f"Set --iptables-backend {backend.value}, so that both write to the same tables."
+        return warn("other-tables", message, advice, family)
     if foreign:
-        text = f"{backend.value}, not in use, has rules of others ({several(foreign)})"
-        advice = f"Packets meet them too. Have their owner use {other.value}, if that can be had."
-        return warn("other-tables", text, advice, family)
-    return ok("other-tables", f"nothing is in the {backend.value} tables, which are not in use", family)
+        message = f"{backend.value}, not in use, has rules of others ({listed(foreign, 4)})"
+        advice = f"Packets pass them too. If possible, make their owner use {other.value}."
+        return warn("other-tables", message, advice, family)
+    return ok("other-tables", f"the {backend.value} tables, which are not in use, are empty", family)
 
 
 def unreadable(backend: Backend, family: Family, reason: str) -> Finding:
-    """The tables in use could not be read, which the agent has to do first of all."""
-    advice = "The agent reads them when it starts. See to what stands in the way."
+    """Report that the tables in use cannot be read."""
+    advice = "The agent reads them when it starts. Fix the cause first."
     return fail("tables", f"the {backend.value} tables cannot be read: {reason}", advice, family)
 
 
 def not_read(check: str, backend: Backend, family: Family, reason: str) -> Finding:
-    """Tables that could not be looked at, which does not tell against the node."""
+    """Report tables that could not be read, through no fault of the node."""
     return skip(check, f"the {backend.value} tables could not be read: {reason}", family=family)
 
 
 def other_modes_unknown(reason: str) -> Finding:
-    """It could not be told whether something is left."""
-    return skip(_LEFTOVERS, f"other modes of kube-proxy could not be looked for: {reason}")
+    """Report that leftovers of other modes could not be looked for."""
+    return skip(_LEFTOVERS, f"could not look for leftovers of other modes of kube-proxy: {reason}")
 
 
 def other_modes(
     nftables: Iterable[Family], ipvs_services: int, ipvs_interface: bool, chains: Iterable[ChainKey]
 ) -> Finding:
-    """What a kube-proxy in nftables or ipvs mode has left, or is keeping up.
+    """Check for leftovers of a kube-proxy in nftables or ipvs mode.
 
-    `nftables` are the families with a table kube-proxy, `ipvs_services` how many addresses IPVS serves, and
-    `ipvs_interface` is whether there is a kube-ipvs0.
+    `nftables` are the families with a table kube-proxy; `ipvs_services` is the number of IPVS addresses;
+    `ipvs_interface` tells whether kube-ipvs0 exists.
     """
     tables = [f"{'ip' if family is Family.IPV4 else 'ip6'} kube-proxy" for family in nftables]
     if ipvs_services:
-        text = f"IPVS, the kernel's other load balancer, has {number(ipvs_services, 'virtual service')}"
+        message = f"IPVS, the kernel's other load balancer, has {counted(ipvs_services, 'virtual service')}"
         advice = (
-            "They win over iptables. Restart the node, or run `ipvsadm --clear` if no one else uses IPVS. "
-            "(`kube-proxy --cleanup` does it too, but takes out all rules of services as well.)"
+            "They take precedence over iptables. Restart the node, or run `ipvsadm --clear` if nothing else uses IPVS."
+            " (`kube-proxy --cleanup` does it too, but also removes all rules of services.)"
         )
-        return fail(_LEFTOVERS, text, advice)
+        return fail(_LEFTOVERS, message, advice)
     if ipvs_interface:
-        text = "the interface kube-ipvs0 of a kube-proxy in ipvs mode is there"
+        message = "the interface kube-ipvs0 of a kube-proxy in ipvs mode exists"
         advice = "It makes service addresses the node's own. Remove it: ip link delete kube-ipvs0"
-        return fail(_LEFTOVERS, text, advice)
+        return fail(_LEFTOVERS, message, advice)
     if tables:
-        text = f"a kube-proxy in nftables mode has the nftables {'tables' if tables[1:] else 'table'} {several(tables)}"
-        advice = "If it runs no more: the agent removes them when it starts."
-        return warn(_LEFTOVERS, text, advice)
+        message = (
+            f"a kube-proxy in nftables mode has the nftables {plural(len(tables), 'table')} {listed(tables)}"
+        )
+        advice = "If it no longer runs: the agent removes them when it starts."
+        return warn(_LEFTOVERS, message, advice)
     left = sorted({key.chain for key in chains} & _IPVS_MODE)
     if left:
         advice = "They do no harm without IPVS; `kube-proxy --cleanup` removes them."
-        return warn(_LEFTOVERS, f"chains of a kube-proxy in ipvs mode are left ({several(left)})", advice)
-    return ok(_LEFTOVERS, "nothing is left of other modes of kube-proxy")
+        return warn(_LEFTOVERS, f"chains of a kube-proxy in ipvs mode are left ({listed(left, 4)})", advice)
+    return ok(_LEFTOVERS, "other modes of kube-proxy have left nothing")

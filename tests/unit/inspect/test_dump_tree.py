@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from pykubeproxy.inspect.dump import ServiceView, views
+from pykubeproxy.inspect.dump.model import ServiceView, views
 from tests.unit.rules.test_packets import World, worlds
 
 pytestmark = pytest.mark.usefixtures("small_trees")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump import ServiceView, Verdict, views
+from pykubeproxy.inspect.dump.model import ServiceView, Verdict, views
 from pykubeproxy.inspect.frontends import FrontendKind
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import PortName, ServicePort
@@ -16,12 +16,12 @@ from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_
 
 def wanted(name: str, family: Family) -> dict[PortName, ResolvedPort]:
     case = load_case(name)
-    on = terms(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
+    on = rule_context(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
     cluster = cluster_of(case)
     return {
         item.port.name: item
         for service in cluster.services()
-        for item in resolve_ports(cluster, service.key, family, on.place, on.allow_external_ips)
+        for item in resolve_ports(cluster, service.key, family, on.node, on.allow_external_ips)
     }
 
 

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect import explain_forms
-from pykubeproxy.inspect.dump import ServiceView, Verdict, views
-from pykubeproxy.inspect.explain import Explanation, PortWhy, explain, explain_all
+from pykubeproxy.inspect.dump.model import ServiceView, Verdict, views
+from pykubeproxy.inspect.explain import render_json, render_text
+from pykubeproxy.inspect.explain.model import Explanation, PortExplanation, explain, explain_all
+from pykubeproxy.inspect.explain.render_text import notes, skip_message
+from pykubeproxy.inspect.filter import parse_filter
 from pykubeproxy.inspect.routes import Policy
-from pykubeproxy.inspect.sentences import notes, why_passed_over
-from pykubeproxy.inspect.wanted import parse_wanted
 from pykubeproxy.objects import Family, Key, Node, Updated
-from pykubeproxy.rules.context import KernelFacts, RuleContext, terms
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
@@ -59,7 +59,7 @@ def on(case: str) -> dict[Family, RuleContext]:
     loaded = load_case(case)
     node = node_of(loaded)
     return {
-        family: terms(config_of(loaded), node.name, node, KernelFacts(addresses=ADDRESSES), family)
+        family: rule_context(config_of(loaded), node.name, node, KernelFacts(addresses=ADDRESSES), family)
         for family in Family
     }
 
@@ -71,12 +71,12 @@ def explained(case: str) -> list[Explanation]:
 
 
 def text(case: str) -> str:
-    return click.unstyle(explain_forms.text(explained(case), on(case)[Family.IPV4].place))
+    return click.unstyle(render_text.text(explained(case), on(case)[Family.IPV4].node))
 
 
 def document(case: str) -> str:
-    place = on(case)[Family.IPV4].place
-    return json.dumps(explain_forms.document(explained(case), place), indent=1) + "\n"
+    place = on(case)[Family.IPV4].node
+    return json.dumps(render_json.document(explained(case), place), indent=1) + "\n"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,14 +104,16 @@ def test_agrees_with_the_rules(case: str) -> None:
                 _check(port, of_rules, {key.chain for key in ruleset.chains})
 
 
-def _check(port: PortWhy, of_rules: dict[tuple[object, Policy], ServiceView], chains: set[str]) -> None:
+def _check(
+    port: PortExplanation, of_rules: dict[tuple[object, Policy], ServiceView], chains: set[str]
+) -> None:
     for policy in port.policies:
         view = of_rules.get((port.name, policy.policy))
         if policy.verdict is Verdict.DNAT and (policy.frontends or policy.from_this_node):
             assert view
             assert policy.chain in chains
             told = {
-                (it.backend.endpoint.address, it.backend.port): it.share
+                (it.resolved.endpoint.address, it.resolved.port): it.share
                 for it in policy.endpoints
                 if it.share
             }
@@ -171,21 +173,21 @@ def test_another_place() -> None:
     cluster = cluster_of(load_case("lb-local"))
     there = _at(cluster, NodeTopology("node2", "zone-b"))
     here = explained("lb-local")
-    said = click.unstyle(explain_forms.comparison(there, here, on("lb-local")[Family.IPV4].place))
+    said = click.unstyle(render_text.comparison(there, here, on("lb-local")[Family.IPV4].node))
     assert said.splitlines() == [
         "",
-        "On node1 in zone-a it is otherwise:",
+        "node1 in zone-a uses other endpoints:",
         "  ns1/web:http  TCP IPv4, policy Local",
         "    10.244.1.11:8080 is used: ready",
         "    10.244.2.12:8080 is not used: on another node, and the traffic policy is",
-        "      Local (it is on node2)",
+        "      Local (on node2)",
     ]
-    document = explain_forms.document(
+    document = render_json.document(
         there, NodeTopology("node2", "zone-b"), (here, NodeTopology("node1", "zone-a"))
     )
     differences = document["differences"]
     assert isinstance(differences, dict)
-    assert differences["place"] == {"node": "node1", "zone": "zone-a"}
+    assert differences["node"] == {"name": "node1", "zone": "zone-a"}
     assert [(it["address"], it["used"], it["reason"]) for it in differences["endpoints"]] == [
         ("10.244.1.11", True, "ready"),
         ("10.244.2.12", False, "not-local"),
@@ -195,16 +197,16 @@ def test_another_place() -> None:
 def test_same_elsewhere() -> None:
     """Where nothing differs that is said too."""
     cluster = cluster_of(load_case("dual-stack"))
-    said = explain_forms.comparison(
+    said = render_text.comparison(
         _at(cluster, NodeTopology("node2"), "dual-stack"),
         explained("dual-stack"),
         NodeTopology("node1", "zone-a"),
     )
-    assert click.unstyle(said) == "\nOn node1 in zone-a the same endpoints are used.\n"
+    assert click.unstyle(said) == "\nnode1 in zone-a uses the same endpoints.\n"
 
 
 def _at(cluster: Cluster, place: NodeTopology, case: str = "lb-local") -> list[Explanation]:
-    moved = {family: msgspec.structs.replace(it, place=place) for family, it in on(case).items()}
+    moved = {family: msgspec.structs.replace(it, node=place) for family, it in on(case).items()}
     return [explain(cluster, it, moved) for it in cluster.services() if it.namespace != "default"]
 
 
@@ -215,10 +217,10 @@ def cluster(*objects: object) -> Cluster:
     return made
 
 
-def web(*objects: object, **config: str) -> PortWhy:
+def web(*objects: object, **config: str) -> PortExplanation:
     """The one IPv4 port of ns/web among these objects, as node1 in zone-a serves it."""
     node = Node("node1", ("192.168.99.10",), zone="zone-a")
-    its_terms = terms(load(None, config).config, node.name, node, KernelFacts(), Family.IPV4)
+    its_terms = rule_context(load(None, config).config, node.name, node, KernelFacts(), Family.IPV4)
     made = cluster(*objects)
     found = made.service(Key("ns", "web"))
     assert found
@@ -230,26 +232,26 @@ def test_slices_of_the_other_family() -> None:
     """They are passed over where the Service has no address of that family, and are not worth a word where it has."""
     six = slice_of("fd00::1", name="six")
     port = web(service(), slice_of("10.0.0.1"), six)
-    assert [why_passed_over(it) for it in port.passed] == []
+    assert [skip_message(it) for it in port.skipped] == []
     single = explain(
         cluster(service(), six),
         service(),
-        dict.fromkeys(Family, port.terms),
+        dict.fromkeys(Family, port.context),
     )
-    said = [why_passed_over(it) for it in single.ports[0].passed]
+    said = [skip_message(it) for it in single.ports[0].skipped]
     assert said == ["slice six: it is of the other address family"]
 
 
 def test_passed_over() -> None:
     """Entries without an address, and ports without a name or number, are named by their slice."""
     port = web(service(), slice_of("10.0.0.1", endpoint(""), name="s1"))
-    assert [why_passed_over(it) for it in port.passed] == ["an endpoint in slice s1: it has no address"]
+    assert [skip_message(it) for it in port.skipped] == ["an endpoint in slice s1: it has no address"]
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "the configuration does not say what is a pod's traffic"),
+        ({}, "the configuration does not define pod traffic"),
         ({"cluster-cidr": "0.0.0.0/0"}, "every address counts as a pod's (0.0.0.0/0)"),
         ({"masquerade-all": "true"}, "every client's address is replaced"),
         (
@@ -266,9 +268,9 @@ def test_masquerading_in_words(config: dict[str, str], says: str) -> None:
 def test_external_ips_that_are_not_served() -> None:
     """With the feature gate off, external IPs are said not to be served."""
     config = load(None, {"feature-gates": "AllowServiceExternalIPs=false"}).config
-    its_terms = terms(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
+    its_terms = rule_context(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
     made = service(external_ips=("192.0.2.1",))
-    said = explain_forms.text([explain(cluster(made), made, {Family.IPV4: its_terms})], NodeTopology("node1"))
+    said = render_text.text([explain(cluster(made), made, {Family.IPV4: its_terms})], NodeTopology("node1"))
     assert "  Its external IP 192.0.2.1 is not served" in said
 
 
@@ -277,13 +279,13 @@ def test_what_is_not_there() -> None:
     made = cluster(service(), service("none", headless=True, cluster_ips=()))
     its_terms = on("dual-stack")
     with pytest.raises(LookupError, match="there is no Service web2 in any namespace"):
-        explain_all(made, parse_wanted("web2"), its_terms)
+        explain_all(made, parse_filter("web2"), its_terms)
     with pytest.raises(LookupError, match="there is no Service other/web"):
-        explain_all(made, parse_wanted("other/web"), its_terms)
+        explain_all(made, parse_filter("other/web"), its_terms)
     with pytest.raises(LookupError, match=r'Service ns/web has no port "https"; it has 80 \(http\)'):
-        explain_all(made, parse_wanted("ns/web:https"), its_terms)
-    assert [it.name.port for it in explain_all(made, parse_wanted("web:80"), its_terms)[0].ports] == ["http"]
-    assert explain_all(made, parse_wanted("none:80"), its_terms)[0].left_out
+        explain_all(made, parse_filter("ns/web:https"), its_terms)
+    assert [it.name.port for it in explain_all(made, parse_filter("web:80"), its_terms)[0].ports] == ["http"]
+    assert explain_all(made, parse_filter("none:80"), its_terms)[0].skipped
 
 
 if __name__ == "__main__":

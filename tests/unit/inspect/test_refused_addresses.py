@@ -4,11 +4,11 @@ import click
 import msgspec
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect import explain_forms
-from pykubeproxy.inspect.explain import explain_all
-from pykubeproxy.inspect.wanted import Wanted
+from pykubeproxy.inspect.explain import render_json, render_text
+from pykubeproxy.inspect.explain.model import explain_all
+from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.objects import Family, Kind, Updated, decode
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.selection import NodeTopology
 
@@ -26,26 +26,26 @@ def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[st
     cluster = Cluster()
     for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
-    on = {family: terms(CONFIG, "n", None, KernelFacts(), family) for family in Family}
-    found = explain_all(cluster, Wanted(name="web"), on)
-    text = click.unstyle(explain_forms.text(found, NodeTopology("n")))
-    return " ".join(text.split()), explain_forms.document(found, NodeTopology("n"))
+    on = {family: rule_context(CONFIG, "n", None, KernelFacts(), family) for family in Family}
+    found = explain_all(cluster, ServiceFilter(name="web"), on)
+    text = click.unstyle(render_text.text(found, NodeTopology("n")))
+    return " ".join(text.split()), render_json.document(found, NodeTopology("n"))
 
 
 def test_addresses_of_a_service() -> None:
     """The field, the address and what it is; the others are served."""
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "externalIPs": ["192.0.2.1", "127.0.0.1"]}
     text, document = explained({"spec": spec}, "10.244.1.1")
-    assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is passed over." in text
+    assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is skipped." in text
     assert "External IP 192.0.2.1:80 leads to" in text
-    refused = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "why": "a loopback address"}
-    assert document["refused"] == [{"namespace": "default", "name": "web", **refused}]
+    refused = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "message": "a loopback address"}
+    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", **refused}]
 
 
 def test_a_cluster_ip() -> None:
     """Without one that may be served there are no rules at all."""
     text, document = explained({"spec": {"clusterIP": "127.0.0.1", "ports": [{"port": 80}]}})
-    assert "It has no rules: its cluster IP is none that may be served." in text
+    assert "It has no rules: its cluster IP is not a valid service address." in text
     assert document["services"] == []
 
 
@@ -54,4 +54,4 @@ def test_an_endpoint() -> None:
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
     text, _ = explained({"spec": spec}, "127.0.0.1", "10.244.1.1")
     assert "100% 10.244.1.1:8080 ready" in text
-    assert "127.0.0.1 in slice web-1: a loopback," in text
+    assert "127.0.0.1 in slice web-1: its address is loopback," in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump import views
+from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.routes import affinity_seconds, shares
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse

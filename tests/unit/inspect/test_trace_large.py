@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from pykubeproxy.inspect.packet import Host, Packet
-from pykubeproxy.inspect.trace import walk
+from pykubeproxy.inspect.trace.model import trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
@@ -40,7 +40,7 @@ def large() -> dict[ChainKey, tuple[str, ...]]:
     return chains
 
 
-class Watched(Mapping[ChainKey, tuple[str, ...]]):
+class WatchedTables(Mapping[ChainKey, tuple[str, ...]]):
     """Chains that remember who was asked for."""
 
     def __init__(self, chains: dict[ChainKey, tuple[str, ...]]) -> None:
@@ -64,10 +64,10 @@ class Watched(Mapping[ChainKey, tuple[str, ...]]):
 
 def test_large() -> None:
     """The last of 5000 services with 10 endpoints each: a second of CPU time at most, and no chain of others read."""
-    chains = Watched(large())
+    chains = WatchedTables(large())
     packet = Packet("tcp", "203.0.113.9", cluster_ip(SERVICES - 1), 80)
     started = time.process_time()
-    trace = walk(Ruleset(Family.IPV4, chains), packet, Host())
+    trace = trace_packet(Ruleset(Family.IPV4, chains), packet, Host())
     assert time.process_time() - started < 1
     assert all(abs(endpoint.probability - 1 / ENDPOINTS) < 1e-9 for endpoint in trace.endpoints)
     assert len(trace.endpoints) == ENDPOINTS

@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.inspect.desired import as_installed
-from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import Host, Packet
-from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.inspect.dump.model import Verdict
+from pykubeproxy.inspect.trace.model import Trace, trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.objects import Family, Kind, Listed
+from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.resolve import resolve_ports
+from tests.packet_model import Packet as ModelPacket
+from tests.packet_model import Walker
 from tests.strategies import PODS
 from tests.unit.rules.test_packets import CLIENT, NODE_IP, POD, World, worlds
-from tests.walk import Packet as ModelPacket
-from tests.walk import Walker
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
@@ -29,13 +29,13 @@ def host_of(family: Family) -> Host:
 
 
 def traced(world: World, packet: Packet) -> Trace:
-    on = world.terms()
+    on = world.rule_context()
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, world.services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
     host = host_of(world.family)
     packet = msgspec.structs.replace(packet, starts_here=host.is_local(packet.source))
-    return walk(as_installed(render(cluster, on), on.options), packet, host)
+    return trace_packet(installed(render(cluster, on), on.options), packet, host)
 
 
 def targets(backends: tuple[ResolvedEndpoint, ...]) -> dict[tuple[str, int], float]:
@@ -51,7 +51,7 @@ def test_cluster_ips(world: World, outside: bool) -> None:
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
     source = (CLIENT if outside else POD)[world.family]
     for service in world.services:
-        for served in resolve_ports(cluster, service.key, world.family, world.terms().place):
+        for served in resolve_ports(cluster, service.key, world.family, world.rule_context().node):
             port, selection = served.port, served.selection
             trace = traced(world, Packet(port.protocol.value.lower(), source, port.cluster_ip, port.port))
             chosen = selection.local if port.internal_local else selection.cluster
@@ -128,13 +128,13 @@ def test_as_another_evaluator(world: World, choice: tuple[str, str, int, str, in
 @settings(max_examples=100, deadline=None)
 @given(world=worlds, choice=packets)
 def test_everything_goes_somewhere(world: World, choice: tuple[str, str, int, str, int]) -> None:
-    """Under DNAT the probabilities of endpoints and refusals add up to 1; a refusal names a rule that is there."""
+    """Under DNAT the probabilities of endpoints and rejections add up to 1; a rejection names a rule that is there."""
     trace = traced(world, packet_for(world, choice))
-    refused = sum(refusal.probability for refusal in trace.refusals)
+    refused = sum(rejection.probability for rejection in trace.rejections)
     total = refused + sum(endpoint.probability for endpoint in trace.endpoints)
     assert abs(total - (0 if trace.verdict is Verdict.PASS else 1)) < PRECISION
     if trace.verdict in (Verdict.DROP, Verdict.REJECT):
-        (refusal,) = trace.refusals
-        assert refusal.verdict is trace.verdict
-        assert f"-j {trace.verdict.name}" in refusal.step.rule
-        assert refusal.step in trace.steps
+        (rejection,) = trace.rejections
+        assert rejection.verdict is trace.verdict
+        assert f"-j {trace.verdict.name}" in rejection.step.rule
+        assert rejection.step in trace.steps

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.matching import Match, comment_of, parse_rule, without_comment
-from pykubeproxy.inspect.packet import DNAT, NEW, Host, Packet
+from pykubeproxy.inspect.trace.packet import DNAT, NEW, Host, Packet
+from pykubeproxy.inspect.trace.rule import Match, compile_rule
 
 HOST = Host(frozenset({"192.168.99.10", "fd00:99::10"}))
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, received_by="eth0", sent_by="pod1", mark=0x4000)
@@ -11,7 +11,7 @@ IPV6 = Packet("udp", "fd00:10:244::5", "fd00:10:96::a", 53)
 
 
 def met(rule: str, packet: Packet = PACKET) -> Match:
-    return parse_rule(f"{rule} -j TARGET").meet(packet, HOST)
+    return compile_rule(f"{rule} -j TARGET").match(packet, HOST)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def met(rule: str, packet: Packet = PACKET) -> Match:
 )
 def test_matches(conditions: str) -> None:
     """Rules that a packet meets wholly."""
-    assert met(conditions).share == 1
+    assert met(conditions).probability == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_matches(conditions: str) -> None:
 )
 def test_does_not_match(conditions: str) -> None:
     """Rules of which a packet fails one condition."""
-    assert met(conditions).share == 0
+    assert met(conditions).probability == 0
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_does_not_match(conditions: str) -> None:
 )
 def test_chance(conditions: str, share: float) -> None:
     """A rule that works by chance takes a share of the packets, if they meet its other conditions."""
-    assert met(conditions).share == share
+    assert met(conditions).probability == share
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_chance(conditions: str, share: float) -> None:
 )
 def test_ipv6(conditions: str, share: float) -> None:
     """Addresses of the other family work alike, and never match across."""
-    assert met(conditions, IPV6).share == share
+    assert met(conditions, IPV6).probability == share
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "192.168.99.10", "::1", "fd00:99::10"])
 def test_local(address: str) -> None:
     """All of loopback is the host itself, besides its addresses."""
     packet = Packet("tcp", address, address, 80)
-    assert met("-m addrtype --dst-type LOCAL", packet).share == 1
-    assert met("-m addrtype --src-type LOCAL", packet).share == 1
+    assert met("-m addrtype --dst-type LOCAL", packet).probability == 1
+    assert met("-m addrtype --src-type LOCAL", packet).probability == 1
 
 
 @pytest.mark.parametrize("negation", ["", "! "])
@@ -129,20 +129,20 @@ def test_local(address: str) -> None:
 def test_unknown_matches_do_not_match(conditions: str, negation: str) -> None:
     """A condition that is not known here counts as not met, negated or not, and the reason says so."""
     found = met(conditions.format(negation))
-    assert found.share == 0
-    assert "not known here" in found.why
+    assert found.probability == 0
+    assert "trace does not know" in found.reason
 
 
 def test_after_translation() -> None:
     """A translated packet has the state DNAT beside NEW."""
     packet = Packet("tcp", "192.0.2.1", "127.0.0.1", 80, states=(NEW, DNAT))
     guard = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
-    assert met(guard, packet).share == 0
-    assert met("-m conntrack --ctstate DNAT", packet).share == 1
+    assert met(guard, packet).probability == 0
+    assert met("-m conntrack --ctstate DNAT", packet).probability == 1
 
 
 @pytest.mark.parametrize(
-    ("conditions", "why"),
+    ("conditions", "reason"),
     [
         ("", "every packet matches"),
         ('-m comment --comment "x"', "every packet matches"),
@@ -153,29 +153,29 @@ def test_after_translation() -> None:
         ("! -s 10.244.0.0/16", "its source 10.244.1.5 is in 10.244.0.0/16"),
         ("! -s 10.9.0.0/16", "its source 10.244.1.5 is not in 10.9.0.0/16"),
         ("-s 10.244.1.6/32", "its source 10.244.1.5 is not 10.244.1.6"),
-        ("-m mark ! --mark 0x4000/0x4000", "it bears the mark 0x4000"),
-        ("-m mark --mark 0x1/0x1", "it does not bear the mark 0x1"),
+        ("-m mark ! --mark 0x4000/0x4000", "it has the mark 0x4000"),
+        ("-m mark --mark 0x1/0x1", "it does not have the mark 0x1"),
         ("-m conntrack --ctstate NEW", "its state is NEW"),
         ("-m conntrack --ctstate RELATED,ESTABLISHED", "its state is not RELATED or ESTABLISHED"),
         ("-m addrtype --src-type LOCAL", "its source 10.244.1.5 is not an address of this node"),
         ("-i cbr0", "it came in by eth0, not cbr0"),
         (
             "-m statistic --mode random --probability 0.33333333349",
-            "chance takes 33.33 % of the packets that get here",
+            "a random 33.33% of the packets that get here match",
         ),
         (
             "-m recent --rcheck --seconds 60 --name X",
-            "the client is taken for a new one, whom no endpoint remembers",
+            "the client is assumed to be new, without affinity to an endpoint",
         ),
     ],
 )
-def test_why(conditions: str, why: str) -> None:
+def test_reason(conditions: str, reason: str) -> None:
     """The reason states what is true of the packet: all of it for a match, the first obstacle for none."""
-    assert met(conditions).why == why
+    assert met(conditions).reason == reason
 
 
 @pytest.mark.parametrize(
-    ("conditions", "concerns"),
+    ("conditions", "relevant"),
     [
         ("-d 10.96.0.11/32 -p tcp -m tcp --dport 80", False),
         ("-p udp", False),
@@ -185,15 +185,6 @@ def test_why(conditions: str, why: str) -> None:
         ("-d 10.96.0.10/32 -m conntrack --ctstate INVALID", True),
     ],
 )
-def test_concerns(conditions: str, concerns: bool) -> None:
+def test_relevant(conditions: str, relevant: bool) -> None:
     """A rule for another destination, protocol or port is none of the packet's concern, whatever fails first."""
-    assert met(conditions).concerns is concerns
-
-
-def test_comment() -> None:
-    """The comment is told apart from the rest of the rule, quoted or not."""
-    rule = '-s 10.0.0.1/32 -m comment --comment "say \\"-j DROP\\"" -m mark --mark 0x1 -j ACCEPT'
-    assert comment_of(rule) == 'say "-j DROP"'
-    assert without_comment(rule) == "-s 10.0.0.1/32 -m mark --mark 0x1 -j ACCEPT"
-    assert comment_of("-m comment --comment word -j ACCEPT") == "word"
-    assert comment_of("-j ACCEPT") == ""
+    assert met(conditions).relevant is relevant

@@ -2,16 +2,16 @@
 
 import pytest
 
-from pykubeproxy.inspect.matching import parse_rule
-from pykubeproxy.inspect.packet import Packet
-from pykubeproxy.inspect.targets import Effect, End, act
+from pykubeproxy.inspect.trace.packet import Packet
+from pykubeproxy.inspect.trace.rule import compile_rule
+from pykubeproxy.inspect.trace.targets import Effect, End, apply_target
 
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
 IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)
 
 
 def after(target: str, packet: Packet = PACKET) -> Effect:
-    return act(parse_rule(f"-p tcp -j {target}"), packet)
+    return apply_target(compile_rule(f"-p tcp -j {target}"), packet)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import Host, Packet, Route
-from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.inspect.dump.model import Verdict
+from pykubeproxy.inspect.trace.model import Trace, trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import parse
 
@@ -24,7 +24,7 @@ def traced(rules: str, packet: Packet = COMING) -> Trace:
         table, rest = line.strip().split(" ", 1)
         text.setdefault(table, []).append(rest if rest.startswith(":") else f"-A {rest}")
     saved = "".join(f"*{table}\n" + "\n".join(lines) + "\nCOMMIT\n" for table, lines in text.items())
-    return walk(parse(Family.IPV4, saved), packet, HOST)
+    return trace_packet(parse(Family.IPV4, saved), packet, HOST)
 
 
 def way(trace: Trace) -> list[str]:
@@ -177,7 +177,7 @@ def test_return_by_chance() -> None:
         filter HALF -j ACCEPT
         """
     )
-    assert [(it.verdict, it.probability) for it in trace.refusals] == [(Verdict.REJECT, 0.5)]
+    assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.REJECT, 0.5)]
 
 
 def test_policy() -> None:
@@ -185,7 +185,7 @@ def test_policy() -> None:
     trace = traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p udp -j ACCEPT")
     assert trace.verdict is Verdict.DROP
     assert trace.steps[-1].rule == "policy DROP"
-    assert trace.refusals[0].step == trace.steps[-1]
+    assert trace.rejections[0].step == trace.steps[-1]
     assert traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p tcp -j ACCEPT").verdict is Verdict.PASS
 
 
@@ -220,7 +220,7 @@ def test_hairpin() -> None:
         "10.244.1.1": True,
         "10.244.1.2": False,
     }
-    assert "to 10.244.1.2:80: it does not bear the mark 0x4000" in [step.why for step in trace.steps]
+    assert "to 10.244.1.2:80: it does not have the mark 0x4000" in [step.reason for step in trace.steps]
 
 
 def test_what_all_endpoints_meet_is_told_once() -> None:
@@ -233,12 +233,12 @@ def test_what_all_endpoints_meet_is_told_once() -> None:
         filter FORWARD -m comment --comment all -j ACCEPT
         """
     )
-    assert [step.why for step in trace.steps if step.table == "filter"] == [
+    assert [step.reason for step in trace.steps if step.table == "filter"] == [
         "to 10.244.1.1:80: every packet matches",
         "to 10.244.1.2:80: its destination is 10.244.1.2",
     ]
     assert trace.verdict is Verdict.DNAT
-    assert [(it.verdict, it.probability) for it in trace.refusals] == [(Verdict.DROP, 0.5)]
+    assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.DROP, 0.5)]
 
 
 def test_rules_for_others_are_passed_over() -> None:
@@ -284,4 +284,4 @@ def test_interfaces(rule: str, packet: Packet, verdict: Verdict) -> None:
 def test_no_rules_at_all() -> None:
     """Empty tables let everything pass."""
     trace = traced("filter :FORWARD ACCEPT [0:0]")
-    assert (trace.verdict, trace.steps, trace.endpoints, trace.refusals) == (Verdict.PASS, (), (), ())
+    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (Verdict.PASS, (), (), ())

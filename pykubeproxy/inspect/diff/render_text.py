@@ -1,0 +1,202 @@
+"""The text of `pykubeproxy diff`: sentences, or a unified diff of rules."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+import click
+
+from pykubeproxy.inspect.diff.model import Changes, PolicyChange, ServiceChange
+from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
+from pykubeproxy.inspect.dump.render_text import rejection
+from pykubeproxy.inspect.routes import Policy, Verdict
+from pykubeproxy.objects import address_and_port
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.difference import ChainDifference
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.services.frontend import Frontend
+from pykubeproxy.wording import counted, listed, percent, period, plural, tied, wrapped
+
+# How many endpoints or chains a sentence lists.
+_LISTED = 5
+# How many unchanged rules a unified diff shows around changed ones.
+_CONTEXT = 3
+_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+_NO_LONGER = {
+    Verdict.REJECT: "no longer rejected",
+    Verdict.DROP: "no longer dropped",
+    Verdict.PASS: "passed on before",
+}
+# Present in the tables whatever the services.
+_ALWAYS = frozenset((*skeleton.JUMPS, *skeleton.SHARED, *skeleton.FIXED))
+
+
+def text(changes: Sequence[Changes], before: str, after: str) -> str:
+    """Return the changes as sentences in 80 columns; "" for none. `before` and `after` name the sides."""
+    families = []
+    for family in changes:
+        if family.chains:
+            title = click.style(f"{family.family.value}: {before} → {after}", bold=True)
+            lines = [line for sentence in sentences(family) for line in wrapped(sentence, "  ", "    ")]
+            families.append("".join(f"{line}\n" for line in (title, *lines)))
+    return "\n".join(families)
+
+
+def unified(changes: Sequence[Changes], before: str, after: str) -> str:
+    """Return the changes as a unified diff, chain by chain; "" for none."""
+    return "".join(
+        f"{line}\n"
+        for family in changes
+        if family.chains
+        for line in (
+            click.style(f"--- {before}, {family.family.value}", bold=True),
+            click.style(f"+++ {after}, {family.family.value}", bold=True),
+            *(line for chain in family.chains for line in _hunks(chain)),
+        )
+    )
+
+
+def sentences(changes: Changes) -> Iterator[str]:
+    """Yield one sentence per change: first jumps and shared chains, then each service."""
+    yield from _others(changes.others)
+    if changes.branches:
+        yield f"{counted(len(changes.branches), 'chain')} of the dispatch tree: other rules"
+    if changes.unreferenced:
+        number = len(changes.unreferenced)
+        yield f"{number} unreferenced {plural(number, 'chain')} removed: {listed(changes.unreferenced, _LISTED)}"
+    for service in changes.services:
+        yield from service_sentences(service)
+
+
+def service_sentences(change: ServiceChange) -> Iterator[str]:
+    """Yield the changes of one service port."""
+    protocol = "" if change.name.protocol == "TCP" else f" {change.name.protocol}"
+    title = f"{change.name}{protocol}"
+    if not change.policies:
+        yield f"{title}: other rules with the same effect"
+    match change.present:
+        case (False, True):
+            title += " added"
+        case (True, False):
+            title += " removed"
+    several = len(change.policies) > 1 or any(one.policy is Policy.LOCAL for one in change.policies)
+    for policy in change.policies:
+        under = f" (policy {policy.policy.value})" if several else ""
+        yield f"{title}{under}: {'; '.join(_policy(policy, change.present))}"
+
+
+def _policy(change: PolicyChange, present: tuple[bool, bool]) -> Iterator[str]:
+    before, after = change.before, change.after
+    if before is None or after is None:
+        view = before or after
+        assert view is not None, "a change has a before or an after"
+        if all(present):
+            yield "added" if after else "removed"
+        yield ", ".join(tied(str(frontend)) for frontend in view.frontends or view.from_this_node)
+        if view.verdict is not Verdict.DNAT:
+            yield rejection(view)
+        if view.endpoints:
+            yield f"{counted(len(view.endpoints), 'endpoint')}: {_endpoints(view.endpoints)}"
+        return
+    yield from _endpoint_changes(change, before, after)
+    yield from _frontend_changes(before.frontends, after.frontends, "")
+    yield from _frontend_changes(before.from_this_node, after.from_this_node, " for this node and its pods")
+    yield from _setting_changes(before, after)
+
+
+def _endpoint_changes(change: PolicyChange, before: ServiceView, after: ServiceView) -> Iterator[str]:
+    for state, endpoints in (("removed", change.removed), ("added", change.added)):
+        if endpoints:
+            yield f"{counted(len(endpoints), 'endpoint')} {state}: {_endpoints(endpoints)}"
+    if change.reweighted:
+        pairs = {(percent(old.share), percent(new.share)) for old, new in change.reweighted}
+        others = " of the others" if change.removed or change.added else ""
+        if len(pairs) == 1:
+            yield "share{} {} → {}".format(others, *next(iter(pairs)))
+        else:
+            yield f"other shares for {_endpoints([new for _, new in change.reweighted])}"
+    if before.verdict is not after.verdict:
+        if before.verdict is not Verdict.DNAT:
+            yield _NO_LONGER[before.verdict]
+        if after.verdict is not Verdict.DNAT:
+            yield rejection(after)
+
+
+def _frontend_changes(before: Sequence[Frontend], after: Sequence[Frontend], where: str) -> Iterator[str]:
+    for state, some, others in (("removed", before, after), ("added", after, before)):
+        if only := [tied(str(frontend)) for frontend in some if frontend not in others]:
+            yield f"{', '.join(only)} {state}{where}"
+
+
+def _setting_changes(before: ServiceView, after: ServiceView) -> Iterator[str]:
+    sides = (before, after)
+    if before.affinity_seconds != after.affinity_seconds:
+        kept = [period(view.affinity_seconds) if view.affinity_seconds else "none" for view in sides]
+        yield f"session affinity {kept[0]} → {kept[1]}"
+    if before.source_ranges != after.source_ranges:
+        ranges = [", ".join(view.source_ranges) or "all" for view in sides]
+        yield f"load balancer open to {ranges[0]} → {ranges[1]}"
+    if before.health_check_node_port != after.health_check_node_port:
+        ports = [view.health_check_node_port or "none" for view in sides]
+        yield f"health check node port {ports[0]} → {ports[1]}"
+
+
+def _others(differences: Sequence[ChainDifference]) -> Iterator[str]:
+    """Yield one sentence per table for jumps and whole chains, then one per chain with other rules."""
+    if {chain.key for chain in differences if not chain.before} >= _ALWAYS:
+        yield "all jumps and shared chains added: the tables have no rules of a service proxy"
+        differences = [chain for chain in differences if chain.key not in _ALWAYS]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for difference in differences:
+        table, chain = difference.key
+        if difference.key in skeleton.JUMPS:
+            for state, rules in (("removed", difference.gone), ("added", difference.new)):
+                for rule in rules:
+                    jump = f"{chain} to {parse_rule(rule).target}"
+                    found.setdefault((table, "jump", state), []).append(jump)
+        elif difference.before is None or difference.after is None:
+            state = "added" if difference.before is None else "removed"
+            found.setdefault((table, "chain", state), []).append(chain)
+        else:
+            found[f"{table}, {chain}", "", ""] = [_rules(difference)]
+    for (where, noun, state), names in found.items():
+        prefix = f"{counted(len(names), noun)} {state}: " if noun else ""
+        yield f"table {where}: {prefix}{', '.join(names)}"
+
+
+def _rules(difference: ChainDifference) -> str:
+    states = ((difference.gone, "removed"), (difference.new, "added"))
+    parts = [f"{counted(len(rules), 'rule')} {state}" for rules, state in states if rules]
+    return ", ".join(parts) or "the same rules in another order"
+
+
+def _endpoints(endpoints: Sequence[EndpointView]) -> str:
+    return listed((address_and_port(one.address, one.port) for one in endpoints), _LISTED)
+
+
+def _hunks(chain: ChainDifference) -> Iterator[str]:
+    """Yield a chain's part of a unified diff; positions are those of rules in the chain."""
+    state = " (added)" if chain.before is None else " (removed)" if chain.after is None else ""
+    title = f"{chain.key.table} {chain.key.chain}{state}"
+    before, after = chain.before or (), chain.after or ()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    groups = [*matcher.get_grouped_opcodes(_CONTEXT)]
+    if not groups:
+        yield _colored(f"@@ {title} @@")
+    for group in groups:
+        old, new = _range(group[0][1], group[-1][2]), _range(group[0][3], group[-1][4])
+        yield _colored(f"@@ -{old} +{new} @@ {title}")
+        for kind, start, end, new_start, new_end in group:
+            if kind == "equal":
+                yield from (f" {rule}" for rule in before[start:end])
+            else:
+                yield from (_colored(f"-{rule}") for rule in before[start:end])
+                yield from (_colored(f"+{rule}") for rule in after[new_start:new_end])
+
+
+def _range(start: int, end: int) -> str:
+    """Return the start, from 1, and the length; an empty range has the position before it."""
+    return f"{start + 1 if end > start else start},{end - start}"
+
+
+def _colored(line: str) -> str:
+    return click.style(line, fg=_COLORS[line[0]])

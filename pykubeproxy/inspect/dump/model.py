@@ -1,0 +1,206 @@
+"""The services that the rules of one family serve: frontends, endpoints and their shares."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.frontends import FrontendRule, health_checks, rejecting_rules, serving_rules
+from pykubeproxy.inspect.resolver import NameResolver
+from pykubeproxy.inspect.routes import Policy, PolicyRoute, Verdict, affinity_seconds, route, shares
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import Count, Counters, Ruleset
+from pykubeproxy.services.frontend import Frontend, FrontendKind
+from pykubeproxy.services.ports import PortName
+
+_KINDS = list(FrontendKind)
+
+
+class EndpointView(msgspec.Struct, frozen=True, gc=False):
+    """An endpoint, its probability to get a new connection, and the counters of its chain since it was written.
+
+    Both policies share the chain. Only the first packet of a connection passes table nat, so packets are connections.
+    """
+
+    address: str
+    port: int
+    share: float
+    packets: int
+    bytes: int
+    chain: str = ""
+
+
+class ServiceView(msgspec.Struct, frozen=True):
+    """One service port in one family under one traffic policy.
+
+    - `frontends`: the frontends under this policy
+    - `from_this_node`: under external policy Local, the frontends that lead here only from this node and its pods
+    - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
+    - `quarantined`: not served, because iptables rejects its rules
+    - `source_ranges`: the sources allowed at load balancer IPs; empty for all
+    - `chain`: the balancing chain; "" without endpoints
+    """
+
+    name: PortName
+    family: Family
+    policy: Policy
+    verdict: Verdict
+    frontends: tuple[Frontend, ...]
+    from_this_node: tuple[Frontend, ...]
+    endpoints: tuple[EndpointView, ...]
+    affinity_seconds: int | None
+    source_ranges: tuple[str, ...]
+    health_check_node_port: int
+    chain: str = ""
+    quarantined: bool = False
+
+
+class PortRules(msgspec.Struct, frozen=True):
+    """The rules for the frontends of one service port: in nat those that serve, in filter those that reject."""
+
+    serving: list[FrontendRule]
+    rejecting: list[FrontendRule]
+
+    def numbers(self) -> set[int]:
+        """Return the port numbers of the frontends."""
+        return {rule.frontend.port for rule in (*self.serving, *self.rejecting)}
+
+
+def find_ports(ruleset: Ruleset, filter_: ServiceFilter) -> Mapping[PortName, PortRules]:
+    """Return the matching service ports of one family, sorted."""
+    resolver = NameResolver(ruleset, filter_)
+    ports: dict[PortName, PortRules] = {}
+    for rule in serving_rules(ruleset):
+        ports.setdefault(resolver.resolve(rule), PortRules([], [])).serving.append(rule)
+    for rule in rejecting_rules(ruleset):
+        ports.setdefault(resolver.resolve(rule), PortRules([], [])).rejecting.append(rule)
+    return {name: ports[name] for name in sorted(ports) if filter_.matches(name, ports[name].numbers())}
+
+
+def views(
+    ruleset: Ruleset, counters: Counters, filter_: ServiceFilter | None = None
+) -> tuple[ServiceView, ...]:
+    """Return the matching services of one family, a view for each service port and policy.
+
+    The rules do not show the policy of a rejected service; its view has policy Cluster.
+    """
+    return port_views(ruleset, counters, find_ports(ruleset, filter_ or ServiceFilter()))
+
+
+def port_views(
+    ruleset: Ruleset, counters: Counters, ports: Mapping[PortName, PortRules]
+) -> tuple[ServiceView, ...]:
+    """Return the views of some of the service ports that `find_ports` has found."""
+    checks = health_checks(ruleset)
+    return tuple(
+        view
+        for name, rules in ports.items()
+        for view in _PortReader(ruleset, counters, name, checks.get(str(name), 0)).views(rules)
+    )
+
+
+def in_order(views: Iterable[ServiceView]) -> tuple[ServiceView, ...]:
+    """Sort views by service port, then family, then policy."""
+    return tuple(sorted(views, key=lambda view: (view.name, view.family.value, view.policy.value)))
+
+
+class _PolicyRules(msgspec.Struct):
+    """The facts collected for one policy."""
+
+    chain: str = ""
+    frontends: dict[Frontend, None] = {}
+    from_this_node: dict[Frontend, None] = {}
+    source_ranges: tuple[str, ...] = ()
+    rejection: Verdict | None = None
+    quarantined: bool = False
+
+
+class _PortReader(msgspec.Struct, frozen=True):
+    """Make the views of one service port."""
+
+    ruleset: Ruleset
+    counters: Counters
+    name: PortName
+    health_check_node_port: int
+
+    def views(self, rules: PortRules) -> Iterable[ServiceView]:
+        policies = {policy: _PolicyRules() for policy in Policy}
+        balancers = {
+            rule.frontend.address
+            for rule in rules.serving
+            if rule.frontend.kind is FrontendKind.LOAD_BALANCER_IP
+        }
+        for rule in rules.serving:
+            _add_route(policies, rule.frontend, route(self.ruleset, rule.target), balancers)
+        for rule in rules.rejecting:
+            _add_rejection(policies, rule)
+        for policy, collected in policies.items():
+            if collected.frontends or collected.from_this_node:
+                yield self._view(policy, collected)
+
+    def _view(self, policy: Policy, collected: _PolicyRules) -> ServiceView:
+        endpoints = tuple(self._endpoints(collected.chain)) if collected.chain else ()
+        return ServiceView(
+            name=self.name,
+            family=self.ruleset.family,
+            policy=policy,
+            verdict=Verdict.DNAT if endpoints else collected.rejection or Verdict.PASS,
+            frontends=_by_kind(collected.frontends),
+            from_this_node=_by_kind(collected.from_this_node),
+            endpoints=endpoints,
+            affinity_seconds=affinity_seconds(self.ruleset, collected.chain) if collected.chain else None,
+            source_ranges=collected.source_ranges,
+            health_check_node_port=self.health_check_node_port if policy is Policy.LOCAL else 0,
+            chain=collected.chain if endpoints else "",
+            quarantined=collected.quarantined,
+        )
+
+    def _endpoints(self, chain: str) -> Iterable[EndpointView]:
+        for share in shares(self.ruleset, chain):
+            address, _, port = share.target.rpartition(":")
+            key, position = share.rule
+            counts = self.counters.get(key, ())
+            count = counts[position] if position < len(counts) else Count()
+            yield EndpointView(
+                address.strip("[]"), int(port or 0), share.probability, count.packets, count.bytes, key.chain
+            )
+
+
+def _add_route(
+    policies: Mapping[Policy, _PolicyRules],
+    frontend: Frontend,
+    found: PolicyRoute,
+    balancers: Iterable[str],
+) -> None:
+    collected = policies[found.policy]
+    collected.chain = found.chain or collected.chain
+    collected.frontends[frontend] = None
+    # A load balancer's own IP is allowed for the node's sake, although no range of the Service has it.
+    own = {f"{address}/{128 if ':' in address else 32}" for address in balancers}
+    collected.source_ranges = collected.source_ranges or tuple(r for r in found.source_ranges if r not in own)
+    if found.shortcut:
+        policies[Policy.CLUSTER].from_this_node[frontend] = None
+        policies[Policy.CLUSTER].chain = found.shortcut
+
+
+def _add_rejection(policies: Mapping[Policy, _PolicyRules], rule: FrontendRule) -> None:
+    """Add a rejected frontend to its policy in nat, or to the policy that the verdict suggests."""
+    verdict = Verdict(rule.target.lower() or Verdict.PASS)
+    for collected in policies.values():
+        if not collected.chain and any(_same(frontend, rule.frontend) for frontend in collected.frontends):
+            collected.rejection = verdict
+            return
+    collected = policies[Policy.LOCAL if verdict is Verdict.DROP else Policy.CLUSTER]
+    collected.frontends[rule.frontend] = None
+    collected.rejection = verdict
+    collected.quarantined = rule.quarantined
+
+
+def _same(serving: Frontend, rejected: Frontend) -> bool:
+    """Compare frontends of nat and filter; table filter rejects a node port at all addresses at once."""
+    node_ports = serving.kind is rejected.kind is FrontendKind.NODE_PORT
+    return serving.port == rejected.port and (node_ports or serving.address == rejected.address)
+
+
+def _by_kind(frontends: Iterable[Frontend]) -> tuple[Frontend, ...]:
+    return tuple(sorted(frontends, key=lambda frontend: _KINDS.index(frontend.kind)))

@@ -1,0 +1,104 @@
+"""Print the rules of services as iptables-save does, in the order in which a packet meets them."""
+
+from collections.abc import Iterable, Mapping
+
+from pykubeproxy.inspect.dump.model import PortRules, find_ports
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.frontends import RulePosition
+from pykubeproxy.inspect.routes import chains_from
+from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.services.ports import PortName
+
+_MARK_MASQ = ChainKey("nat", names.MARK_MASQ)
+_POSTROUTING = ChainKey("nat", names.POSTROUTING)
+_NAT_IN = tuple(ChainKey("nat", chain) for chain in ("PREROUTING", "OUTPUT"))
+_NAT_OUT = (ChainKey("nat", "POSTROUTING"),)
+_FILTER = tuple(ChainKey("filter", chain) for chain in ("INPUT", "FORWARD", "OUTPUT"))
+_FILTER_SHARED = (
+    skeleton.FILTER_FIREWALL,
+    skeleton.FILTER_NODEPORTS,
+    skeleton.FILTER_SERVICES,
+    skeleton.FILTER_EXTERNAL,
+)
+# The chains a listing may need besides those below nat KUBE-SERVICES.
+OTHER_CHAINS = (_POSTROUTING, *_NAT_IN, *_NAT_OUT, *_FILTER, *_FILTER_SHARED)
+
+_Rules = Mapping[ChainKey, tuple[str, ...]]
+
+
+def listing(ruleset: Ruleset, filter_: ServiceFilter) -> str:
+    """Return the rules of the matching services; "" if there are none.
+
+    Table nat comes first with marks and DNAT, then filter, then nat again with masquerading.
+    """
+    ports = find_ports(ruleset, filter_)
+    if not ports:
+        return ""
+    own = _own_chains(ruleset, ports)
+    shared = _shared_rules(ruleset, ports)
+    filters = {key: _filter_rules(ruleset, key, ports) for key in _FILTER_SHARED}
+    last = {
+        key: ruleset.chains[key] for key in (_POSTROUTING,) if _MARK_MASQ in own and key in ruleset.chains
+    }
+    sections: tuple[tuple[str, _Rules], ...] = (
+        ("nat", {**_jumps(ruleset, _NAT_IN, shared), **shared, **own}),
+        ("filter", {**_jumps(ruleset, _FILTER, {k for k in filters if filters[k]}), **filters}),
+        ("nat", {**_jumps(ruleset, _NAT_OUT, last), **last}),
+    )
+    return "".join(_section(table, rules) for table, rules in sections)
+
+
+def _own_chains(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> dict[ChainKey, tuple[str, ...]]:
+    """Return the services' own chains, each after those that jump to it; KUBE-MARK-MASQ is the last."""
+    chains: dict[ChainKey, tuple[str, ...]] = {}
+    for port in ports.values():
+        targets = sorted({rule.target for rule in port.serving}, key=_depth)
+        chains.update((key, ruleset.chains[key]) for key in chains_from(ruleset, *targets))
+    if _MARK_MASQ in chains:
+        chains[_MARK_MASQ] = chains.pop(_MARK_MASQ)
+    return chains
+
+
+def _depth(chain: str) -> int:
+    """Sort chains for external traffic before the chains they lead to."""
+    prefixes = (names.FIREWALL_PREFIX, names.EXTERNAL_PREFIX)
+    return next((i for i, prefix in enumerate(prefixes) if chain.startswith(prefix)), len(prefixes))
+
+
+def _shared_rules(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> _Rules:
+    """Return these services' rules in the shared chains of table nat."""
+    positions: dict[ChainKey, set[int]] = {}
+    for key, position in (at for port in ports.values() for rule in port.serving for at in rule.path):
+        positions.setdefault(key, set()).add(position)
+    return {
+        key: tuple(ruleset.chains[key][position] for position in sorted(some))
+        for key, some in positions.items()
+    }
+
+
+def _filter_rules(ruleset: Ruleset, key: ChainKey, ports: Mapping[PortName, PortRules]) -> tuple[str, ...]:
+    """Return these services' rules in a shared chain of table filter."""
+    rejecting = {at for port in ports.values() for rule in port.rejecting for at in rule.path}
+    titles = set(map(str, ports))
+    return tuple(
+        text
+        for position, text in enumerate(ruleset.chains.get(key, ()))
+        if RulePosition(key, position) in rejecting or parse_rule(text).title in titles
+    )
+
+
+def _jumps(ruleset: Ruleset, chains: Iterable[ChainKey], targets: Iterable[ChainKey]) -> _Rules:
+    """Return the rules of built-in chains that jump to our chains."""
+    ours = {key.chain for key in targets if is_ours(key)}
+    return {
+        key: tuple(text for text in ruleset.chains.get(key, ()) if parse_rule(text).target in ours)
+        for key in chains
+    }
+
+
+def _section(table: str, chains: _Rules) -> str:
+    lines = [f"-A {key.chain} {rule}".rstrip() for key, rules in chains.items() for rule in rules]
+    return "\n".join((f"*{table}", *lines, "")) if lines else ""

@@ -1,0 +1,111 @@
+"""The table of `pykubeproxy dump-rules`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import click
+
+from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
+from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.objects import address_and_port
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.wording import WIDTH, counted, percent, period, tied, wrapped
+
+_INDENT = " " * 11
+_REJECTIONS = {
+    Verdict.REJECT: "rejected: no endpoints",
+    Verdict.DROP: "dropped: no endpoints on this node",
+    Verdict.PASS: "no endpoints, and no rule that rejects packets",
+}
+_QUARANTINED = {
+    Verdict.REJECT: "rejected: quarantined, because iptables rejects its rules",
+    Verdict.PASS: "passed on: quarantined, because iptables rejects its rules",
+}
+# Makes the last column of an endpoint.
+Remark = Callable[[ServiceView, EndpointView], str]
+
+
+def packets(_: ServiceView, endpoint: EndpointView) -> str:
+    """Return how many packets an endpoint got; "" for none."""
+    return counted(endpoint.packets, "packet") if endpoint.packets else ""
+
+
+def counters(_: ServiceView, endpoint: EndpointView) -> str:
+    """Return the packets and bytes an endpoint got, and its chain."""
+    return f"{endpoint.packets:>9} packets {endpoint.bytes:>12} bytes  {endpoint.chain}"
+
+
+def rates(before: Iterable[ServiceView], seconds: float) -> Remark:
+    """Return a remark with new connections per second since earlier views; "" for none.
+
+    Both policies count together. A chain that was rewritten in between counts from then on.
+    """
+    old = {_key(view, endpoint): endpoint.packets for view in before for endpoint in view.endpoints}
+
+    def rate(view: ServiceView, endpoint: EndpointView) -> str:
+        known = old.get(_key(view, endpoint), 0)
+        new = endpoint.packets - known if endpoint.packets >= known else endpoint.packets
+        return f"{new / seconds:8.1f}/s" if new else ""
+
+    return rate
+
+
+def _key(view: ServiceView, endpoint: EndpointView) -> tuple[object, ...]:
+    return view.name, view.family, view.policy, endpoint.address, endpoint.port
+
+
+def table(views: Sequence[ServiceView], remark: Remark = packets, with_chains: bool = False) -> str:
+    """Return sorted views as a table of 80 columns, or more with long remarks; styled for click.echo."""
+    families = len({view.family for view in views}) > 1
+    return "\n".join(
+        _port(name, family if families else "", group, remark, with_chains)
+        for (name, family), group in groupby(views, lambda view: (view.name, view.family.value))
+    )
+
+
+def _port(
+    name: PortName, family: str, views: Iterable[ServiceView], remark: Remark, with_chains: bool
+) -> str:
+    title = str(name) if name.namespace else f"unknown service ({name.service})"
+    lines = [f"{click.style(title, bold=True)}  {' '.join(filter(None, (name.protocol, family)))}"]
+    for view in views:
+        lines += _policy(view, remark, with_chains)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[str]:
+    start = f"  {view.policy.value:<7}  "
+    for text in _facts(view):
+        for line in wrapped(text, width=WIDTH - len(_INDENT)):
+            yield start + line
+            start = _INDENT
+    if view.verdict is not Verdict.DNAT:
+        yield _INDENT + click.style(rejection(view), fg="yellow")
+    longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
+    if with_chains and view.chain:
+        yield f"{_INDENT}chain {view.chain}"
+    yield from (_endpoint(endpoint, longest, remark(view, endpoint)) for endpoint in view.endpoints)
+
+
+def rejection(view: ServiceView) -> str:
+    """Return what happens to the packets of a service port without endpoints, and why."""
+    return (_QUARANTINED if view.quarantined else _REJECTIONS)[view.verdict]
+
+
+def _facts(view: ServiceView) -> Iterable[str]:
+    if view.frontends:
+        yield ", ".join(tied(str(frontend)) for frontend in view.frontends)
+    if view.from_this_node:
+        frontends = ", ".join(tied(str(frontend)) for frontend in view.from_this_node)
+        yield f"from this node and its pods: {frontends}"
+    if view.source_ranges:
+        yield f"load balancer open to {', '.join(view.source_ranges)}"
+    if view.affinity_seconds is not None:
+        yield f"session affinity for {period(view.affinity_seconds)}"
+    if view.health_check_node_port:
+        yield f"health check at node port {view.health_check_node_port}"
+
+
+def _endpoint(endpoint: EndpointView, width: int, remark: str) -> str:
+    at = address_and_port(endpoint.address, endpoint.port)
+    return f"{percent(endpoint.share):>{len(_INDENT) - 2}}  {at:<{width}}  {remark}".rstrip()

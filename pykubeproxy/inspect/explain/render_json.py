@@ -1,0 +1,172 @@
+"""The JSON document of `pykubeproxy explain`."""
+
+import enum
+from collections.abc import Sequence
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.inspect.explain.model import (
+    Difference,
+    Explanation,
+    PolicyExplanation,
+    PortExplanation,
+    all_ports,
+    differences,
+)
+from pykubeproxy.inspect.explain.render_text import (
+    endpoint_reason,
+    ignored_hints_message,
+    notes,
+    summary,
+)
+from pykubeproxy.inspect.render_json import frontend_entries, port_entry, rounded
+from pykubeproxy.objects import Endpoint, Service
+from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
+from pykubeproxy.wording import untied
+
+
+def document(
+    explanations: Sequence[Explanation],
+    node: NodeTopology,
+    compared: tuple[Sequence[Explanation], NodeTopology] | None = None,
+) -> dict[str, object]:
+    """The explanations as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion", "node": {"name", "zone"},
+     "services": [{"namespace", "name", "port", "protocol", "family",
+      "policies": [{"policy", "verdict": "dnat", "reject" or "drop", "chain": the balancing chain or null,
+        "frontends": [{"kind", "address", "port"}],
+        "fromThisNode": frontends that lead here only for packets of this node and its pods,
+        "endpoints": [{"address", "port", "node", "zone", "pod", "share": 0 to 1, "used": bool,
+          "reason": such as "not-ready", "message": the same as a phrase}]}],
+      "topology": "all", "same node", "same zone", or null if hints do not apply,
+      "ignoredHints": [{"kind": "node" or "zone", "value": this node's name or zone,
+        "endpointsWithout": ["address:port"], "message"}],
+      "skipped": [{"slice", "address": or null for all of it, "reason", "message"}],
+      "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
+      "quarantined": true if it is not served because iptables rejects its rules,
+      "notes": [sentence]}],
+     "skippedServices": [{"namespace", "name", "family", "reason", "message"}],
+     "ignoredAddresses": [{"namespace", "name", "field", "address", "message"}],
+     "differences": null or {"node": {"name", "zone"}, "endpoints": [{"namespace", "name", "portName", "protocol",
+      "family", "policy", "address", "port", "used", "reason", "message"}]}}
+
+    "services" has one entry for each service port and family. "ignoredAddresses" are addresses of the Services that
+    are never served. With --node or --zone, "differences" lists the endpoints that only one of the two nodes uses, with
+    the reasons on this node. Keys may be added.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "node": _node(node),
+        "services": [_port(port) for port in all_ports(explanations)],
+        "skippedServices": [
+            {
+                **_service(explanation.service),
+                "family": family.value,
+                **_reason(reason, reason.value),
+            }
+            for explanation in explanations
+            for family, reason in explanation.skipped.items()
+        ],
+        "ignoredAddresses": [
+            {
+                **_service(explanation.service),
+                "field": refused.field,
+                "address": refused.address,
+                "message": refused.reason,
+            }
+            for explanation in explanations
+            for refused in explanation.service.rejected
+        ],
+        "differences": compared
+        and {
+            "node": _node(compared[1]),
+            "endpoints": [_difference(one) for one in differences(compared[0], explanations)],
+        },
+    }
+
+
+def _service(service: Service) -> dict[str, object]:
+    return {"namespace": service.namespace, "name": service.name}
+
+
+def _node(node: NodeTopology) -> dict[str, object]:
+    return {"name": node.node_name, "zone": node.zone}
+
+
+def _port(explanation: PortExplanation) -> dict[str, object]:
+    port = explanation.port
+    return {
+        **port_entry(port.name),
+        "family": explanation.family.value,
+        "policies": [_policy(policy) for policy in explanation.policies],
+        "topology": explanation.topology.value if explanation.topology else None,
+        "ignoredHints": [_ignored_hints(ignored) for ignored in explanation.ignored_hints],
+        "skipped": [
+            {
+                "slice": skipped.slice_name,
+                "address": skipped.address or None,
+                **_reason(skipped.reason, skipped.reason.value),
+            }
+            for skipped in explanation.skipped
+        ],
+        "affinitySeconds": port.affinity_seconds,
+        "sourceRanges": list(port.source_ranges),
+        "healthCheckNodePort": port.health_check_node_port or None,
+        "quarantined": bool(explanation.quarantined),
+        "notes": [untied(note) for note in (*summary(explanation), *notes(explanation))],
+    }
+
+
+def _policy(policy: PolicyExplanation) -> dict[str, object]:
+    return {
+        "policy": policy.policy.value,
+        "verdict": policy.verdict.value,
+        "chain": policy.chain or None,
+        "frontends": frontend_entries(policy.frontends),
+        "fromThisNode": frontend_entries(policy.from_this_node),
+        "endpoints": [
+            {
+                "address": one.resolved.endpoint.address,
+                "port": one.resolved.port,
+                "node": one.resolved.endpoint.node_name,
+                "zone": one.resolved.endpoint.zone,
+                "pod": one.resolved.endpoint.pod,
+                "share": rounded(one.share),
+                **_endpoint_reason(one.reason, one.resolved.endpoint),
+            }
+            for one in policy.endpoints
+        ],
+    }
+
+
+def _difference(difference: Difference) -> dict[str, object]:
+    name = difference.name
+    return {
+        "namespace": name.namespace,
+        "name": name.service,
+        "portName": name.port,
+        "protocol": name.protocol,
+        "family": difference.family.value,
+        "policy": difference.policy.value,
+        "address": difference.resolved.endpoint.address,
+        "port": difference.resolved.port,
+        **_endpoint_reason(difference.here, difference.resolved.endpoint),
+    }
+
+
+def _endpoint_reason(reason: Reason, endpoint: Endpoint) -> dict[str, object]:
+    return {"used": reason.used, **_reason(reason, endpoint_reason(reason, endpoint))}
+
+
+def _ignored_hints(ignored: IgnoredHints) -> dict[str, object]:
+    return {
+        "kind": "node" if ignored.mode is TopologyMode.SAME_NODE else "zone",
+        "value": ignored.domain,
+        "endpointsWithout": list(ignored.unhinted),
+        "message": ignored_hints_message(ignored),
+    }
+
+
+def _reason(reason: enum.Enum, message: str) -> dict[str, object]:
+    """A stable word for programs, and the same for people."""
+    return {"reason": reason.name.lower().replace("_", "-"), "message": message}

@@ -1,0 +1,257 @@
+"""The text of `pykubeproxy explain`, and the sentences that its JSON document has too."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import click
+
+from pykubeproxy.inspect.explain.model import Explanation, PolicyExplanation, PortExplanation, differences
+from pykubeproxy.inspect.routes import Policy, Verdict
+from pykubeproxy.objects import Endpoint, Family
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.services.endpoints import Skipped, SkipReason
+from pykubeproxy.services.frontend import Frontend, frontends
+from pykubeproxy.services.ports import ServiceSkipReason
+from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
+from pykubeproxy.wording import WIDTH, listed, percent, period, plural, tied, upper_first, wrapped
+
+_INDENT = "  "
+# The longest endpoint with its reason on the same line.
+_LONGEST = 21
+# How many names a sentence lists.
+_LISTED = 3
+
+
+def text(explanations: Iterable[Explanation], node: NodeTopology) -> str:
+    """Return explanations for a node in 80 columns; styled for click.echo."""
+    parts = [f"On {click.style(node_title(node), bold=True)}:\n"]
+    for explanation in explanations:
+        lines = [line for note in service_notes(explanation) for line in _sentence(note)]
+        if lines or not explanation.ports:
+            parts.append(_joined([click.style(str(explanation.service.key), bold=True), *lines]))
+        parts += [_joined(_port(port)) for port in explanation.ports]
+    return "\n".join(parts)
+
+
+def comparison(there: Sequence[Explanation], here: Sequence[Explanation], node: NodeTopology) -> str:
+    """Return how `here`, the explanations for `node`, differ from those for another node."""
+    found = differences(here, there)
+    where = click.style(node_title(node), bold=True)
+    if not found:
+        return f"\n{where} uses the same endpoints.\n"
+    lines = [f"\n{where} uses other endpoints:"]
+    for (name, family, policy), group in groupby(found, lambda one: (one.name, one.family, one.policy)):
+        lines.append(f"{_INDENT}{name}  {name.protocol} {family.value}, policy {policy.value}")
+        for one in group:
+            used = "used" if one.here.used else "not used"
+            reason = endpoint_reason(one.here, one.resolved.endpoint)
+            lines += _sentence(f"{one.resolved.target} is {used}: {reason}", _INDENT * 2)
+    return _joined(lines)
+
+
+def node_title(node: NodeTopology) -> str:
+    """Such as "node1 in zone-a"."""
+    name = node.node_name or "a node without a name"
+    return f"{name} in {node.zone}" if node.zone else f"{name}, zone unknown"
+
+
+def endpoint_reason(reason: Reason, endpoint: Endpoint) -> str:
+    """Return why an endpoint is used or not, with the fields that decide."""
+    match reason:
+        case Reason.OTHER_NODE_HINTED:
+            return f"{reason.value} (hinted for {listed(endpoint.node_hints, _LISTED)})"
+        case Reason.OTHER_ZONE_HINTED:
+            return f"{reason.value} (hinted for {listed(endpoint.zone_hints, _LISTED)})"
+        case Reason.NOT_LOCAL:
+            return f"{reason.value} ({f'on {endpoint.node_name}' if endpoint.node_name else 'its slice names no node'})"
+    return str(reason.value)
+
+
+def skip_message(skipped: Skipped) -> str:
+    """Return why an entry of an EndpointSlice is no endpoint of a port."""
+    if skipped.address:
+        return f"{skipped.address} in slice {skipped.slice_name}: {skipped.reason.value}"
+    if skipped.reason is SkipReason.NO_ADDRESS:
+        return f"an endpoint in slice {skipped.slice_name}: {skipped.reason.value}"
+    # The reasons are worded for an endpoint; here the subject is the slice.
+    return f"slice {skipped.slice_name}: {skipped.reason.value.replace('its slice', 'it', 1)}"
+
+
+def ignored_hints_message(ignored: IgnoredHints) -> str:
+    """Return why topology hints are ignored."""
+    kind = "node" if ignored.mode is TopologyMode.SAME_NODE else "zone"
+    if ignored.unhinted:
+        verb = "has" if len(ignored.unhinted) == 1 else "have"
+        cause = f"{listed(ignored.unhinted, _LISTED)} {verb} none, though ready"
+    elif not ignored.domain:
+        label = " (label topology.kubernetes.io/zone)" if kind == "zone" else ""
+        cause = f"this node's {kind} is unknown{label}"
+    else:
+        cause = f"no ready endpoint is hinted for {ignored.domain}"
+    return f"Hints for {kind}s are ignored: {cause}."
+
+
+def rejection(policy: PolicyExplanation, slices: int) -> str:
+    """Return what happens to packets under a policy without endpoints; "" if it has some."""
+    if policy.verdict is Verdict.DNAT:
+        return ""
+    if policy.verdict is Verdict.DROP:
+        return "dropped: all usable endpoints are on other nodes"
+    if not slices:
+        return "rejected: no EndpointSlice has the Service's name (label kubernetes.io/service-name)"
+    if not policy.endpoints:
+        return "rejected: the Service's EndpointSlices have no endpoint for this port"
+    return "rejected: no endpoint is ready, or terminating and still serving"
+
+
+def summary(explanation: PortExplanation) -> Iterator[str]:
+    """Yield which frontends lead to which endpoints."""
+    port = explanation.port
+    if explanation.quarantined:
+        yield (
+            f"Quarantined, because iptables rejects its rules: {explanation.quarantined}. New clients are not served"
+            " until iptables accepts them; then:"
+        )
+    internal, *external = frontends(port)
+    yield _destination(explanation, [internal], port.internal_local, "internalTrafficPolicy")
+    if external:
+        yield _destination(explanation, external, port.external_local, "externalTrafficPolicy")
+
+
+def notes(explanation: PortExplanation) -> Iterator[str]:
+    """Yield what else matters: hints, restrictions, affinity, masquerading."""
+    yield from map(ignored_hints_message, explanation.ignored_hints)
+    if explanation.topology in (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE):
+        kind = "node" if explanation.topology is TopologyMode.SAME_NODE else "zone"
+        yield f"Hints for {kind}s are used: each ready endpoint has one, and some are for this {kind}."
+    yield from _restrictions(explanation)
+    if any(policy.verdict is Verdict.DNAT for policy in explanation.policies):
+        yield _internal_masquerading(explanation)
+        if explanation.port.externally_accessible:
+            yield (
+                "From outside, the client's address is kept (externalTrafficPolicy Local); only this node's own"
+                " address is replaced."
+                if explanation.port.external_local
+                else "From outside, the client's address is replaced by the node's, because the endpoint may be on"
+                " another node (externalTrafficPolicy Cluster)."
+            )
+
+
+def service_notes(explanation: Explanation) -> Iterator[str]:
+    """Yield what matters for a Service as a whole."""
+    service = explanation.service
+    served = {port.family for port in explanation.ports}
+    reasons = explanation.skipped
+    yield from (f"The field {refused}." for refused in service.rejected)
+    if not served and len(set(reasons.values())) == 1:
+        yield f"It has no rules: {next(iter(reasons.values())).value}."
+        return
+    for family, reason in reasons.items():
+        # Single-stack Services are common; only a Service without any family is worth a note.
+        if reason is not ServiceSkipReason.OTHER_FAMILY or not served:
+            yield f"It has no {family.value} rules: {reason.value}."
+    if service.external_ips and any(not port.context.allow_external_ips for port in explanation.ports):
+        count = len(service.external_ips)
+        yield (
+            f"Its external {plural(count, 'IP')} {listed(service.external_ips)} {'is' if count == 1 else 'are'}"
+            " not served (feature gate AllowServiceExternalIPs=false)."
+        )
+
+
+def _port(explanation: PortExplanation) -> Iterator[str]:
+    yield f"{click.style(str(explanation.name), bold=True)}  {explanation.name.protocol} {explanation.family.value}"
+    for sentence in summary(explanation):
+        yield from _sentence(sentence)
+    width = max(
+        (len(e.resolved.target) for policy in explanation.policies for e in policy.endpoints), default=0
+    )
+    for policy in explanation.policies:
+        yield from _policy(policy, explanation.slices, width)
+    if explanation.skipped:
+        yield f"{_INDENT}Skipped"
+    for skipped in explanation.skipped:
+        yield from _sentence(skip_message(skipped), _INDENT * 2)
+    for sentence in notes(explanation):
+        yield from _sentence(sentence)
+
+
+def _policy(policy: PolicyExplanation, slices: int, width: int) -> Iterator[str]:
+    chain = f", chain {policy.chain}" if policy.chain else ""
+    yield f"{_INDENT}Policy {policy.policy.value}{chain}"
+    for line in _sentence(rejection(policy, slices), _INDENT * 2):
+        yield click.style(line, fg="yellow")
+    for one in policy.endpoints:
+        share = percent(one.share) if one.reason.used else "-"
+        start = f"{share:>8}  {one.resolved.target:<{width}}  "
+        reason = endpoint_reason(one.reason, one.resolved.endpoint)
+        if width <= _LONGEST or len(start) + len(reason) <= WIDTH:
+            yield from wrapped(reason, start, " " * len(start))
+        else:
+            yield start.rstrip()
+            yield from _sentence(reason, " " * 10)
+
+
+def _destination(explanation: PortExplanation, some: Sequence[Frontend], local: bool, field: str) -> str:
+    to = "endpoints of this node only" if local else "endpoints on any node"
+    verb = "leads" if len(some) == 1 else "lead"
+    policy = Policy.LOCAL if local else Policy.CLUSTER
+    names = listed(tied(str(frontend)) for frontend in some)
+    shortcut = ""
+    if local and field == "externalTrafficPolicy":
+        pods = " and its pods" if explanation.context.options.local_traffic else ""
+        shortcut = f"; for packets of this node{pods}, to endpoints on any node"
+    return f"{upper_first(names)} {verb} to {to} ({field} {policy.value}){shortcut}."
+
+
+def _internal_masquerading(explanation: PortExplanation) -> str:
+    options = explanation.context.options
+    local = options.local_traffic
+    if options.masquerade_all:
+        return "At the cluster IP every client's address is replaced by the node's (masqueradeAll)."
+    if local is None:
+        return (
+            "At the cluster IP the client's address is kept: the configuration does not define pod traffic."
+        )
+    if local.source in ("0.0.0.0/0", "::/0"):
+        return f"At the cluster IP the client's address is kept: every address counts as a pod's ({local.source})."
+    pods = f"from {local.source}" if local.source else f"that comes in by {local.interface}"
+    return (
+        f"At the cluster IP the client's address is kept for traffic {pods}, and else replaced by the node's."
+    )
+
+
+def _restrictions(explanation: PortExplanation) -> Iterator[str]:
+    port = explanation.port
+    if port.load_balancer_ips and port.source_ranges:
+        unfiltered = "; node ports are open to all" if port.node_port else ""
+        yield f"The load balancer's IPs are open only to {listed(port.source_ranges)}{unfiltered}."
+    if port.affinity_seconds is not None:
+        kept = period(port.affinity_seconds)
+        yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
+    if port.health_check_node_port:
+        yield (
+            f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"
+            " endpoints."
+        )
+    if port.node_port:
+        yield from _node_port_addresses(explanation)
+
+
+def _node_port_addresses(explanation: PortExplanation) -> Iterator[str]:
+    """Yield where the node port answers, unless it does at all addresses."""
+    context = explanation.context
+    jumps = [parse_rule(rule) for rule in context.node_port_jumps]
+    if all("--dst-type" in jump.options for jump in jumps) and jumps:
+        if explanation.family is Family.IPV4 and not context.options.localhost_node_ports:
+            yield "The node port does not answer at 127.0.0.1 (localhostNodePorts)."
+        return
+    addresses = listed([jump.destination for jump in jumps] or ["none"])
+    yield f"The node port answers at these addresses of the Node: {addresses} (nodePortAddresses)."
+
+
+def _sentence(sentence: str, indent: str = _INDENT) -> list[str]:
+    return wrapped(sentence, indent, indent + _INDENT)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,186 @@
+"""Trace a packet through all tables it passes on this node, in the kernel's order."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet
+from pykubeproxy.inspect.trace.targets import End
+from pykubeproxy.inspect.trace.walk import Flows, Step, Walk, add
+from pykubeproxy.objects import address_and_port
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+# The tables at each hook, in the kernel's order (linux/netfilter_ipv4.h, NF_IP_PRI_*).
+_PREROUTING = ("raw", "mangle", "nat")
+_OUTPUT = ("raw", "mangle", "nat", "filter", "security")
+_FORWARD = ("mangle", "filter", "security")
+_INPUT = ("mangle", "filter", "security", "nat")
+_POSTROUTING = ("mangle", "nat")
+_REJECTIONS = {End.DROP: Verdict.DROP, End.REJECT: Verdict.REJECT}
+
+
+class TracedEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint that the packet may reach, and whether it is masqueraded on the way."""
+
+    address: str
+    port: int
+    probability: float
+    masquerade: bool
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """A step that drops or rejects the packet."""
+
+    verdict: Verdict
+    probability: float
+    step: Step
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What happens to a packet.
+
+    - `packet`: the packet, with the interface it comes in by, if known
+    - `verdict`: DNAT if it may reach an endpoint; else the most probable one
+    - `masquerade`: its source is replaced, whichever endpoint it reaches
+    - `endpoints`: in the order of the rules; under DNAT their probabilities and those of the rejections add up to 1
+    """
+
+    packet: Packet
+    verdict: Verdict
+    masquerade: bool
+    endpoints: tuple[TracedEndpoint, ...]
+    rejections: tuple[Rejection, ...]
+    steps: tuple[Step, ...]
+
+
+def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
+    """Trace the first packet of a connection through a host's rules, built-in chains included.
+
+    Follow every outcome. Assume that the client is new to session affinity, that unknown matches do not match, that
+    unknown targets let the packet continue (the step says so), and that a masqueraded packet keeps its source.
+    """
+    if not packet.starts_here and not packet.received_by:
+        packet = msgspec.structs.replace(packet, received_by=host.interface_to(packet.source))
+    path = _Path(ruleset, host)
+    delivered = path.run(packet)
+    rejections = tuple(Rejection(verdict, total, step) for (verdict, step), total in path.rejected.items())
+    return Trace(
+        packet=packet,
+        verdict=_verdict(delivered, rejections),
+        masquerade=bool(delivered) and all(SNAT in one.states for one in delivered),
+        endpoints=_endpoints(delivered),
+        rejections=rejections,
+        steps=tuple(path.steps),
+    )
+
+
+def _verdict(delivered: Flows, rejections: Iterable[Rejection]) -> Verdict:
+    if any(DNAT in packet.states for packet in delivered):
+        return Verdict.DNAT
+    totals = {Verdict.PASS: sum(delivered.values())}
+    for rejection in rejections:
+        totals[rejection.verdict] = totals.get(rejection.verdict, 0.0) + rejection.probability
+    return max(totals, key=lambda verdict: totals[verdict])
+
+
+def _endpoints(delivered: Flows) -> tuple[TracedEndpoint, ...]:
+    found: dict[tuple[str, int], Flows] = {}
+    for packet, probability in delivered.items():
+        if DNAT in packet.states:
+            found.setdefault((packet.destination, packet.port), {})[packet] = probability
+    return tuple(
+        TracedEndpoint(address, port, sum(some.values()), all(SNAT in packet.states for packet in some))
+        for (address, port), some in found.items()
+    )
+
+
+class _Path:
+    """A packet's path across the host: the steps, and where packets ended early."""
+
+    def __init__(self, ruleset: Ruleset, host: Host) -> None:
+        self.steps: list[Step] = []
+        self.rejected: dict[tuple[Verdict, Step], float] = {}
+        self._ruleset = ruleset
+        self._host = host
+
+    def run(self, packet: Packet) -> Flows:
+        """Return the packets that reach a destination, on this host or beyond."""
+        if packet.starts_here:
+            return self._from_here(self._to_send(packet))
+        flows = self._hook("PREROUTING", _PREROUTING, {packet: 1.0})
+        local, others = self._routed(flows)
+        local = self._hook("INPUT", _INPUT, local)
+        others = self._leave(self._hook("FORWARD", _FORWARD, others))
+        return local | others
+
+    def _from_here(self, packet: Packet) -> Flows:
+        """Trace a packet of the host itself; one to the host comes in again by lo, without a second translation."""
+        local, others = self._routed(self._leave(self._hook("OUTPUT", _OUTPUT, {packet: 1.0})))
+        local = {
+            msgspec.structs.replace(one, received_by="lo", sent_by=""): probability
+            for one, probability in local.items()
+        }
+        local = self._hook("PREROUTING", ("raw", "mangle"), local)
+        return self._hook("INPUT", ("mangle", "filter", "security"), local) | others
+
+    def _leave(self, flows: Flows) -> Flows:
+        out = {self._to_send(packet): probability for packet, probability in flows.items()}
+        return self._hook("POSTROUTING", _POSTROUTING, out)
+
+    def _to_send(self, packet: Packet) -> Packet:
+        return msgspec.structs.replace(packet, sent_by=self._host.interface_to(packet.destination))
+
+    def _routed(self, flows: Flows) -> tuple[Flows, Flows]:
+        """Split packets into those to the host itself, and the others, with their outgoing interface."""
+        local: Flows = {}
+        others: Flows = {}
+        for packet, probability in flows.items():
+            if self._host.is_local(packet.destination):
+                local[packet] = probability
+            else:
+                others[self._to_send(packet)] = probability
+        return local, others
+
+    def _hook(self, chain: str, tables: Iterable[str], flows: Flows) -> Flows:
+        for table in tables:
+            key = ChainKey(table, chain)
+            if key in self._ruleset.chains:
+                through: Flows = {}
+                add(through, self._table(key, flows))
+                flows = through
+        return flows
+
+    def _table(self, key: ChainKey, flows: Flows) -> Iterator[tuple[Packet, float]]:
+        """Yield the packets that one table lets pass; untracked connections skip nat."""
+        walks: list[tuple[Packet, Walk]] = []
+        for packet, probability in flows.items():
+            if key.table == "nat" and UNTRACKED in packet.states:
+                yield packet, probability
+                continue
+            walk = Walk(self._ruleset, self._host, key, packet)
+            walks.append((packet, walk))
+            for left in walk.exits:
+                if left.end is End.ACCEPT:
+                    yield left.packet, probability * left.probability
+                else:
+                    assert left.step is not None, "only a step ends a packet's path"
+                    known = (_REJECTIONS[left.end], left.step)
+                    self.rejected[known] = self.rejected.get(known, 0.0) + probability * left.probability
+        self.steps += _merged(walks)
+
+
+def _merged(walks: Iterable[tuple[Packet, Walk]]) -> Iterator[Step]:
+    """Yield the steps of alternative packets through one table; steps common to all come once."""
+    groups: dict[tuple[Step, ...], list[Packet]] = {}
+    for packet, walk in walks:
+        groups.setdefault(tuple(walk.steps), []).append(packet)
+    common = set[Step]().union(*groups).intersection(*groups)
+    for number, (steps, packets) in enumerate(groups.items()):
+        others = f" and {len(packets) - 1} more" if packets[1:] else ""
+        destination = f"to {address_and_port(packets[0].destination, packets[0].port)}{others}"
+        for step in steps:
+            if step not in common:
+                yield msgspec.structs.replace(step, reason=f"{destination}: {step.reason}")
+            elif not number:
+                yield step

@@ -1,0 +1,106 @@
+"""The text of `pykubeproxy trace`: what happens to the packet, then the path step by step."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+import click
+
+from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.trace.model import Rejection, Trace
+from pykubeproxy.inspect.trace.packet import Packet
+from pykubeproxy.inspect.trace.walk import Step
+from pykubeproxy.objects import address_and_port
+from pykubeproxy.rules.parse import parse_rule, without_comment
+from pykubeproxy.wording import TIE, percent, wrapped
+
+# How many endpoints are listed, and to how many of them the path is shown.
+_ENDPOINTS, _PATHS = 20, 4
+_REJECTED = {Verdict.DROP: "dropped", Verdict.REJECT: "rejected"}
+
+
+def text(trace: Trace) -> str:
+    """Return the trace in 80 columns; styled for click.echo."""
+    lines = [_title(trace.packet), *_result(trace), "", *_path(trace)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _title(packet: Packet) -> str:
+    destination = address_and_port(packet.destination, packet.port)
+    where = (
+        "from this node" if packet.starts_here else f"by {packet.received_by}" if packet.received_by else ""
+    )
+    title = f"{packet.source} to {destination}, {packet.protocol.upper()}"
+    return click.style(title, bold=True) + (f", {where}" if where else "")
+
+
+def _result(trace: Trace) -> Iterator[str]:
+    source = ", masqueraded: its source is replaced" if trace.masquerade else " and keeps its source"
+    match trace.verdict:
+        case Verdict.DNAT:
+            number = len(trace.endpoints)
+            to = "one endpoint" if number == 1 else f"one of {number} endpoints"
+            yield f"goes to {to}{source}"
+            yield from _endpoints(trace)
+        case Verdict.PASS:
+            yield f"matches no service; goes to its destination{source}"
+        case _ if len(trace.rejections) > 1:
+            yield f"is {_REJECTED[trace.verdict]}"
+    yield from (line for rejection in trace.rejections for line in _rejection(rejection))
+
+
+def _endpoints(trace: Trace) -> Iterator[str]:
+    shown = trace.endpoints[:_ENDPOINTS]
+    longest = max(len(address_and_port(endpoint.address, endpoint.port)) for endpoint in shown)
+    for endpoint in shown:
+        at = address_and_port(endpoint.address, endpoint.port)
+        remark = "masqueraded" if endpoint.masquerade and not trace.masquerade else ""
+        yield f"{_share(endpoint.probability)}  {at:<{longest}}  {remark}".rstrip()
+    if others := trace.endpoints[_ENDPOINTS:]:
+        share = sum(endpoint.probability for endpoint in others)
+        yield f"{_share(share)}  {len(others)} more (-o json lists all)"
+
+
+def _rejection(rejection: Rejection) -> Iterator[str]:
+    step = rejection.step
+    certain = rejection.probability > 1 - 1e-9
+    share = "" if certain else f"{_share(rejection.probability)}  "
+    comment = parse_rule(step.rule).comment
+    by = f"{_REJECTED[rejection.verdict]} in {step.table} {step.chain}{f': {comment}' if comment else ''}"
+    lines = wrapped(f"is {by}" if certain else by, share, " " * len(share))
+    return (click.style(line, fg="yellow") for line in lines)
+
+
+def _share(probability: float) -> str:
+    return f"{percent(probability):>7}"
+
+
+def _path(trace: Trace) -> Iterator[str]:
+    """Yield the steps by chain; with many endpoints only some of the paths to them."""
+    dnat = [number for number, step in enumerate(trace.steps, 1) if "-j DNAT " in step.rule and step.matched]
+    if len(dnat) <= _PATHS:
+        yield from _chains(trace.steps)
+        return
+    yield from _chains(trace.steps[: dnat[_PATHS - 1]])
+    yield f"and {len(dnat) - _PATHS} more endpoints (-o json lists all)"
+    yield from _chains(trace.steps[dnat[-1] :])
+
+
+def _chains(steps: Iterable[Step]) -> Iterator[str]:
+    for (table, chain), group in groupby(steps, lambda step: (step.table, step.chain)):
+        yield click.style(f"{table} {chain}", fg="cyan")
+        for _, alike in groupby(group, lambda step: step if step.matched else step.reason):
+            first, *others = alike
+            yield from _step(first)
+            if others:
+                yield click.style(f"  no  {len(others)} more for the same reason", dim=True)
+
+
+def _step(step: Step) -> Iterator[str]:
+    start = " yes  " if step.matched else "  no  "
+    bare = without_comment(step.rule) or "(it only counts)"
+    rule = wrapped(bare.replace(" -j ", f" -j{TIE}").replace(" -g ", f" -g{TIE}"), start, " " * 10)
+    yield from rule if step.matched else (click.style(line, dim=True) for line in rule)
+    # Some comments continue with a remark for authors of rules.
+    comment = parse_rule(step.rule).comment.partition(";")[0]
+    reason = f"{step.reason} ({comment})" if comment else step.reason
+    yield from (click.style(line, dim=True) for line in wrapped(reason, " " * 8))

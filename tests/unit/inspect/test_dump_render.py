@@ -1,0 +1,133 @@
+"""How rules look to people and to programs: recorded services of every kind against kept texts.
+
+`python -m tests.unit.inspect.test_dump_render` writes the kept texts anew, for their changes to be read.
+"""
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from pykubeproxy.inspect.dump import render_json, render_text
+from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
+from pykubeproxy.inspect.dump.render_rules import listing
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey, Count
+from tests.cases import expected, load_case
+
+FOLDER = Path(__file__).parents[2] / "data" / "dump-rules"
+CASES = (
+    "affinity-timeout",
+    "clusterip-three",
+    "dual-stack",
+    "ingress-nginx-local",
+    "itp-local-none",
+    "itp-local-nodeport",
+    "kube-dns",
+    "lb-local",
+    "lb-local-none",
+    "lb-source-ranges",
+    "multi-port",
+    "no-endpoints-lb",
+    "nodeport-addresses",
+    "nodeport-addresses-v6",
+    "same-port-three-protocols",
+    "unnamed-port",
+)
+LISTED = ("lb-local", "lb-source-ranges", "no-endpoints-lb")
+DOCUMENTS = ("affinity-timeout", "dual-stack", "lb-local-none", "lb-source-ranges")
+
+
+def found(case: str) -> tuple[ServiceView, ...]:
+    """The views of a case; the first endpoint rule of each chain has counted some packets."""
+    rulesets = [expected(load_case(case), family) for family in Family]
+    return in_order(
+        view
+        for ruleset in rulesets
+        for view in views(
+            ruleset,
+            {
+                key: (Count(), Count(7 + len(rules), 420))
+                for key, rules in ruleset.chains.items()
+                if key.chain.startswith("KUBE-SEP-U") or key.chain.startswith("KUBE-SEP-L")
+            },
+        )
+    )
+
+
+def table(case: str) -> str:
+    return click.unstyle(render_text.table(found(case)))
+
+
+def document(case: str) -> str:
+    return json.dumps(render_json.document(found(case)), indent=1) + "\n"
+
+
+def listed(case: str) -> str:
+    return listing(expected(load_case(case), Family.IPV4), ServiceFilter("ns1", "web"))
+
+
+def kept(name: str) -> str:
+    return (FOLDER / name).read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_table(case: str) -> None:
+    """Each kind of service as a table: frontends, policies, terms, endpoints with shares; within 80 columns."""
+    assert table(case) == kept(f"{case}.txt")
+    assert max(map(len, table(case).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_document(case: str) -> None:
+    """The document for programs: an entry for each service port, family and policy."""
+    assert document(case) == kept(f"{case}.json")
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_listing(case: str) -> None:
+    """The rules of a service in the order a packet meets them, each as iptables-save prints it."""
+    assert listed(case) == kept(f"{case}.rules")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_listing_reads_from_top_to_bottom(case: str) -> None:
+    """Whatever the service, no listed rule jumps to a chain that has been listed before, but for the one that marks."""
+    ruleset = expected(load_case(case), Family.IPV4)
+    above: set[ChainKey] = set()
+    table = ""
+    for line in listing(ruleset, ServiceFilter()).splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+            continue
+        _, chain, rule = line.split(" ", 2)
+        assert rule in ruleset.chains[ChainKey(table, chain)]
+        above.add(ChainKey(table, chain))
+        target = ChainKey(table, rule.rpartition("-j ")[2])
+        assert target not in above, line
+
+
+def test_styles_are_for_terminals() -> None:
+    """The table is styled, and reads the same without the styles."""
+    styled = render_text.table(found("lb-local-none"))
+    assert "\x1b[1mns1/web:http\x1b[0m" in styled
+    assert "\x1b[33mdropped: no endpoints on this node\x1b[0m" in styled
+
+
+def test_nothing_to_show() -> None:
+    """No services make an empty table and an empty list."""
+    assert render_text.table(()) == ""
+    assert render_json.document(()) == {"apiVersion": "pykubeproxy/v1", "services": []}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for text, ending, cases in (
+        (table, "txt", CASES),
+        (document, "json", DOCUMENTS),
+        (listed, "rules", LISTED),
+    ):
+        for case in cases:
+            (FOLDER / f"{case}.{ending}").write_text(text(case))

@@ -1,0 +1,144 @@
+"""Checks of tools, tables and other processes."""
+
+import pytest
+
+from pykubeproxy.inspect.preflight import processes, tables, tools
+from pykubeproxy.inspect.preflight.model import Level
+from pykubeproxy.kernel.processes import Listener, Process
+from pykubeproxy.kernel.tools import Backend, Tools
+from pykubeproxy.kernel.trial import MissingFeature, Trial
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
+
+AGENT = Process(7, ("/opt/bin/python3", "/opt/bin/pykubeproxy", "run", "--v=2"))
+KUBE_PROXY = Process(8, ("/usr/local/bin/kube-proxy", "--config=/etc/config.conf"))
+LISTING = Process(9, ("python3", "-u", "/opt/bin/pykubeproxy", "dump-rules", "--watch"))
+
+
+def version_of(backend: Backend, version: tuple[int, int, int]) -> Level:
+    return tools.version(Tools(backend, Family.IPV4, "iptables", "", "", version)).level
+
+
+def test_versions() -> None:
+    """Old commands fail; those of nft with a known defect are a warning."""
+    assert version_of(Backend.LEGACY, (1, 6, 1)) is Level.FAIL
+    assert version_of(Backend.LEGACY, (1, 6, 2)) is Level.OK
+    assert version_of(Backend.LEGACY, (1, 8, 2)) is Level.OK
+    assert version_of(Backend.NFT, (1, 8, 3)) is Level.WARN
+    assert version_of(Backend.NFT, (1, 8, 4)) is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "text"),
+    [
+        ({"CAP_NET_ADMIN", "CAP_NET_RAW"}, "CAP_NET_ADMIN and CAP_NET_RAW are in effect"),
+        ({"CAP_NET_ADMIN"}, "this process lacks CAP_NET_RAW"),
+        (set(), "this process lacks CAP_NET_ADMIN and CAP_NET_RAW"),
+    ],
+)
+def test_privileges(capabilities: set[str], text: str) -> None:
+    """Both capabilities are needed, and those that are not there are named."""
+    found = tools.privileges(frozenset(capabilities))
+    assert found.message == text
+    assert found.level is (Level.FAIL if "lacks" in text else Level.OK)
+
+
+def test_features() -> None:
+    """What rules cannot do without fails, with the module to load; what they can is a warning."""
+    lacking = (
+        MissingFeature("match statistic", "xt_statistic", "not known", True),
+        MissingFeature("match sctp", "xt_sctp", "not known", False),
+    )
+    required, optional = tools.features(Trial(lacking), Family.IPV4)
+    assert (required.level, optional.level) == (Level.FAIL, Level.WARN)
+    assert "Load xt_statistic with modprobe" in required.advice
+    assert [it.level for it in tools.features(Trial(lacking[1:], untested="not permitted"), Family.IPV4)] == [
+        Level.WARN,
+        Level.SKIP,
+    ]
+    assert [it.level for it in tools.features(Trial(()), Family.IPV4)] == [Level.OK]
+
+
+def test_a_family_that_the_kernel_lacks() -> None:
+    """Without the primary family there is no proxy; without the other it goes on."""
+    assert tools.unavailable("no NAT", Family.IPV4, primary=True).level is Level.FAIL
+    assert tools.unavailable("no NAT", Family.IPV6, primary=False).level is Level.WARN
+
+
+def unused(*chains: tuple[str, str, int]) -> tuple[Level, str]:
+    found = tables.not_in_use(
+        Backend.LEGACY, Family.IPV4, {ChainKey(table, chain): rules for table, chain, rules in chains}
+    )
+    return found.level, found.message
+
+
+def test_the_other_backend() -> None:
+    """A proxy's chains there fail, the kubelet's and others' are warnings, tables without rules are well."""
+    built_in = ("nat", "PREROUTING", 0)
+    assert unused(built_in)[0] is Level.OK
+    assert unused(built_in, ("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP", 3), ("filter", "DOCKER", 1)) == (
+        Level.FAIL,
+        "legacy, not in use, has 1 chain of a service proxy too",
+    )
+    kubelet = unused(("mangle", "KUBE-KUBELET-CANARY", 0), ("filter", "DOCKER", 1))
+    assert kubelet[0] is Level.WARN
+    assert kubelet[1].startswith("the kubelet writes to legacy")
+    assert unused(("nat", "PREROUTING", 1), ("filter", "DOCKER", 0)) == (
+        Level.WARN,
+        "legacy, not in use, has rules of others (DOCKER and PREROUTING)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("nftables", "services", "interface", "chains", "level"),
+    [
+        ([], 0, False, [], Level.OK),
+        ([], 0, False, [ChainKey("nat", "KUBE-SERVICES")], Level.OK),
+        ([Family.IPV6], 0, False, [], Level.WARN),
+        ([], 1, False, [], Level.FAIL),
+        ([Family.IPV4], 0, True, [], Level.FAIL),
+        ([], 0, False, [ChainKey("nat", "KUBE-LOAD-BALANCER")], Level.WARN),
+    ],
+)
+def test_leftovers(
+    nftables: list[Family], services: int, interface: bool, chains: list[ChainKey], level: Level
+) -> None:
+    """What takes packets before iptables does fails; what is in nobody's way is a warning."""
+    assert tables.other_modes(nftables, services, interface, chains).level is level
+
+
+@pytest.mark.parametrize(
+    ("running", "level"),
+    [
+        ([], Level.OK),
+        ([AGENT, LISTING], Level.OK),
+        ([KUBE_PROXY], Level.WARN),
+        ([AGENT, KUBE_PROXY], Level.FAIL),
+        ([AGENT, Process(10, AGENT.arguments)], Level.FAIL),
+        ([AGENT, Process(11, ("sudo", "pykubeproxy", "run"))], Level.OK),
+        ([AGENT, Process(12, ("pykubeproxy", "run")), LISTING], Level.FAIL),
+        ([AGENT, Process(13, ("python3", "-c", "from pykubeproxy.cli import main", "run"))], Level.FAIL),
+        ([Process(14, ("grep", "kube-proxy")), Process(15, ())], Level.OK),
+    ],
+)
+def test_proxies(running: list[Process], level: Level) -> None:
+    """One proxy may run, be it kube-proxy yet to be replaced; other commands of ours and of others do not count."""
+    assert processes.proxies(running).level is level
+
+
+@pytest.mark.parametrize(
+    ("taken", "level"),
+    [
+        ([], Level.OK),
+        ([Listener(10249, KUBE_PROXY)], Level.OK),
+        ([Listener(10256, AGENT)], Level.OK),
+        ([Listener(10256, KUBE_PROXY)], Level.WARN),
+        ([Listener(10256, None), Listener(10256, LISTING)], Level.FAIL),
+        ([Listener(10256, AGENT), Listener(10256, LISTING)], Level.FAIL),
+        ([Listener(10256, None)], Level.WARN),
+    ],
+)
+def test_ports(taken: list[Listener], level: Level) -> None:
+    """A port is free, the agent's, kube-proxy's until that is stopped, another program's, or of one that cannot be seen."""
+    (found,) = processes.ports({"healthz-bind-address": 10256}, taken)
+    assert found.level is level

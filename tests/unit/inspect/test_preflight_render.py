@@ -1,0 +1,79 @@
+"""The report as text and as a document."""
+
+import click
+
+from pykubeproxy.inspect.preflight import cluster, render_json, render_text, settings, tables, tools
+from pykubeproxy.inspect.preflight.model import Finding
+from pykubeproxy.kernel.tools import Backend, Tools
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import ChainKey
+
+FINDINGS: list[Finding] = [
+    tools.privileges(frozenset(("CAP_NET_ADMIN", "CAP_NET_RAW"))),
+    tools.version(Tools(Backend.NFT, Family.IPV4, "iptables-nft", "", "", (1, 8, 2))),
+    tables.not_in_use(Backend.LEGACY, Family.IPV4, {ChainKey("nat", "KUBE-SERVICES"): 12}),
+    settings.forwarding(Family.IPV6, "0", needed=True),
+    settings.connections("240000", "262144"),
+    *cluster.not_configured(),
+]
+
+TEXT = """\
+ok    privileges         CAP_NET_ADMIN and CAP_NET_RAW are in effect
+warn  iptables IPv4      iptables-nft 1.8.2
+                         Up to 1.8.3 the nft backend misreads its own rules.
+                         Install 1.8.4 or later.
+fail  other-tables IPv4  legacy, not in use, has 1 chain of a service proxy too
+                         Packets pass both. If nft is right, stop the proxy that
+                         writes legacy rules, run `pykubeproxy cleanup` while no
+                         proxy runs, and start it again. Else set
+                         --iptables-backend.
+fail  forwarding IPv6    IPv6 packets are not forwarded
+                         (net.ipv6.conf.all.forwarding = 0), so pods cannot be
+                         reached
+                         Set net.ipv6.conf.all.forwarding = 1.
+warn  conntrack          240000 connections of 262144 tracked (92%)
+                         When the table is full, new connections are dropped.
+                         Raise net.netfilter.nf_conntrack_max, or
+                         --conntrack-max-per-core, to 524288 in total.
+skip  api-server         no API server is configured
+                         Give the agent's --kubeconfig or --config to check it.
+skip  node               no API server is configured
+skip  permissions        no API server is configured
+
+2 fail, 2 warn, 3 skip, 1 ok: this node is not ready for the proxy.
+"""
+
+
+def test_text() -> None:
+    """Each finding stands with its level, its check and what to do, in 80 columns."""
+    assert click.unstyle(render_text.text(FINDINGS)) == TEXT
+    assert max(map(len, TEXT.splitlines())) <= 80
+
+
+def test_colours() -> None:
+    """Only the level is coloured."""
+    (first, *_) = render_text.text(FINDINGS).splitlines()
+    assert first.startswith("\x1b[32mok  \x1b[0m  privileges")
+
+
+def test_nothing_fails() -> None:
+    """Warnings do not fail the check."""
+    text = render_text.text([finding for finding in FINDINGS if finding.level.value != "fail"])
+    assert text.endswith("\n2 warn, 3 skip, 1 ok: this node is ready for the proxy.\n")
+
+
+def test_document() -> None:
+    """The document has the version, the verdict, and each finding with its family."""
+    document = render_json.document(FINDINGS, "n1", "nft")
+    checks = document.pop("checks")
+    assert document == {"apiVersion": "pykubeproxy/v1", "node": "n1", "backend": "nft", "passed": False}
+    assert checks[0] == {
+        "check": "privileges",
+        "family": None,
+        "level": "ok",
+        "message": "CAP_NET_ADMIN and CAP_NET_RAW are in effect",
+        "advice": "",
+    }
+    assert [it["level"] for it in checks] == ["ok", "warn", "fail", "fail", "warn", "skip", "skip", "skip"]
+    assert checks[1]["family"] == "IPv4"
+    assert render_json.document([], "", "")["passed"] is True

@@ -1,0 +1,33 @@
+"""Shared English."""
+
+import pytest
+
+from pykubeproxy.wording import counted, listed, period, plural, tied, wrapped
+
+
+def test_listed() -> None:
+    """Lists end with "and"; beyond the limit they are cut."""
+    assert listed("abcde", 4) == "a, b, c, d and 1 more"
+    assert listed("abcd", 4) == listed("abcd") == "a, b, c and d"
+    assert (listed("ab"), listed("a"), listed("")) == ("a and b", "a", "")
+
+
+def test_plurals() -> None:
+    """One is singular, everything else plural."""
+    assert [counted(n, "chain") for n in (0, 1, 2)] == ["0 chains", "1 chain", "2 chains"]
+    assert (plural(1, "process"), plural(2, "process")) == ("process", "processes")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(10800, "3 h"), (5400, "90 min"), (61, "61 s"), (86400, "1 d")]
+)
+def test_period(seconds: int, text: str) -> None:
+    """The unit is the largest that needs no fraction."""
+    assert period(seconds) == text
+
+
+def test_wrapped() -> None:
+    """Lines have their indents; tied words stay together, long words whole."""
+    assert wrapped(f"a {tied('node port 1')} b", "- ", "  ", width=13) == ["- a", "  node port 1", "  b"]
+    assert wrapped("x" * 20, width=10) == ["x" * 20]
+    assert wrapped("") == []
