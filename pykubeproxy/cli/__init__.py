@@ -1,4 +1,4 @@
-"""The command line: one module for each command, imported when it is asked for."""
+"""The command line: one module a command, imported on use."""
 
 import importlib
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ import click
 import pykubeproxy
 from pykubeproxy.cli import terminal
 
-# Command, and where it is to be found; in the order of --help.
+# The module and function of each command, in the order of --help.
 _COMMANDS = {
     "run": "pykubeproxy.cli.run:run",
     "render": "pykubeproxy.cli.render:render",
@@ -25,7 +25,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module when it is needed, so that no command pays for the others' libraries."""
+    """Import the module of a command on use, so that no command loads the libraries of others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [name for name in _COMMANDS if name != "lab" or _has_lab()]
@@ -34,7 +34,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         if cmd_name == "lab" and not _has_lab():
-            raise click.ClickException("this installation leaves the lab out; run it from a checkout")
+            raise click.ClickException("this installation has no lab; run it from a checkout")
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
@@ -42,7 +42,7 @@ class _LazyGroup(click.Group):
 
 
 def _has_lab() -> bool:
-    """The container image does without it."""
+    """Return whether the lab is installed; the container image omits it."""
     return find_spec("pykubeproxy.lab") is not None
 
 
@@ -51,10 +51,10 @@ def _has_lab() -> bool:
 )
 @click.version_option(pykubeproxy.__version__, prog_name="pykubeproxy", message="%(prog)s %(version)s")
 def main() -> None:
-    """A Kubernetes service proxy that works through iptables, in place of kube-proxy.
+    """Run and inspect a Kubernetes service proxy for iptables, a replacement for kube-proxy.
 
     \b
-    Try it without a cluster:   sudo pykubeproxy lab demo
-    See what it would program:  pykubeproxy render -f objects.yaml
+    Try it without a cluster:    sudo pykubeproxy lab demo
+    Print the rules it writes:   pykubeproxy render -f objects.yaml
     """
     terminal.guard()

@@ -1,4 +1,4 @@
-"""`pykubeproxy check`: whether this node is fit for the proxy."""
+"""`pykubeproxy check`: check that this node meets the requirements of the proxy."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -7,24 +7,23 @@ import click
 
 from pykubeproxy import kernel
 from pykubeproxy.cli import logs
-from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
-from pykubeproxy.cli.output import echo_json, echo_styled
-from pykubeproxy.cli.present import host_name
+from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
+from pykubeproxy.cli.inputs import host_name
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.preflight import cluster, forms, neighbours, settings, tables, tools
-from pykubeproxy.inspect.preflight.finding import Finding, fit
+from pykubeproxy.inspect.preflight import cluster, render_json, render_text, settings, tables, tools
+from pykubeproxy.inspect.preflight import processes as process_checks
+from pykubeproxy.inspect.preflight.model import Finding, passed
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
     Missing,
     NotPermitted,
-    interfaces,
-    ipvs,
+    addresses,
     legacy,
     nftables,
-    privileges,
     processes,
-    sysctl,
+    system,
     trial,
 )
 from pykubeproxy.objects import Family, Node, family_of
@@ -37,80 +36,75 @@ _NOT_PERMITTED = "not permitted"
 
 
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
-    """Two ports, "30000-32767", as numbers. Raises BadParameter."""
+    """Parse a range such as "30000-32767". Raise BadParameter."""
     first, _, last = value.partition("-")
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536:
         return int(first), int(last)
-    raise click.BadParameter(f'"{value}" is not a range of ports such as 30000-32767')
+    raise click.BadParameter(f'"{value}" is not a port range such as 30000-32767')
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Say whether this node is fit for the proxy.")
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Check that this node can run the proxy.")
 @click.option(
     "--node-port-range",
     metavar="FIRST-LAST",
     callback=_port_range,
     default="30000-32767",
     show_default=True,
-    help="The API server's --service-node-port-range.",
+    help="The --service-node-port-range of the API server.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="The form."
-)
+@output_option
 @config_options
 def check(node_port_range: tuple[int, int], output: str, flags: dict[str, object]) -> None:
-    """Say whether this node is fit for the proxy, and what to do where it is not.
+    """Check that this node can run the proxy, and print what to do about each problem.
 
-    Looks at privileges, iptables and kernel, at what is in the tables of both backends, at other proxies, at the
-    kernel's settings, and at the API server if one is configured. What the kernel can do is tried in a network
-    namespace of its own; nothing on the node is changed, so it may be run before installing and at any time after.
-    The exit code is 1 if something fails, 0 else. The flags are those of `run`.
+    Check privileges, iptables, kernel features and settings, the tables of both backends, other proxies, and the API
+    server if one is configured. Kernel features are tried in a separate network namespace and nothing on the node
+    changes, so run this at any time, also before installation. Accepts the flags of `run`. The exit code is 1 if a
+    check fails, else 0.
 
     \b
     sudo pykubeproxy check
     sudo pykubeproxy check --config /var/lib/kube-proxy/config.conf -o json
     """
-    config, warnings = load_config(flags)
-    for warning in warnings:
-        click.echo(warning, err=True)
+    config = read_config(flags)
     node_name = config.hostname_override or host_name()
-    node, asked = _ask_cluster(config, node_name)
-    backend, found = _tables(config, node)
+    node, cluster_findings = _cluster(config, node_name)
+    backend, table_findings = _tables(config, node)
     findings = [
-        tools.privileges(privileges.capabilities()),
-        *found,
+        tools.privileges(system.capabilities()),
+        *table_findings,
         *_others(config),
         *_settings(config, node, node_port_range),
-        *asked,
+        *cluster_findings,
     ]
     if output == "json":
-        document = forms.document(findings, node_name, backend.value if backend else "")
-        echo_json(document)
+        echo_json(render_json.document(findings, node_name, backend.value if backend else ""))
     else:
-        echo_styled(forms.text(findings))
-    if not fit(findings):
+        echo_styled(render_text.text(findings))
+    if not passed(findings):
         raise SystemExit(1)
 
 
 def _tables(config: Config, node: Node | None) -> tuple[Backend | None, list[Finding]]:
-    """Tools, kernel and tables, and the backend that they are of; None without any tools."""
+    """Check tools, kernel and tables; return the backend, None without tools, and the findings."""
     try:
-        backend = kernel.choose(config.iptables_backend.value)
+        backend = kernel.choose_backend(config.iptables_backend.value)
     except Missing as error:
         return None, [tools.no_tools(str(error))]
     primary = primary_family(config, node)
-    found = list[Finding]()
+    findings = list[Finding]()
     chains = dict[ChainKey, int]()
     for family in Family:
-        found += _tools(backend, family, family is primary)
+        findings += _tools(backend, family, family is primary)
     for family in Family:
-        findings, present = _contents(backend, family)
-        found += findings
+        in_tables, present = _contents(backend, family)
+        findings += in_tables
         chains |= present
-    return backend, [*found, _other_modes(chains)]
+    return backend, [*findings, _other_modes(chains)]
 
 
 def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]:
-    """The commands for a family, and what rules can use in it."""
+    """Check the commands and kernel features for a family."""
     try:
         iptables = kernel.open_iptables(backend, family)
     except KernelError as error:
@@ -118,7 +112,7 @@ def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]
         return
     yield tools.version(iptables.tools)
     try:
-        if reason := kernel.unavailable(backend, family):
+        if reason := kernel.unsupported_reason(backend, family):
             yield tools.unavailable(reason, family, primary)
         else:
             yield from tools.features(trial.try_features(iptables), family)
@@ -127,7 +121,7 @@ def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]
 
 
 def _contents(backend: Backend, family: Family) -> tuple[list[Finding], dict[ChainKey, int]]:
-    """What is in the tables of both backends."""
+    """Check the tables of both backends; return the findings and the chains of the one in use."""
     other = Backend.LEGACY if backend is Backend.NFT else Backend.NFT
     findings = list[Finding]()
     chains = dict[ChainKey, int]()
@@ -147,43 +141,43 @@ def _contents(backend: Backend, family: Family) -> tuple[list[Finding], dict[Cha
 
 
 def _saved(backend: Backend, family: Family) -> dict[ChainKey, int]:
-    """The chains of a backend and their numbers of rules; none where the kernel has no such tables."""
+    """Return the number of rules by chain; none if the kernel does not support these tables."""
     try:
         live = kernel.open_iptables(backend, family).save()
     except NotPermitted:
         raise
     except KernelError as error:
-        if isinstance(error, Missing) or not kernel.unavailable(backend, family):
+        if isinstance(error, Missing) or not kernel.unsupported_reason(backend, family):
             raise
         return {}
     return {key: len(rules) for key, rules in live.chains.items()}
 
 
 def _reason(error: KernelError) -> str:
-    """What went wrong. Which right is missing, the finding about privileges says."""
+    """Return the cause. Another finding reports missing privileges."""
     return _NOT_PERMITTED if isinstance(error, NotPermitted) else str(error)
 
 
 def _other_modes(chains: Iterable[ChainKey]) -> Finding:
-    present = {interface.name for interface in interfaces.interfaces()}
+    present = {interface.name for interface in addresses.interfaces()}
     try:
         left = [family for family in Family if nftables.has_table(family, "kube-proxy")]
     except PermissionError:
         return tables.other_modes_unknown(_NOT_PERMITTED)
     except OSError:
         left = []  # this kernel has no nftables
-    return tables.other_modes(left, ipvs.virtual_services(), "kube-ipvs0" in present, chains)
+    return tables.other_modes(left, processes.ipvs_virtual_services(), "kube-ipvs0" in present, chains)
 
 
 def _others(config: Config) -> Iterator[Finding]:
-    """Other proxies, and the ports that the agent wants."""
-    addresses = {
+    """Check for other proxies and the ports of the agent."""
+    listen_addresses = {
         "healthz-bind-address": config.health_address,
         "metrics-bind-address": config.metrics_address,
     }
-    wanted = {flag: address.port for flag, address in addresses.items() if address}
-    yield neighbours.proxies(processes.namespace_processes())
-    yield from neighbours.ports(wanted, processes.listeners(wanted.values()))
+    agent_ports = {flag: address.port for flag, address in listen_addresses.items() if address}
+    yield process_checks.proxies(processes.namespace_processes())
+    yield from process_checks.ports(agent_ports, processes.listeners(agent_ports.values()))
 
 
 def _settings(config: Config, node: Node | None, node_ports: tuple[int, int]) -> Iterator[Finding]:
@@ -193,7 +187,7 @@ def _settings(config: Config, node: Node | None, node_ports: tuple[int, int]) ->
     needed = _families(config, node)
     yield settings.forwarding(Family.IPV4, _read("net/ipv4/ip_forward"), Family.IPV4 in needed)
     yield settings.forwarding(Family.IPV6, _read("net/ipv6/conf/all/forwarding"), Family.IPV6 in needed)
-    present = interfaces.interfaces()
+    present = addresses.interfaces()
     bridges = [interface.name for interface in present if interface.kind == "bridge"]
     yield settings.reverse_path({name: _reverse_path(name) for name in _uplinks(bridges)})
     for family, setting in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
@@ -207,19 +201,22 @@ def _settings(config: Config, node: Node | None, node_ports: tuple[int, int]) ->
 
 def _read(name: str) -> str | None:
     try:
-        return sysctl.read(name)
-    except sysctl.SysctlError:
+        return system.read_setting(name)
+    except system.SettingError:
         return None
 
 
 def _families(config: Config, node: Node | None) -> set[Family]:
-    """The families in which services are served, as far as configuration and Node tell."""
-    known = (*config.detect_local.cluster_cidrs, *(node.addresses + node.pod_cidrs if node else ()))
-    return {primary_family(config, node), *map(family_of, known)}
+    """Return the address families of the cluster, by configuration and Node."""
+    cluster_addresses = (
+        *config.detect_local.cluster_cidrs,
+        *(node.addresses + node.pod_cidrs if node else ()),
+    )
+    return {primary_family(config, node), *map(family_of, cluster_addresses)}
 
 
 def _uplinks(bridges: Iterable[str]) -> set[str]:
-    """The interfaces by which the node is reached: they have a network, not a single address as those of pods."""
+    """Return the interfaces to other nodes: unlike those of pods, they have a network, not a single address."""
     return {
         local.interface
         for local in kernel.local_addresses(Family.IPV4)
@@ -228,19 +225,20 @@ def _uplinks(bridges: Iterable[str]) -> set[str]:
 
 
 def _reverse_path(interface: str) -> str:
-    """What is in force there: of the two settings the higher, though 2 (loose) is less strict than 1."""
+    """Return the effective rp_filter: the higher setting, although 2 (loose) is less strict than 1."""
     return max(_read(f"net/ipv4/conf/{name}/rp_filter") or "0" for name in ("all", interface))
 
 
-def _ask_cluster(config: Config, node_name: str) -> tuple[Node | None, tuple[Finding, ...]]:
-    """What the API server tells, and this node as it knows it."""
-    to = config.client
-    if not (to.kubeconfig or to.master or "KUBERNETES_SERVICE_HOST" in os.environ):
+def _cluster(config: Config, node_name: str) -> tuple[Node | None, tuple[Finding, ...]]:
+    """Check the access to the API server; return its Node object too."""
+    connection = config.client
+    if not (connection.kubeconfig or connection.master or "KUBERNETES_SERVICE_HOST" in os.environ):
         return None, cluster.not_configured()
-    # Sources log what they pass over; that is not to get among the output.
+    # Keep log lines about skipped objects out of standard output.
     logs.set_up(config.logging.format)
     try:
-        found = access(Client(to.kubeconfig, to.master, to.qps, to.burst), node_name)
+        client = Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
+        found = access(client, node_name)
     except SourceError as error:
         return None, cluster.unusable(str(error))
     return found.node, cluster.cluster(found, node_name)

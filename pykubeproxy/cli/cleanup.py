@@ -1,4 +1,4 @@
-"""`pykubeproxy cleanup`: takes out of the tables all that a proxy has put there."""
+"""`pykubeproxy cleanup`: remove all service-proxy rules from the tables."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,8 +6,9 @@ import click
 import msgspec
 
 from pykubeproxy import API_VERSION
-from pykubeproxy.cli.output import echo_json, output_option
-from pykubeproxy.inspect.ruleset_forms import chain_entry
+from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.terminal import echo_json
+from pykubeproxy.inspect.render_json import chain_entry
 from pykubeproxy.kernel import (
     AlreadyRunning,
     Backend,
@@ -19,41 +20,40 @@ from pykubeproxy.kernel import (
     NotPermitted,
     Runner,
     open_iptables,
-    unavailable,
+    unsupported_reason,
 )
 from pykubeproxy.kernel.tools import PACKAGE
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.plan import NFT_CHAINS_PER_BLOCK
+from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.removal import Removal, removal
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.wording import counted, listed
 
 
-@click.command(short_help="Take all chains and jumps of the service proxy out again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the input for iptables-restore as well.")
+@click.command(short_help="Remove all service-proxy chains and jumps.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the input for iptables-restore too.")
 @output_option
 def cleanup(dry_run: bool, verbose: bool, output: str) -> None:
-    """Take out all chains and jumps of the service proxy, kube-proxy's too, and nothing else.
+    """Remove all service-proxy chains and jumps, including those of kube-proxy, and nothing else.
 
-    Looks at both backends, nft and legacy, and at both families. Rules of others keep their place, and the
-    chain KUBE-FIREWALL, which is the kubelet's, stays. Stop the proxy first: while pykubeproxy runs nothing is done, and
-    kube-proxy would write its rules again.
+    Clean both backends, nft and legacy, and both address families. Foreign rules and the kubelet's chain KUBE-FIREWALL
+    stay. Stop the proxy first: this command refuses to run beside pykubeproxy, and kube-proxy rewrites its rules.
 
     \b
-    See what would go:  pykubeproxy cleanup --dry-run
-    Take it out:        sudo pykubeproxy cleanup
+    sudo pykubeproxy cleanup --dry-run
+    sudo pykubeproxy cleanup
     """
-    told = output == "json"
-    well = clean_up(dry_run, verbose, as_json=told) if dry_run else clean_up_alone(verbose, told)
-    if not well:
+    as_json = output == "json"
+    succeeded = (
+        clean_up(dry_run, verbose, as_json=as_json) if dry_run else clean_up_alone(verbose, as_json=as_json)
+    )
+    if not succeeded:
         raise SystemExit(1)
 
 
 def clean_up_alone(verbose: bool = False, as_json: bool = False) -> bool:
-    """Do it while no agent of this network namespace runs, which would write its rules again within a second.
-
-    Raises ClickException if one does.
-    """
+    """Clean up while holding the instance lock. Raise ClickException if an agent runs in this network namespace."""
     try:
         with InstanceLock():
             return clean_up(verbose=verbose, as_json=as_json)
@@ -62,10 +62,10 @@ def clean_up_alone(verbose: bool = False, as_json: bool = False) -> bool:
 
 
 class Cleaned(msgspec.Struct, frozen=True):
-    """What was done, or would be, to the tables of one backend and family; `failure` is why it was not, or ""."""
+    """The removal from the tables of one backend and family; `failure` is "" or why it failed."""
 
     iptables: Iptables
-    what: Removal = Removal()
+    removed: Removal = Removal()
     text: str = ""
     failure: str = ""
 
@@ -73,39 +73,39 @@ class Cleaned(msgspec.Struct, frozen=True):
 def clean_up(
     dry_run: bool = False, verbose: bool = False, runner: Runner | None = None, as_json: bool = False
 ) -> bool:
-    """Do it, or only say what would be done, for each backend and family; returns whether all went well.
+    """Clean up each backend and family, or print what would be removed; return whether everything succeeded.
 
-    Says on standard output what was done, and on standard error what could not be; or all of it as a document. Raises
-    ClickException when nothing can be done at all: without permission, or without iptables.
+    Print results to standard output and failures to standard error, or everything as one JSON document. Raise
+    ClickException without permission or without iptables.
     """
-    everywhere = list(_installed(runner or Runner()))
-    if not everywhere:
+    installed = list(_installed(runner or Runner()))
+    if not installed:
         raise click.ClickException(str(Missing("iptables-restore", PACKAGE)))
-    done = []
-    for iptables in everywhere:
+    results = []
+    for iptables in installed:
         cleaned = _clean(iptables, dry_run)
         if not as_json:
-            _say(cleaned, dry_run, verbose)
-        done.append(cleaned)
-    well = not any(it.failure for it in done)
+            _print(cleaned, dry_run, verbose)
+        results.append(cleaned)
+    succeeded = not any(it.failure for it in results)
     if as_json:
-        echo_json(document(done, dry_run))
-    elif well and all(it.what.is_empty() for it in done):
-        click.echo("There is nothing to do.")
-    return well
+        echo_json(document(results, dry_run))
+    elif succeeded and all(it.removed.is_empty() for it in results):
+        click.echo("Nothing to remove.")
+    return succeeded
 
 
-def document(done: Iterable[Cleaned], dry_run: bool) -> dict[str, object]:
-    """What was done as a document for JSON, of version pykubeproxy/v1.
+def document(results: Iterable[Cleaned], dry_run: bool) -> dict[str, object]:
+    """The results as a JSON document of version pykubeproxy/v1.
 
     {"apiVersion", "dryRun": bool,
      "tables": [{"backend": "nft" or "legacy", "family",
-       "jumps": [{"table", "chain", "rule"}] that lead from the kernel's own chains to a proxy's,
-       "chains": [{"table", "chain"}] that are taken out,
-       "kept": [{"table", "chain"}] that rules of others jump to, so that they are only emptied,
-       "input": for iptables-restore, "error": why it was not done, or null}]}
+       "jumps": [{"table", "chain", "rule"}], removed from built-in chains,
+       "chains": [{"table", "chain"}], removed,
+       "kept": [{"table", "chain"}], only emptied because foreign rules jump to them,
+       "input": for iptables-restore, "error": why the removal failed, or null}]}
 
-    There is an entry in "tables" for each backend and family whose commands are installed. Keys may be added.
+    "tables" has an entry for each backend and family whose commands are installed. Keys may be added.
     """
     return {
         "apiVersion": API_VERSION,
@@ -114,13 +114,13 @@ def document(done: Iterable[Cleaned], dry_run: bool) -> dict[str, object]:
             {
                 "backend": it.iptables.backend.value,
                 "family": it.iptables.family.value,
-                "jumps": [{**chain_entry(key), "rule": rule} for key, rule in it.what.jumps],
-                "chains": [chain_entry(key) for key in it.what.deleted],
-                "kept": [chain_entry(key) for key in it.what.kept],
+                "jumps": [{**chain_entry(key), "rule": rule} for key, rule in it.removed.jumps],
+                "chains": [chain_entry(key) for key in it.removed.deleted],
+                "kept": [chain_entry(key) for key in it.removed.kept],
                 "input": it.text,
                 "error": it.failure or None,
             }
-            for it in done
+            for it in results
         ],
     }
 
@@ -135,54 +135,46 @@ def _installed(runner: Runner) -> Iterator[Iptables]:
 
 
 def _clean(iptables: Iptables, dry_run: bool) -> Cleaned:
-    """Clean one backend and family. Raises ClickException without permission."""
+    """Clean one backend and family. Raise ClickException without permission."""
     try:
-        what = removal(_live(iptables))
-        text = what.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
+        found = removal(_live(iptables))
+        text = found.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
         if text and not dry_run:
             iptables.restore(text)
     except NotPermitted as error:
         raise click.ClickException(str(error)) from None
     except KernelError as error:
         return Cleaned(iptables, failure=str(error))
-    return Cleaned(iptables, what, text)
+    return Cleaned(iptables, found, text)
 
 
-def _say(cleaned: Cleaned, dry_run: bool, verbose: bool) -> None:
-    what, place = cleaned.what, _place(cleaned.iptables)
+def _print(cleaned: Cleaned, dry_run: bool, verbose: bool) -> None:
+    removed = cleaned.removed
+    tables = f"{cleaned.iptables.backend.value}, {cleaned.iptables.family.value}"
     if cleaned.failure:
-        click.echo(f"Error: {place}: {cleaned.failure}", err=True)
+        click.echo(f"Error: {tables}: {cleaned.failure}", err=True)
     if verbose:
         click.echo(cleaned.text, nl=False)
-    if what.jumps or what.deleted:
-        click.echo(f"{place}: {_in_words(what)} {'would be removed' if dry_run else 'removed'}")
-    for key in what.kept:
+    counts = ((len(removed.jumps), "jump"), (len(removed.deleted), "chain"))
+    if counts_text := listed(counted(number, noun) for number, noun in counts if number):
+        click.echo(f"{tables}: {counts_text} {'would be removed' if dry_run else 'removed'}")
+    for key in removed.kept:
         click.echo(
-            f"Warning: {place}: rules of others jump to {key.chain} in table {key.table}, "
-            f"so it {'would only be' if dry_run else 'was only'} emptied",
+            f"Warning: {tables}: foreign rules jump to chain {key.chain} of table {key.table},"
+            f" so it {'would only be' if dry_run else 'was only'} emptied; remove those rules first",
             err=True,
         )
 
 
 def _live(iptables: Iptables) -> Ruleset:
-    """The live tables; none of a family or backend that this kernel does not have."""
+    """Return the live tables; empty if this kernel does not support the family or backend."""
     nothing = Ruleset(iptables.family, {})
-    # Looking at legacy fails on kernels without it.
+    # Without legacy tables iptables-legacy-save fails.
     if iptables.backend is Backend.LEGACY and not iptables.legacy_tables():
         return nothing
     try:
         return iptables.save()
     except Failed:
-        if unavailable(iptables.backend, iptables.family):
+        if unsupported_reason(iptables.backend, iptables.family):
             return nothing
         raise
-
-
-def _place(iptables: Iptables) -> str:
-    return f"{iptables.backend.value}, {iptables.family.value}"
-
-
-def _in_words(what: Removal) -> str:
-    """Such as "12 jumps and 420 chains"."""
-    counted = ((len(what.jumps), "jump"), (len(what.deleted), "chain"))
-    return " and ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted if number)

@@ -1,4 +1,4 @@
-"""`pykubeproxy diff`: what differs between the rules there are and the rules there ought to be."""
+"""`pykubeproxy diff`: compare live rules, or those of other objects or settings, with the desired rules."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,31 +7,32 @@ import click
 import msgspec
 
 from pykubeproxy import kernel
-from pykubeproxy.agent.startup import Opened
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
-from pykubeproxy.cli.live import backend_to_read
-from pykubeproxy.cli.manifests import read_objects
-from pykubeproxy.cli.output import echo_json, echo_styled
-from pykubeproxy.cli.present import all_objects, filename_option, host_name
+from pykubeproxy.agent.startup import kernel_facts
+from pykubeproxy.cli.flags import (
+    CONTEXT_SETTINGS,
+    config_options,
+    family_option,
+    filename_option,
+    read_config,
+)
+from pykubeproxy.cli.inputs import all_objects, backend_to_read, host_name, read_objects
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
-from pykubeproxy.inspect import changes_forms
-from pykubeproxy.inspect.changes import Changes, changes
-from pykubeproxy.inspect.desired import as_installed
+from pykubeproxy.inspect.diff import render_json, render_text
+from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.kernel import TABLES, Iptables, KernelError
 from pykubeproxy.objects import Family, Node
-from pykubeproxy.rules.context import KernelFacts, terms
-from pykubeproxy.rules.difference import own_part
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 
-_FAMILIES = {family.value.lower(): family for family in Family}
-_DIFFERENT = 1  # the exit code, as diff has it
+_DIFFERENT = 1  # the exit code of diff
 
 
 class _Trouble(click.ClickException):
-    """Nothing could be compared."""
+    """The comparison failed; the exit code is that of diff."""
 
     exit_code = 2
 
@@ -46,52 +47,52 @@ class _Side(NamedTuple):
 
     def ruleset(self, family: Family, facts: KernelFacts | None) -> Ruleset:
         """The rules of a family; without facts about a kernel, it is one that can do everything."""
-        on = terms(
+        on = rule_context(
             self.config,
             self.node.name,
             self.node,
             facts or KernelFacts(addresses=self.node.addresses),
             family,
         )
-        return as_installed(render(self.cluster, on), on.options)
+        return installed(render(self.cluster, on), on.options)
 
 
-@click.command(
-    context_settings=CONTEXT_SETTINGS, short_help="Show what differs between live and wanted rules."
-)
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Compare live rules with desired rules.")
 @filename_option
 @click.option(
-    "--against", metavar="PATH", help="Compare with the rules for the objects in PATH, not the live ones."
+    "--against",
+    metavar="PATH",
+    help="Compare with the rules for the objects in PATH instead of the live rules.",
 )
 @click.option(
     "--against-config",
     metavar="FILE",
-    help="Compare with the rules under this configuration, not the live ones.",
+    help="Compare with the rules for this configuration instead of the live rules.",
 )
-@click.option("--family", type=click.Choice(list(_FAMILIES)), help="Only this family; else both.")
+@family_option
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["words", "rules", "json"]),
     default="words",
     show_default=True,
-    help="rules: a unified diff, chain by chain.",
+    help="Output format; rules is a unified diff of each chain.",
 )
 @config_options
 def diff(
     filename: str | None,
     against: str | None,
     against_config: str | None,
-    family: str | None,
+    families: tuple[Family, ...],
     output: str,
     flags: dict[str, object],
 ) -> None:
-    """Show what would change if this node's rules became those they ought to be.
+    """Show how the live rules of this node differ from the desired rules.
 
-    What they ought to be, the objects of the API server say, or with -f those in PATH. They are held against the live
-    rules; or, with --against and --against-config, against the rules for other objects or another configuration, which
-    needs no root. Only the proxy's own chains and jumps are compared, and nothing is changed. The exit code is 0
-    without a difference, 1 with one, and 2 in case of trouble. The flags are those of `run`.
+    The desired rules follow from the objects of the API server, or with -f from those in PATH. With --against or
+    --against-config, compare them with the rules for other objects or another configuration instead of the live rules;
+    this needs no root. Only the proxy's own chains and jumps are compared, and nothing changes. Accepts the flags of
+    `run`. The exit code is 0 without differences, 1 with differences and 2 on errors.
 
     \b
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
@@ -99,31 +100,27 @@ def diff(
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
     if filename == against == "-":
-        raise _Trouble('only one of -f and --against can be "-", standard input')
+        raise _Trouble('only one of -f and --against can be "-" (standard input)')
     try:
-        families = tuple(_FAMILIES.values()) if family is None else (_FAMILIES[family],)
-        config, warnings = load_config(flags)
+        config = read_config(flags)
         if against is None and against_config is None:
             side = _side(filename, _named(config), "")
-            before, found = _with_live(side, families, required=family is not None)
+            before, found = _with_live(side, families, required=len(families) == 1)
         else:
             side = _side(filename, config, str(flags.get("config", "")) if against_config else "")
-            other, more = _other(side, against, against_config, flags)
-            warnings += more
+            other = _other(side, against, against_config, flags)
             before = other.title
-            found = [changes(other.ruleset(it, None), side.ruleset(it, None)) for it in families]
+            found = [compare(other.ruleset(it, None), side.ruleset(it, None)) for it in families]
     except click.ClickException as error:
         raise _Trouble(error.format_message()) from None
     except KernelError as error:
         raise _Trouble(str(error)) from None
-    for warning in warnings:
-        click.echo(warning, err=True)
     _show(found, before, side.title, output)
     raise SystemExit(_DIFFERENT if any(it.chains for it in found) else 0)
 
 
 def _named(config: Config) -> Config:
-    """The configuration of this very machine, which is the node unless another name is given."""
+    """Return the configuration with the name of this machine, unless it names another node."""
     return msgspec.structs.replace(config, hostname_override=config.hostname_override or host_name())
 
 
@@ -137,14 +134,12 @@ def _side(filename: str | None, config: Config, config_file: str) -> _Side:
 
 def _other(
     side: _Side, against: str | None, against_config: str | None, flags: Mapping[str, object]
-) -> tuple[_Side, tuple[str, ...]]:
-    """What is compared with: other objects, or the same, under another configuration, or the same; and warnings."""
-    loaded = load_config({**flags, "config": against_config}) if against_config is not None else None
-    config, warnings = loaded or (side.config, ())
+) -> _Side:
+    """Return the side to compare with: the objects or the configuration differ, or both."""
+    config = side.config if against_config is None else read_config({**flags, "config": against_config})
     if against is not None:
-        return _side(against, config, against_config or ""), warnings
-    title = _title("the same objects", against_config or "")
-    return _Side(title, side.cluster, side.node, config), warnings
+        return _side(against, config, against_config or "")
+    return _Side(_title("the same objects", against_config or ""), side.cluster, side.node, config)
 
 
 def _title(objects: str, config_file: str) -> str:
@@ -156,34 +151,31 @@ def _with_live(side: _Side, families: tuple[Family, ...], required: bool) -> tup
     backend = backend_to_read(side.config.iptables_backend.value)
     found = []
     for family in families:
-        if reason := kernel.unavailable(backend, family):
+        if reason := kernel.unsupported_reason(backend, family):
             if required:
                 raise click.ClickException(reason)
             continue
-        found.append(_drift(side, kernel.open_iptables(backend, family)))
+        found.append(_compare_live(side, kernel.open_iptables(backend, family)))
     return f"live rules ({backend.value})", found
 
 
-def _drift(side: _Side, iptables: Iptables) -> Changes:
-    wanted = side.ruleset(iptables.family, _facts(side.config, iptables))
-    return changes(own_part(iptables.save(TABLES), wanted), wanted)
-
-
-def _facts(config: Config, iptables: Iptables) -> KernelFacts:
-    """What the agent would find out about this kernel before it writes rules. Makes no nfacct counters, as it would."""
-    features = kernel.probe(iptables)
-    opened = Opened(FamilyTables(iptables, None), features, features.nfacct)
-    return opened.facts(with_addresses=bool(config.node_port_addresses))
+def _compare_live(side: _Side, iptables: Iptables) -> Changes:
+    features = kernel.probe_features(iptables)
+    # The agent would create nfacct counters; assume that it can.
+    facts = kernel_facts(
+        iptables.family, features, features.nfacct, with_addresses=bool(side.config.node_port_addresses)
+    )
+    desired = side.ruleset(iptables.family, facts)
+    return compare(own_part(iptables.save(TABLES), desired), desired)
 
 
 def _show(found: list[Changes], before: str, after: str, output: str) -> None:
     match output:
         case "json":
-            document = changes_forms.document(found, before, after)
-            echo_json(document)
+            echo_json(render_json.document(found, before, after))
         case "rules":
-            echo_styled(changes_forms.unified(found, before, after))
+            echo_styled(render_text.unified(found, before, after))
         case _:
-            echo_styled(changes_forms.in_words(found, before, after))
+            echo_styled(render_text.text(found, before, after))
             if not any(it.chains for it in found):
-                click.echo(f"There is no difference: {before}, {after}.", err=True)
+                click.echo(f"No differences: {before}, {after}.", err=True)

@@ -1,4 +1,4 @@
-"""`pykubeproxy dump-rules`: the live tables of this node as people think of them."""
+"""`pykubeproxy dump-rules`: show the services, endpoints and shares in the live tables of this node."""
 
 import sys
 import time
@@ -11,35 +11,36 @@ import yaml
 
 from pykubeproxy import kernel
 from pykubeproxy.cli import terminal
-from pykubeproxy.cli.completing import namespaces, services
-from pykubeproxy.cli.live import backend_to_read
-from pykubeproxy.cli.output import echo_styled
-from pykubeproxy.inspect import forms
-from pykubeproxy.inspect.dump import ServiceView, views
-from pykubeproxy.inspect.listing import AROUND, listing
-from pykubeproxy.inspect.wanted import Wanted, parse_wanted
+from pykubeproxy.cli.completion import namespaces, services
+from pykubeproxy.cli.flags import family_option
+from pykubeproxy.cli.inputs import backend_to_read
+from pykubeproxy.cli.terminal import echo_styled
+from pykubeproxy.inspect.dump import render_text
+from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
+from pykubeproxy.inspect.dump.render_json import document
+from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
+from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
 from pykubeproxy.kernel import Backend, Iptables, KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ruleset import Counters, Ruleset
 
-_FAMILIES = {family.value.lower(): family for family in Family}
 _Live = Sequence[tuple[Ruleset, Counters]]
-# Where rules for frontends are to be found.
+# The chains with rules for frontends.
 ROOTS = (
     skeleton.NAT_SERVICES,
     skeleton.NAT_NODEPORTS,
     skeleton.FILTER_SERVICES,
     skeleton.FILTER_EXTERNAL,
 )
-# Between two looks of --watch, in seconds.
+# Seconds between updates of --watch.
 _INTERVAL = 2.0
 
 
-@click.command("dump-rules", short_help="Show what the live rules do: services, endpoints, shares.")
+@click.command("dump-rules", short_help="Show services, endpoints and shares in the live rules.")
 @click.argument("service", default="", shell_complete=services)
 @click.option(
-    "-n", "--namespace", default="", shell_complete=namespaces, help="Only services of this namespace."
+    "-n", "--namespace", default="", shell_complete=namespaces, help="Show services of this namespace only."
 )
 @click.option(
     "-o",
@@ -47,30 +48,29 @@ _INTERVAL = 2.0
     type=click.Choice(["table", "wide", "json", "yaml", "iptables"]),
     default="table",
     show_default=True,
-    help="wide: with bytes and chains; iptables: the rules themselves, in the order a packet meets them.",
+    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
 )
-@click.option("--family", type=click.Choice(list(_FAMILIES)), help="Only this family; else both.")
+@family_option
 @click.option(
     "--iptables-backend",
     type=click.Choice(["auto", "nft", "legacy"]),
     default="auto",
     show_default=True,
-    help="Where to look; auto: where this node's rules are.",
+    help="The backend to read; auto detects the one in use.",
 )
-@click.option("--watch", is_flag=True, help="Show the new connections a second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.")
 def dump_rules(
     service: str,
     namespace: str,
     output: str,
-    family: str | None,
+    families: tuple[Family, ...],
     iptables_backend: Literal["auto", "nft", "legacy"],
     watch: bool,
 ) -> None:
-    """Show what this node's iptables rules do with SERVICE, or with all services.
+    """Show the frontends and endpoints of SERVICE, or of all services, in the live rules of this node.
 
-    SERVICE is a name, namespace/name, or either with :port, a port's name or number. For each port the addresses
-    that lead to it, and the endpoints with the share of new connections that each gets. Reads the rules of
-    kube-proxy as well as our own, whether an agent runs or not, and changes nothing.
+    SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share
+    of new connections. This also reads the rules of kube-proxy, needs no running agent and changes nothing.
 
     \b
     pykubeproxy dump-rules
@@ -78,89 +78,89 @@ def dump_rules(
     pykubeproxy dump-rules default/web --watch
     """
     if watch and output != "table":
-        raise click.UsageError("--watch goes with -o table only")
+        raise click.UsageError("--watch requires -o table")
     try:
-        wanted = parse_wanted(service, namespace)
+        query = parse_filter(service, namespace)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    families = tuple(_FAMILIES.values()) if family is None else (_FAMILIES[family],)
     try:
         backend = backend_to_read(iptables_backend)
 
-        def look() -> tuple[_Live, Sequence[ServiceView]]:
-            live = _read(backend, families, wanted, required=family is not None)
-            return live, forms.in_order(view for tables in live for view in views(*tables, wanted))
+        def read() -> tuple[_Live, Sequence[ServiceView]]:
+            live = _read(backend, families, query)
+            return live, in_order(view for tables in live for view in views(*tables, query))
 
-        live, found = look()
+        live, found = read()
         if not found:
-            _nothing(wanted, backend, service)
+            _report_none(query, backend, service)
         if watch:
-            _watch(found, lambda: look()[1])
+            _watch(found, lambda: read()[1])
         else:
-            echo_styled(_text(output, found, live, wanted))
+            echo_styled(_text(output, found, live, query))
     except KernelError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _watch(found: Sequence[ServiceView], look: Callable[[], Sequence[ServiceView]]) -> None:
-    """Show again and again what has come since the last look, on a terminal in place of what stood there."""
-    begun = time.monotonic()
+def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView]]) -> None:
+    """Print new connections per second in a loop; on a terminal, overwrite the previous table."""
+    now = time.monotonic()
     try:
         while True:
             time.sleep(_INTERVAL)
-            before, seen, found, begun = found, begun, look(), time.monotonic()
-            text = forms.table(found, forms.rates(before, begun - seen))
+            before, earlier, views, now = views, now, read(), time.monotonic()
+            text = render_text.table(views, render_text.rates(before, now - earlier))
             terminal.clear()
-            echo_styled(f"New connections a second, at {time.strftime('%H:%M:%S')}\n\n{text}\n")
+            echo_styled(f"New connections per second at {time.strftime('%H:%M:%S')}\n\n{text}\n")
             sys.stdout.flush()
     except KeyboardInterrupt:
         return
 
 
-def _read(backend: Backend, families: Sequence[Family], wanted: Wanted, required: bool) -> _Live:
-    """The part of the live tables that is wanted; a family that this node lacks is left out, unless it is required."""
+def _read(backend: Backend, families: Sequence[Family], query: ServiceFilter) -> _Live:
+    """Read the live tables as far as the query needs them. Of both families, skip one that this node lacks."""
     live = []
+    required = len(families) == 1
     for family in families:
         try:
-            live.append(_tables(kernel.open_iptables(backend, family), wanted))
+            live.append(_tables(kernel.open_iptables(backend, family), query))
         except KernelError as error:
             if required or isinstance(error, kernel.NotPermitted) or not _dispensable(backend, family, error):
                 raise
     return live
 
 
-def _tables(iptables: Iptables, wanted: Wanted) -> tuple[Ruleset, Counters]:
-    """What there is of one family; for one service, if its name stands in rules, only what is about it."""
+def _tables(iptables: Iptables, query: ServiceFilter) -> tuple[Ruleset, Counters]:
+    """Read one family; for a query by name, only the chains about that service if comments name it."""
     part = None
-    if wanted.name:
-        word = f"{wanted.namespace}/{wanted.name}"
-        part = kernel.part_about(iptables, word, ROOTS, AROUND)
+    if query.name:
+        word = f"{query.namespace}/{query.name}"
+        part = kernel.live_ruleset_about(iptables, word, ROOTS, OTHER_CHAINS)
     return part or iptables.save_counted()
 
 
 def _dispensable(backend: Backend, family: Family, error: KernelError) -> bool:
-    return isinstance(error, kernel.Missing) or bool(kernel.unavailable(backend, family))
+    return isinstance(error, kernel.Missing) or bool(kernel.unsupported_reason(backend, family))
 
 
-def _nothing(wanted: Wanted, backend: Backend, service: str) -> None:
-    """Say on standard error that there is nothing to show. Raises ClickException if a service was asked for."""
+def _report_none(query: ServiceFilter, backend: Backend, service: str) -> None:
+    """Print to standard error that there are no services. Raise ClickException if the query names one."""
     where = f"in the {backend.value} tables of this node"
     if service:
-        raise click.ClickException(f"there are no rules for {wanted} {where}")
-    of = f" of namespace {wanted.namespace}" if wanted.namespace else ""
-    click.echo(f"There are no rules for services{of} {where}.", err=True)
+        raise click.ClickException(f"there are no rules for {query} {where}")
+    scope = f" of namespace {query.namespace}" if query.namespace else ""
+    click.echo(f"There are no rules for services{scope} {where}.", err=True)
 
 
-def _text(output: str, found: Sequence[ServiceView], live: _Live, wanted: Wanted) -> str:
+def _text(output: str, found: Sequence[ServiceView], live: _Live, query: ServiceFilter) -> str:
     match output:
         case "json":
-            return msgspec.json.format(msgspec.json.encode(forms.document(found))).decode() + "\n"
+            return msgspec.json.format(msgspec.json.encode(document(found))).decode() + "\n"
         case "yaml":
-            return yaml.safe_dump(forms.document(found), sort_keys=False, allow_unicode=True)
+            return yaml.safe_dump(document(found), sort_keys=False, allow_unicode=True)
         case "iptables":
-            texts = ((ruleset.family, listing(ruleset, wanted)) for ruleset, _ in live)
+            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in live)
             return "\n".join(f"# {family.value}\n{text}" for family, text in texts if text)
         case "wide":
-            return forms.table(found, forms.in_full, with_chains=True)
+            return render_text.table(found, render_text.counters, with_chains=True)
         case _:
-            return forms.table(found)
+            return render_text.table(found)

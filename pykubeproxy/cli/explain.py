@@ -1,4 +1,4 @@
-"""`pykubeproxy explain`: why a Service is served as it is."""
+"""`pykubeproxy explain`: show which endpoints a Service uses on this node, and why."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,24 +6,30 @@ import click
 import msgspec
 
 from pykubeproxy.agent.observe.object_documents import Objects, decode
-from pykubeproxy.cli.asking import DEFAULT_URL, NoAnswer, ask
-from pykubeproxy.cli.completing import namespaces, services
-from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
-from pykubeproxy.cli.output import echo_json, echo_styled, output_option
-from pykubeproxy.cli.present import filename_option, objects_of
+from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
+from pykubeproxy.cli.completion import namespaces, services
+from pykubeproxy.cli.flags import (
+    CONTEXT_SETTINGS,
+    config_options,
+    family_option,
+    filename_option,
+    output_option,
+    read_config,
+)
+from pykubeproxy.cli.inputs import context_of, objects_of
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config, ConfigError, load
-from pykubeproxy.inspect import explain_forms
-from pykubeproxy.inspect.explain import Explanation, explain_all
-from pykubeproxy.inspect.wanted import Wanted, parse_wanted
+from pykubeproxy.inspect.explain import render_json, render_text
+from pykubeproxy.inspect.explain.model import Explanation, explain_all
+from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
 from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.rules.context import KernelFacts, terms
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology
 
 
 @click.command(
-    context_settings=CONTEXT_SETTINGS, short_help="Say of each endpoint whether it is used, and why."
+    context_settings=CONTEXT_SETTINGS, short_help="Explain which endpoints a Service uses, and why."
 )
 @click.argument("service", metavar="SERVICE[:PORT]", shell_complete=services)
 @click.option(
@@ -31,25 +37,23 @@ from pykubeproxy.services.selection import NodeTopology
     "--namespace",
     default="",
     shell_complete=namespaces,
-    help="The Service's namespace.  [default: all]",
+    help="Namespace of the Service.  [default: all]",
 )
-@click.option(
-    "--family", type=click.Choice([it.value.lower() for it in Family]), help="Only this; else both."
-)
+@family_option
 @filename_option
-@click.option("--node", "node_name", default="", metavar="NAME", help="Explain it for another node.")
-@click.option("--zone", metavar="NAME", help="Explain it as if the node were in this zone.")
+@click.option("--node", "node_name", default="", metavar="NAME", help="Explain for another node.")
+@click.option("--zone", metavar="NAME", help="Explain as if the node were in this zone.")
 @click.option(
     "--url",
     metavar="URL",
-    help=f"Ask the agent with this metrics address.  [default: {DEFAULT_URL}, without -f and flags of `run`]",
+    help=f"Metrics address of the agent to ask.  [default: {DEFAULT_URL} without -f and flags of `run`]",
 )
 @output_option
 @config_options
 def explain(
     service: str,
     namespace: str,
-    family: str | None,
+    families: tuple[Family, ...],
     filename: str | None,
     node_name: str,
     zone: str | None,
@@ -57,14 +61,14 @@ def explain(
     output: str,
     flags: dict[str, object],
 ) -> None:
-    """Say of each endpoint of SERVICE whether this node uses it, and why, and how traffic gets there.
+    """Explain which endpoints of SERVICE this node uses, why, and how traffic reaches them.
 
-    SERVICE is a name or namespace/name; PORT a port's name or number. With --node or --zone it is explained for that
-    place, and how this node differs is said at the end. Looks at the objects, not at the live rules (dump-rules does),
-    so it needs no root.
+    SERVICE has the form [NAMESPACE/]NAME, PORT is the name or number of a port. With --node or --zone, explain for that
+    node or zone, and list the differences from this node. This reads objects, not live rules (see dump-rules), so it
+    needs no root.
 
-    The objects, and the configuration, are those of the agent that runs on this node. With -f they come from files;
-    with flags of `run`, or where no agent answers, from the API server.
+    Objects and configuration come from the agent on this node; with -f from files; with flags of `run`, or if no agent
+    answers, from the API server.
 
     \b
     pykubeproxy explain default/web:http
@@ -73,75 +77,72 @@ def explain(
     """
     if url is not None and (filename is not None or flags):
         raise click.UsageError(
-            "--url asks an agent, which has objects and configuration: drop -f and other flags"
+            "--url takes objects and configuration from an agent; remove -f and other flags"
         )
-    config, warnings = load_config(flags)
-    for warning in warnings:
-        click.echo(warning, err=True)
-    wanted = _wanted(service, namespace)
-    told = _told(wanted, url) if filename is None and not flags else None
+    config = read_config(flags)
+    query = _query(service, namespace)
+    from_agent = _from_agent(query, url) if filename is None and not flags else None
     if filename is not None and node_name and not config.hostname_override:
-        # Among manifests no node is "here" unless it is named: then this one is.
+        # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
-    aside = {}
-    if told:
-        objects, config = told
-        aside = {(it.family, it.name): it.why for it in objects.set_aside}
-        cluster, here = _told_objects(objects)
+    quarantined = {}
+    if from_agent:
+        objects, config = from_agent
+        quarantined = {(it.family, it.port_name): it.reason for it in objects.quarantined}
+        cluster, here = _cluster(objects)
     else:
-        cluster, here = objects_of(wanted, filename, config, [node_name] if node_name else [])
+        cluster, here = objects_of(query, filename, config, [node_name] if node_name else [])
     there = _other(cluster, here, node_name, zone)
-    families = [it for it in Family if family in (None, it.value.lower())]
-    found = _explanations(cluster, config, there or here, wanted, families)
+    found = _explanations(cluster, config, there or here, query, families)
     if not there:
-        found = _marked(found, aside)
-    unlike = (_explanations(cluster, config, here, wanted, families), _place(here)) if there else None
+        found = _with_quarantine(found, quarantined)
+    compared = (_explanations(cluster, config, here, query, families), _topology(here)) if there else None
     if output == "json":
-        echo_json(explain_forms.document(found, _place(there or here), unlike))
+        echo_json(render_json.document(found, _topology(there or here), compared))
         return
-    echo_styled(explain_forms.text(found, _place(there or here)))
-    if unlike is not None:
-        echo_styled(explain_forms.comparison(found, *unlike))
+    echo_styled(render_text.text(found, _topology(there or here)))
+    if compared is not None:
+        echo_styled(render_text.comparison(found, *compared))
 
 
-def _wanted(service: str, namespace: str) -> Wanted:
-    """Which Service and port is asked for. Raises UsageError."""
+def _query(service: str, namespace: str) -> ServiceFilter:
+    """Parse the Service and port. Raise UsageError."""
     try:
-        wanted = parse_wanted(service, namespace)
+        query = parse_filter(service, namespace)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if not wanted.name:
-        raise click.UsageError("name the Service to explain")
-    return wanted
+    if not query.name:
+        raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
+    return query
 
 
-def _told(wanted: Wanted, url: str | None) -> tuple[Objects, Config] | None:
-    """What this node's agent, or the one at a URL, has of a Service, and its configuration.
+def _from_agent(query: ServiceFilter, url: str | None) -> tuple[Objects, Config] | None:
+    """Return the objects of a Service and the configuration of an agent; None if no agent answers at the default URL.
 
-    None where none answers and no URL was given. Raises ClickException.
+    Raise ClickException if none answers at `url` or it does not know the Service.
     """
-    at, service = url or DEFAULT_URL, f"{wanted.namespace}/{wanted.name}".lstrip("/")
+    address, service = url or DEFAULT_URL, f"{query.namespace}/{query.name}".lstrip("/")
     try:
-        told = decode(ask(at, "/servicez", service=service))
-        config = load(told.config.encode(), {}).config
-    except (NoAnswer, ValueError, ConfigError) as error:
-        reason = (
-            str(error) if isinstance(error, NoAnswer) else f"what answers at {at} cannot be asked: {error}"
-        )
+        answer = decode(fetch(address, "/servicez", service=service))
+        config = load(answer.config.encode(), {}).config
+    except (NoAgent, ValueError, ConfigError) as error:
+        reason = str(error)
+        if not isinstance(error, NoAgent):
+            reason = f"{address} is not an agent of this pykubeproxy version: {error}"
         if url is not None:
             raise click.ClickException(reason) from None
-        click.echo(f"Asking the API server, for {reason}.", err=True)
+        click.echo(f"Reading from the API server: {reason}.", err=True)
         return None
-    if not told.objects.services:
+    if not answer.objects.services:
         raise click.ClickException(
-            f"the agent at {at} has no Service {msgspec.structs.replace(wanted, port='')}. It does not watch headless "
-            "Services and those of other proxies; with --config or --kubeconfig the API server is asked for them"
+            f"the agent at {address} has no Service {msgspec.structs.replace(query, port='')}; for a headless Service"
+            " or one of another proxy, use --config or --kubeconfig to read from the API server"
         )
-    return told.objects, config
+    return answer.objects, config
 
 
-def _told_objects(objects: Objects) -> tuple[Cluster, Node]:
-    """The objects of an agent, and its Node; of other Nodes it knows what their endpoints tell."""
+def _cluster(objects: Objects) -> tuple[Cluster, Node]:
+    """Return the objects of an agent and its Node. Other Nodes are known only by the zone of their endpoints."""
     cluster = Cluster()
     endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
     zones = {it.node_name: it.zone for it in endpoints if it.zone}
@@ -153,23 +154,25 @@ def _told_objects(objects: Objects) -> tuple[Cluster, Node]:
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:
-    """The node that --node and --zone speak of; None without them."""
+    """Return the node selected by --node and --zone, or None without them."""
     if not node_name and zone is None:
         return None
     node = cluster.node(node_name) if node_name else here
     if node is None:
-        click.echo(f"There is no Node {node_name}, so its zone is not known.", err=True)
+        click.echo(f"There is no Node {node_name}, so its zone is unknown.", err=True)
         node = Node(node_name)
     return node if zone is None else msgspec.structs.replace(node, zone=zone)
 
 
-def _marked(found: Sequence[Explanation], aside: Mapping[tuple[str, PortName], str]) -> Sequence[Explanation]:
-    """The explanations, with what an agent says of service ports that are set aside."""
+def _with_quarantine(
+    found: Sequence[Explanation], quarantined: Mapping[tuple[str, PortName], str]
+) -> Sequence[Explanation]:
+    """Return the explanations with the reasons why an agent quarantined service ports."""
     return [
         msgspec.structs.replace(
             it,
             ports=tuple(
-                msgspec.structs.replace(port, set_aside=aside.get((port.family.value, port.name), ""))
+                msgspec.structs.replace(port, quarantined=quarantined.get((port.family.value, port.name), ""))
                 for port in it.ports
             ),
         )
@@ -177,25 +180,24 @@ def _marked(found: Sequence[Explanation], aside: Mapping[tuple[str, PortName], s
     ]
 
 
-def _place(node: Node) -> NodeTopology:
+def _topology(node: Node) -> NodeTopology:
     return NodeTopology(node.name, node.zone)
 
 
 def _explanations(
-    cluster: Cluster, config: Config, node: Node, wanted: Wanted, families: Collection[Family]
+    cluster: Cluster, config: Config, node: Node, query: ServiceFilter, families: Collection[Family]
 ) -> Sequence[Explanation]:
-    """The explanations for a node. Raises ClickException if what is asked for is not there."""
-    kernel = KernelFacts(addresses=node.addresses)
-    on = {family: terms(config, node.name, node, kernel, family) for family in Family}
+    """Return the explanations for a node. Raise ClickException if there is no such Service or port."""
+    contexts = {family: context_of(config, node, family) for family in Family}
     try:
-        found = explain_all(cluster, wanted, on)
+        found = explain_all(cluster, query, contexts)
     except LookupError as error:
         raise click.ClickException(str(error.args[0])) from None
     return [
         msgspec.structs.replace(
             it,
             ports=tuple(port for port in it.ports if port.family in families),
-            left_out={left: why for left, why in it.left_out.items() if left in families},
+            skipped={family: reason for family, reason in it.skipped.items() if family in families},
         )
         for it in found
     ]

@@ -1,19 +1,17 @@
-"""`pykubeproxy lab`: a cluster without a cluster."""
+"""`pykubeproxy lab`: a cluster on one machine."""
 
 import signal
 import time
-from typing import Any
 
 import click
 
-from pykubeproxy.cli.output import echo_json, output_option
-from pykubeproxy.lab import documents, report, standing
+from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.terminal import echo_json
+from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
-from pykubeproxy.lab.namespaces import prefix
-from pykubeproxy.lab.network import FABRIC
-from pykubeproxy.lab.requirements import Unmet
-from pykubeproxy.lab.rundir import AlreadyRunning, RunDirectory
+from pykubeproxy.lab.machine import LabError, RunDirectory
+from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 
 backend_option = click.option(
@@ -22,85 +20,84 @@ backend_option = click.option(
     type=click.Choice(["auto", "nft", "legacy"]),
     default="auto",
     show_default=True,
-    help="What the agents write their rules with.",
+    help="The iptables backend of the agents.",
 )
 
-LOOK_YOURSELF = """
-To look for yourself, let one scenario stand and run the commands on its nodes:
+_INSPECT = """
+To inspect a scenario, keep its lab and run commands on its nodes:
   pykubeproxy lab demo SCENARIO --keep
   pykubeproxy lab exec node1 -- pykubeproxy dump-rules"""
 
 
-@click.group(short_help="Try the proxy on two nodes and some pods, all on this machine.")
+@click.group(short_help="Try the proxy in a cluster on this machine.")
 def lab() -> None:
-    """Try the proxy on two nodes, some pods and an outside client, all on this machine.
+    """Try the proxy with two nodes, some pods and an outside client, all on this machine.
 
-    They are network namespaces, with a small API server and an agent on each node. It takes root, it does
-    not touch the machine's own network, and it leaves nothing behind.
+    The hosts are network namespaces, with a small API server and an agent on each node. The lab needs root. It
+    does not change the machine's own network, and it removes everything at its end.
 
     \b
     sudo pykubeproxy lab demo
     """
 
 
-@lab.command(short_help="Run the scenarios with real connections.")
-@click.argument("wanted", metavar="[SCENARIO]...", nargs=-1)
-@click.option("--list", "list_only", is_flag=True, help="Name the scenarios and do nothing.")
+@lab.command(short_help="Run scenarios with real connections.")
+@click.argument("names", metavar="[SCENARIO]...", nargs=-1)
+@click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
 @backend_option
-@click.option("--keep", is_flag=True, help="After the last scenario leave the lab standing until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.")
 @click.option("--name", default="demo", show_default=True, help="The lab's name.")
 @output_option
-def demo(wanted: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
-    """Run the scenarios, or those named, and show what real connections saw.
+def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
+    """Run all scenarios, or those named, and show what real connections observe.
 
-    The exit code is 1 if something was not as it should be, else 0.
+    The exit code is 1 if a scenario fails, else 0.
 
     \b
     sudo pykubeproxy lab demo
     sudo pykubeproxy lab demo scale rolling-update --iptables-backend legacy
     """
-    told = output == "json"
-    if list_only and told:
-        echo_json(documents.listed(SCENARIOS))
-        return
+    json = output == "json"
     if list_only:
-        for scenario in SCENARIOS:
-            click.echo(f"{scenario.name:16}{scenario.title}")
+        if json:
+            echo_json(report.list_document(SCENARIOS))
+        for scenario in () if json else SCENARIOS:
+            click.echo(f"{scenario.name:17}{scenario.title}")
         return
-    if unknown := set(wanted) - {scenario.name for scenario in SCENARIOS}:
-        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; --list names them")
-    chosen = [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
-    leave_if_told = standing.exit_on_signals()
+    if unknown := set(names) - {scenario.name for scenario in SCENARIOS}:
+        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; use --list to see their names")
+    selected = [scenario for scenario in SCENARIOS if not names or scenario.name in names]
+    check_signals = daemon.exit_on_signals()
     started = time.monotonic()
     results: list[report.Result] = []
-    write: report.Write = (lambda _: None) if told else click.echo
+    write: report.Write = (lambda _: None) if json else click.echo
     try:
         with Lab(name, backend=backend) as running:
-            write(report.opening(running))
-            for number, scenario in enumerate(chosen, 1):
-                leave_if_told()
-                place = f"{number}/{len(chosen)}"
-                results.append(report.run_scenario(running, scenario, place, write))
+            write(report.introduction(running))
+            for number, scenario in enumerate(selected, 1):
+                check_signals()
+                position = f"{number}/{len(selected)}"
+                results.append(report.run_scenario(running, scenario, position, write))
             seconds = time.monotonic() - started
             write(f"\n{report.summary(results, seconds)}")
-            if told:
-                echo_json(documents.demonstrated(name, running.backend, results, seconds))
+            if json:
+                echo_json(report.demo_document(name, running.backend, results, seconds))
             if keep:
                 _keep(name)
             else:
-                write(LOOK_YOURSELF)
-    except (Unmet, AlreadyRunning, ValueError) as error:
+                write(_INSPECT)
+    except LabError as error:
         raise click.ClickException(str(error)) from None
-    if not all(it.well for it in results):
+    if not all(result.ok for result in results):
         raise SystemExit(1)
 
 
 def _keep(name: str) -> None:
     click.echo(
-        "\nThe lab stands as the last scenario left it. From another terminal:\n"
+        "\nThe lab stays as the last scenario left it. Run in another terminal:\n"
         f"  pykubeproxy lab status --name {name}\n"
         f"  pykubeproxy lab exec --name {name} node1 -- pykubeproxy dump-rules\n"
-        "Ctrl-C takes it down.",
+        "Press Ctrl-C to remove it.",
         err=True,
     )
     try:
@@ -109,13 +106,13 @@ def _keep(name: str) -> None:
         click.echo()
 
 
-@lab.command(short_help="Build a lab and leave it standing.")
-@click.option("--name", default="lab", show_default=True, help="Its name; several may stand side by side.")
+@lab.command(short_help="Start a lab in the background.")
+@click.option("--name", default="lab", show_default=True, help="The lab's name; labs can run side by side.")
 @backend_option
 @click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
 @output_option
 def up(name: str, backend: str, pods: int, output: str) -> None:
-    """Build a lab and leave it standing: a Service "web" with pods behind it, to play with.
+    """Start a lab in the background, with a Service "web" and its pods.
 
     \b
     sudo pykubeproxy lab up
@@ -123,76 +120,75 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
     sudo pykubeproxy lab down
     """
     try:
-        standing.up(name, backend, pods)
-        _show(RunDirectory(name), output)
-    except (Unmet, RuntimeError, ValueError) as error:
+        daemon.up(name, backend, pods)
+    except LabError as error:
         raise click.ClickException(str(error)) from None
+    _show(RunDirectory(name), output)
 
 
 @lab.command()
-@click.option("--name", default="lab", show_default=True, help="Which lab.")
+@click.option("--name", default="lab", show_default=True, help="The lab's name.")
 @output_option
 def down(name: str, output: str) -> None:
-    """Take a lab down, also one whose driver died.
+    """Remove a lab, also one whose driver process died.
 
     \b
     sudo pykubeproxy lab down
     """
     try:
-        there = standing.down(name)
-    except (Unmet, AlreadyRunning, ValueError) as error:
+        existed = daemon.down(name)
+    except LabError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        echo_json(documents.removed(name, there))
+        echo_json(report.down_document(name, existed))
     else:
-        click.echo(f"lab {name} is gone" if there else f"there is no lab {name}")
+        click.echo(f"lab {name} removed" if existed else f"no lab {name}")
 
 
 @lab.command(
     "exec",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a command inside a node, a pod or the client.",
+    short_help="Run a command on a node, a pod or the client.",
 )
-@click.option("--name", help="Which lab, if there are several.")
-@click.argument("place", metavar="NODE|POD|client|fabric")
+@click.option("--name", help="The lab's name, if several labs are running.")
+@click.argument("host", metavar="NODE|POD|client|fabric")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def execute(name: str | None, place: str, command: tuple[str, ...]) -> None:
-    """Run a command inside a node, a pod, the client or the fabric; a shell if none is given.
+def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
+    """Run a command on a node, a pod, the client or the fabric; without a command, a shell.
 
     \b
     sudo pykubeproxy lab exec node1 -- pykubeproxy dump-rules default/web
     sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab exec web-1 -- ip route
     """
-    wanted = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
+    words = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
     try:
-        standing.execute(standing.only_lab(name), place, wanted)
-    except Unmet as error:
+        daemon.execute(daemon.select_lab(name), host, words)
+    except LabError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{wanted[0]}: {error.strerror}") from None
+        raise click.ClickException(f"cannot run {words[0]}: {error.strerror}") from None
 
 
 @lab.command()
-@click.option("--name", help="Which lab, if there are several.")
+@click.option("--name", help="The lab's name, if several labs are running.")
 @output_option
 def status(name: str | None, output: str) -> None:
-    """Show the nodes, pods and Services of a lab that stands.
+    """Show the hosts and Services of a running lab.
 
     \b
     sudo pykubeproxy lab status
     """
     try:
-        _show(standing.only_lab(name), output)
-    except Unmet as error:
+        _show(daemon.select_lab(name), output)
+    except LabError as error:
         raise click.ClickException(str(error)) from None
 
 
 def _show(directory: RunDirectory, output: str) -> None:
-    state: dict[str, Any] = directory.read_state()
-    api = Api(f"{prefix(directory.lab)}fabric", FABRIC[0], API_PORT)
-    services, logs = api.items(SERVICES), str(directory.path / "logs")
+    services = Api(f"{namespace_prefix(directory.lab)}fabric", FABRIC[0], API_PORT).items(SERVICES)
+    document = report.status_document(directory.read_state(), services)
     if output == "json":
-        echo_json(documents.standing(state, services, logs))
+        echo_json(document)
     else:
-        click.echo(report.overview(state, services, logs))
+        click.echo(report.status_text(document))

@@ -1,4 +1,4 @@
-"""How log lines look: for people by default, one JSON object a line on request. They go to standard error."""
+"""Write log lines to standard error, as text or as one JSON object a line."""
 
 import atexit
 import logging
@@ -12,7 +12,7 @@ from pykubeproxy.config import LogFormat
 
 
 def set_up(format_: LogFormat) -> None:
-    """Have every log line of the process written in one format from now on."""
+    """Configure the log format of this process."""
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -21,7 +21,7 @@ def set_up(format_: LogFormat) -> None:
     ]
     last: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()]
     if format_ is LogFormat.TEXT:
-        # Not with the values of variables, which "rich", where it is installed, would show: there are secrets among them.
+        # If "rich" is installed, structlog prints local variables in tracebacks, which may be secrets.
         plain = structlog.dev.plain_traceback
         last = [
             _on_one_line,
@@ -32,28 +32,28 @@ def set_up(format_: LogFormat) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Forgiving(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyFile(sys.stderr))),
         cache_logger_on_first_use=False,
     )
-    atexit.register(_give_up)
+    atexit.register(_flush_stderr)
 
 
-def _give_up() -> None:
-    """Lines that could not be written Python would try to write once more at its end, and exit with status 120."""
+def _flush_stderr() -> None:
+    """Flush now: Python exits with status 120 if its own flush at exit fails."""
     try:
         sys.stderr.flush()
     except OSError:
         sys.stderr = cast("TextIO", None)
 
 
-# Values with one of these are shown in quotes, with escapes, by the renderer.
+# The renderer quotes and escapes values with one of these characters.
 _QUOTED = frozenset(" \t=\r\n\"'")
 
 
 def _on_one_line(
     _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Nobody's text can make a second line that looks like one of ours; tracebacks alone have several."""
+    """Escape line breaks, so that no value can forge a log line; only tracebacks have several lines."""
     event["event"] = _plain(str(event["event"]))
     for key, value in event.items():
         if isinstance(value, str) and key not in ("exception", "stack") and _QUOTED.isdisjoint(value):
@@ -68,11 +68,8 @@ def _plain(text: str) -> str:
     return "".join(escapes)
 
 
-class _Forgiving:
-    """A file that cannot always be written: the disk is full, or who read the pipe has gone.
-
-    That costs lines of the log, and nothing else: rules matter more.
-    """
+class _LossyFile:
+    """A file that drops what it cannot write: a full disk or closed pipe must not stop the agent."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""`pykubeproxy run`: the agent."""
+"""`pykubeproxy run`: run the agent."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import structlog
 
 import pykubeproxy
 from pykubeproxy.agent.node_setup import provide_modules, set_up
-from pykubeproxy.agent.observe.observers import BindFailed
+from pykubeproxy.agent.observe.listeners import BindFailed
 from pykubeproxy.agent.process import RunOptions, serve
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
@@ -19,27 +19,27 @@ from pykubeproxy.sources import SourceError
 
 log = structlog.get_logger()
 
-# The exit status where another one already runs: nothing is wrong with this one.
+# The exit status if another agent runs on this node.
 OCCUPIED = 3
 
 
 @click.command(
     context_settings=CONTEXT_SETTINGS,
-    short_help="Keep this node's rules in line with the cluster's Services.",
+    short_help="Run the agent: keep this node's rules up to date.",
 )
 @click.option(
     "--manifests",
     metavar="PATH",
-    help='Take objects from a YAML or JSON file, a folder, or "-" instead of an API server.',
+    help='Read objects from a YAML or JSON file, a folder or "-" instead of an API server.',
 )
-@click.option("--once", is_flag=True, help="Sync once, then exit.")
+@click.option("--once", is_flag=True, help="Sync once and exit.")
 @config_options
 @action_options
 def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
-    """Keep this node's iptables rules in line with the cluster's Services.
+    """Run the agent: keep this node's iptables rules up to date with the Services of the cluster.
 
-    Takes kube-proxy's flags and its configuration file. Without --kubeconfig, --master or --manifests it uses the
-    service account of its pod. The rules stay in place when it ends.
+    Accepts the flags and the configuration file of kube-proxy. Without --kubeconfig, --master or --manifests, it uses
+    the service account of its pod. The rules stay in place when it exits.
 
     \b
     pykubeproxy run --config config.conf --hostname-override node1
@@ -64,7 +64,6 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     order = RunOptions(
         loaded=loaded,
         flags=flags,
-        reload=lambda: load_config(flags),
         config_file=str(flags.get("config", "")),
         manifests=manifests,
         once=once,
@@ -81,7 +80,7 @@ def _init(config: Config) -> None:
     try:
         provide_modules(config)
     except KernelError as error:
-        log.warning("no kernel modules were loaded", error=str(error))
+        log.warning("kernel modules not loaded", error=str(error))
     set_up(config)
 
 
@@ -89,6 +88,4 @@ def _write_config(config: Config, path: str) -> None:
     try:
         Path(path).write_text(dump(config))
     except OSError as error:
-        raise click.ClickException(
-            f'--write-config-to: "{path}" cannot be written: {error.strerror}'
-        ) from None
+        raise click.ClickException(f"--write-config-to: cannot write {path}: {error.strerror}") from None

@@ -1,32 +1,46 @@
-"""What is printed cannot do more to a terminal than colour it, whatever foreign rules and objects have in them."""
+"""Print documents and styled text; escape anything else that could control a terminal."""
 
+import os
 import re
 import sys
 from typing import IO, Any, TextIO, cast
 
-# click.style's bold, dim and colours, and its reset.
+import click
+import msgspec
+
+# The styles, colours and reset of click.style.
 _STYLE = r"\x1b\[(?:[0124]|2[12]|[39][0-7]|[34]9)m"
-# Control characters but tab and line feed, what turns the direction of writing, and bytes that were no UTF-8.
+# Control characters except tab and line feed, bidirectional controls, and bytes that are not UTF-8.
 _UNSAFE = re.compile(
     rf"({_STYLE})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _CLEAR = "\x1b[2J\x1b[1;1H"
 
 
+def echo_json(document: object) -> None:
+    """Print a document as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+
+
+def echo_styled(text: str) -> None:
+    """Print styled text; without styles if NO_COLOR is set (https://no-color.org) or output is no terminal."""
+    click.echo(text, nl=False, color=False if os.environ.get("NO_COLOR") else None)
+
+
 def guard() -> None:
-    """Have everything that is printed from now on pass `printable`."""
+    """Replace standard output and error so that all text passes `printable`."""
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
 
 
 def clear() -> None:
-    """Clear the screen, if there is one."""
+    """Clear the screen if standard output is a terminal."""
     out = sys.stdout.file if isinstance(sys.stdout, _Guarded) else sys.stdout
     if out.isatty():
         out.write(_CLEAR)
 
 
 def printable(text: str) -> str:
-    r"""The text with escapes such as \x1b for what a terminal would obey; our own colours stay."""
+    r"""Escape control characters, as in \x1b, but keep the styles of click.style."""
     return _UNSAFE.sub(_escaped, text)
 
 
@@ -39,7 +53,7 @@ def _guarded(file: TextIO) -> TextIO:
 
 
 class _Guarded:
-    """A file that is written to through `printable`, and else is itself."""
+    """A file that writes only printable text."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""`pykubeproxy trace`: where a packet would go, and why."""
+"""`pykubeproxy trace`: show where a packet goes, and why."""
 
 import ipaddress
 from typing import Literal
@@ -7,26 +7,30 @@ import click
 import msgspec
 
 from pykubeproxy import kernel
-from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, load_config
-from pykubeproxy.cli.live import backend_to_read
-from pykubeproxy.cli.manifests import plain_addresses, read_objects
-from pykubeproxy.cli.output import echo_json, echo_styled, output_option
+from pykubeproxy.cli.flags import (
+    CONTEXT_SETTINGS,
+    config_options,
+    node_address_option,
+    output_option,
+    read_config,
+)
+from pykubeproxy.cli.inputs import backend_to_read, context_of, family_addresses, read_objects
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.inspect import trace_forms
-from pykubeproxy.inspect.desired import as_installed
-from pykubeproxy.inspect.packet import Host, Packet, Route
-from pykubeproxy.inspect.trace import walk
+from pykubeproxy.inspect.trace import render_json, render_text
+from pykubeproxy.inspect.trace.model import trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import KernelError
-from pykubeproxy.kernel.routes import routes
+from pykubeproxy.kernel.addresses import routes
 from pykubeproxy.objects import Family, family_of
-from pykubeproxy.rules.context import KernelFacts, terms
+from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 
 _Origin = Literal["pod", "node", "outside"]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Show where a packet goes, and by which rules.")
+@click.command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST:PORT")
 @click.option(
@@ -34,34 +38,27 @@ _Origin = Literal["pod", "node", "outside"]
     type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
     default="tcp",
     show_default=True,
-    help="The packet's protocol.",
+    help="Protocol of the packet.",
 )
 @click.option(
     "--from",
     "origin",
     type=click.Choice(["pod", "node", "outside"]),
-    help="Where it starts.  [default: on the node if SRC is one of its addresses, else elsewhere]",
+    help="Origin of the packet.  [default: the node if SRC is one of its addresses, else outside]",
 )
 @click.option(
     "--in-interface",
     default="",
     metavar="NAME",
-    help="The interface it comes in by.  [default: the one that leads back to SRC]",
+    help="Incoming interface.  [default: the one with the route to SRC]",
 )
 @click.option(
     "-f",
     "--filename",
     metavar="PATH",
-    help='Instead of the live rules, those for the objects in a YAML or JSON file, a folder, or "-".',
+    help='Use the rules for objects in a YAML or JSON file, a folder or "-" instead of the live rules.',
 )
-@click.option(
-    "--node-address",
-    "addresses",
-    multiple=True,
-    callback=plain_addresses,
-    metavar="CIDR",
-    help="With -f, an address of the node; may be given several times.  [default: the Node's own]",
-)
+@node_address_option
 @output_option
 @config_options
 def trace(
@@ -75,92 +72,90 @@ def trace(
     output: str,
     flags: dict[str, object],
 ) -> None:
-    """Show where a new connection from SRC to DST:PORT goes on this node, and by which rules.
+    """Trace the first packet of a connection from SRC to DST:PORT through the rules of this node.
 
-    Walks the first packet through the rules, those of others too: to which endpoints it may get and how probably,
-    whether its source address is replaced, or which rule drops or refuses it. Sends nothing and changes nothing. With
-    -f neither root nor a network is needed; the flags of `run` say how the rules are made.
+    Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
+    drops or rejects it. Foreign rules are followed too. This sends no packet and changes nothing. With -f, it needs
+    neither root nor a network; the flags of `run` define the rules.
 
     \b
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     """
-    config, warnings = load_config(flags)
-    for warning in warnings:
-        click.echo(warning, err=True)
+    config = read_config(flags)
     packet = _packet(source, destination, proto)
     if origin == "node" and in_interface:
-        raise click.UsageError(
-            "a packet that starts on the node comes in by no interface: drop --in-interface"
-        )
+        raise click.UsageError("a packet from the node has no incoming interface; remove --in-interface")
     family = family_of(packet.destination)
     if filename is not None:
         ruleset, host = _rendered(config, filename, addresses, family)
         in_interface = in_interface or (_pod_interface(config) if origin == "pod" else "")
     else:
         ruleset, host = _live(config, family)
-    starts_here = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
-    packet = msgspec.structs.replace(packet, starts_here=starts_here, received_by=in_interface)
+    from_node = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
+    packet = msgspec.structs.replace(packet, starts_here=from_node, received_by=in_interface)
     try:
-        # Live chains are read as the packet gets to them.
-        walked = walk(ruleset, packet, host)
+        # Live chains are read when the packet reaches them.
+        walked = trace_packet(ruleset, packet, host)
     except KernelError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        echo_json(trace_forms.document(walked))
+        echo_json(render_json.document(walked))
     else:
-        echo_styled(trace_forms.text(walked))
+        echo_styled(render_text.text(walked))
 
 
 def _packet(source: str, destination: str, protocol: str) -> Packet:
-    """The packet the arguments describe. Raises UsageError."""
+    """Parse the arguments into a packet. Raise UsageError."""
     address, _, port = destination.rpartition(":")
     try:
-        to = _address(address)
+        receiver = _address(address)
         number = int(port) if port.isascii() and port.isdecimal() else 0
     except ValueError:
         number = 0
-    # Without brackets nobody could tell an IPv6 address's last group from a port.
-    if not 0 < number < 65536 or (":" in to and address[0] != "["):
-        raise click.UsageError(f'"{destination}" is not of the form address:port, or [address]:port for IPv6')
+    # Without brackets, the last group of an IPv6 address looks like a port.
+    if not 0 < number < 65536 or (":" in receiver and address[0] != "["):
+        raise click.UsageError(
+            f'"{destination}" does not have the form address:port, or [address]:port for IPv6'
+        )
     try:
         sender = _address(source)
     except ValueError:
         raise click.UsageError(f'"{source}" is not an IP address') from None
-    if family_of(sender) is not family_of(to):
-        raise click.UsageError(f"{sender} and {to} are of different families")
-    return Packet(protocol.lower(), sender, to, number)
+    if family_of(sender) is not family_of(receiver):
+        raise click.UsageError(f"{sender} and {receiver} are of different address families")
+    return Packet(protocol.lower(), sender, receiver, number)
 
 
 def _address(text: str) -> str:
-    """An address in canonical form, in brackets or not. Raises ValueError."""
+    """Return a canonical address, without brackets. Raise ValueError."""
     if "%" in text:
-        raise ValueError("rules know no zones")
+        raise ValueError("rules cannot match zones")
     return str(ipaddress.ip_address(text[1:-1] if text[:1] + text[-1:] == "[]" else text))
 
 
 def _live(config: Config, family: Family) -> tuple[Ruleset, Host]:
     try:
         backend = backend_to_read(config.iptables_backend.value)
-        ruleset, _ = kernel.live(kernel.open_iptables(backend, family))
+        ruleset, _ = kernel.live_ruleset(kernel.open_iptables(backend, family))
         local = kernel.local_addresses(family)
     except KernelError as error:
         raise click.ClickException(str(error)) from None
-    ways = tuple(Route(*route) for route in routes(family))
-    return ruleset, Host(frozenset(it.address for it in local), ways)
+    known_routes = tuple(Route(*route) for route in routes(family))
+    return ruleset, Host(frozenset(it.address for it in local), known_routes)
 
 
 def _rendered(
     config: Config, filename: str, addresses: tuple[str, ...], family: Family
 ) -> tuple[Ruleset, Host]:
     cluster, node = read_objects(filename, config)
-    own = tuple(it for it in (addresses or node.addresses) if family_of(it) is family)
-    on = terms(config, node.name, node, KernelFacts(addresses=own), family)
-    return as_installed(render(cluster, on), on.options), Host(frozenset((*own, on.options.node_ip)))
+    context = context_of(config, node, family, addresses)
+    host = Host(frozenset((*family_addresses(addresses or node.addresses, family), context.options.node_ip)))
+    return installed(render(cluster, context), context.options), host
 
 
 def _pod_interface(config: Config) -> str:
-    """The interface that packets of pods come in by, if the configuration tells pods by it."""
+    """Return the incoming interface of pod traffic, if the configuration detects pods by interface."""
     detect = config.detect_local
     match detect.mode:
         case DetectLocalMode.BRIDGE_INTERFACE:

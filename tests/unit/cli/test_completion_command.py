@@ -1,4 +1,4 @@
-"""`pykubeproxy completion`: scripts that the shells take, and that complete."""
+"""`pykubeproxy completion`: the scripts are valid and complete commands."""
 
 import os
 import shutil
@@ -18,8 +18,8 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_takes_it(shell: str) -> None:
-    """The shell itself finds nothing wrong with the script, where it is installed."""
+def test_script_is_valid(shell: str) -> None:
+    """The shell, if installed, accepts the script."""
     script = run("completion", shell)
     assert "_PYKUBEPROXY_COMPLETE" in script
     if program := shutil.which(shell):
@@ -34,8 +34,8 @@ def test_the_shell_takes_it(shell: str) -> None:
         ("pykubeproxy completion z", "zsh"),
     ],
 )
-def test_what_is_completed(words: str, wanted: str) -> None:
-    """Commands, options and choices."""
+def test_commands_options_and_choices_are_completed(words: str, wanted: str) -> None:
+    """Complete commands, options and choices."""
     at = str(len(words.split()) - 1)
     found = run(_PYKUBEPROXY_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=at)
     assert [line.partition(",")[2] for line in found.splitlines()] == [wanted]

@@ -1,4 +1,4 @@
-"""`pykubeproxy diff` without a kernel: manifests and configurations against each other."""
+"""`pykubeproxy diff` of files and configurations, without a kernel."""
 
 import json
 from pathlib import Path
@@ -34,30 +34,32 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_standard_input_for_both() -> None:
-    """It can be read once only: the other side would be found empty."""
+    """Standard input can be read only once, so the second side would be empty."""
     result = compared("-f", "-", "--against", "-", *HERE)
     assert (result.exit_code, result.stdout) == (2, "")
     assert 'only one of -f and --against can be "-"' in result.stderr
 
 
-def test_same() -> None:
-    """Without a difference nothing is printed but a line on standard error, and the exit code is 0."""
+def test_no_differences() -> None:
+    """Without differences, print one line to standard error and exit with 0."""
     result = compared("-f", OLD, "--against", OLD, *HERE)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"There is no difference: {OLD}, {OLD}.\n"
+    assert result.stderr == f"No differences: {OLD}, {OLD}.\n"
 
 
-def test_manifests(new: Path) -> None:
-    """What going from --against to -f changes, in words and with exit code 1."""
+def test_objects_in_files(new: Path) -> None:
+    """Describe the change from --against to -f and exit with 1."""
     result = compared("-f", new, "--against", OLD, *HERE)
     assert (result.exit_code, result.stderr) == (1, "")
     text = " ".join(result.stdout.split())
-    assert text.startswith(f"IPv4: {OLD} → {new} kube-system/dns:dns UDP: 1 endpoint gone: 10.244.1.9:53; ")
+    assert text.startswith(
+        f"IPv4: {OLD} → {new} kube-system/dns:dns UDP: 1 endpoint removed: 10.244.1.9:53; "
+    )
     assert "IPv6" not in text
 
 
-def test_forms(new: Path) -> None:
-    """The other forms have the same exit codes; JSON says that there is no difference, too."""
+def test_output_formats(new: Path) -> None:
+    """All formats have the same exit codes; JSON also reports that there is no difference."""
     result = compared("-f", new, "--against", OLD, *HERE, "-o", "rules")
     assert result.exit_code == 1
     assert result.stdout.startswith(f"--- {OLD}, IPv4\n+++ {new}, IPv4\n@@ ")
@@ -68,21 +70,21 @@ def test_forms(new: Path) -> None:
 
 
 def test_family(new: Path) -> None:
-    """Only the family asked for counts."""
+    """With --family, compare that family only."""
     assert compared("-f", new, "--against", OLD, *HERE, "--family", "ipv6").exit_code == 0
 
 
 def test_configurations(config: Path) -> None:
-    """The same objects under two configurations: that of the flags or --config, against another."""
+    """Compare the same objects with two configurations."""
     result = compared("-f", OLD, "--against-config", config, *HERE)
     assert result.exit_code == 1
     assert result.stdout.startswith(f"IPv4: the same objects with {config} →")
-    assert "ns/web:http: other rules, which lead to the same endpoints as before\n" in result.stdout
+    assert "ns/web:http: other rules with the same effect\n" in result.stdout
     assert compared("-f", OLD, "--config", config, "--against-config", config, *HERE).exit_code == 0
 
 
-def test_both(new: Path, config: Path) -> None:
-    """Other objects under another configuration."""
+def test_objects_and_configuration(new: Path, config: Path) -> None:
+    """Compare other objects with another configuration."""
     result = compared("-f", new, "--against", OLD, "--against-config", config, *HERE)
     assert result.exit_code == 1
     assert result.stdout.split("→")[0].strip() == f"IPv4: {OLD} with {config}"
@@ -100,8 +102,8 @@ def test_both(new: Path, config: Path) -> None:
         ("--nonsense",),
     ],
 )
-def test_trouble(arguments: tuple[object, ...]) -> None:
-    """What cannot be compared is exit code 2 and a line on standard error, as with diff."""
+def test_errors(arguments: tuple[object, ...]) -> None:
+    """On errors, print one line to standard error and exit with 2, as diff does."""
     result = compared(*arguments, *HERE)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith("Error: ")

@@ -1,4 +1,4 @@
-"""`pykubeproxy explain` with manifests: what it takes, what it says, how it fails."""
+"""`pykubeproxy explain` with files."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ def headlines(result: Result) -> list[str]:
     return [line for line in result.stdout.splitlines() if line and not line.startswith(" ")]
 
 
-def test_here() -> None:
-    """A Service is explained for the node that --hostname-override names."""
+def test_this_node() -> None:
+    """Explain for the node of --hostname-override."""
     result = explained("web", "--hostname-override", "node1")
     assert (result.exit_code, result.stderr) == (0, "")
     assert headlines(result) == ["On node1 in zone-a:", "ns/web:http  TCP IPv4"]
@@ -27,7 +27,7 @@ def test_here() -> None:
 
 
 def test_one_port() -> None:
-    """A port is asked for by name or number; a namespace by either way."""
+    """Select a port by name or number, and a namespace by prefix or option."""
     here = ("--hostname-override", "node1")
     named = explained("kube-system/dns:dns-tcp", *here)
     assert headlines(named)[1:] == ["kube-system/dns:dns-tcp  TCP IPv4"]
@@ -38,55 +38,55 @@ def test_one_port() -> None:
 
 
 def test_other_node() -> None:
-    """With --node it is explained for that one, and this node's differences come last."""
+    """With --node, explain for that node and list the differences from this node last."""
     result = explained("web", "--hostname-override", "node1", "--node", "node2")
     assert headlines(result) == [
         "On node2 in zone-b:",
         "ns/web:http  TCP IPv4",
-        "On node1 in zone-a it is otherwise:",
+        "node1 in zone-a uses other endpoints:",
     ]
     assert "    10.244.1.5:8080 is used: ready\n" in result.stdout
 
 
 def test_other_zone() -> None:
-    """With --zone alone it is this node that is in another zone."""
+    """With --zone alone, explain for this node in another zone."""
     result = explained("web", "--hostname-override", "node1", "--zone", "zone-c")
     assert headlines(result)[0] == "On node1 in zone-c:"
-    assert "Hints for zones are not heeded: no ready endpoint is hinted for zone-c." in result.stdout
-    assert headlines(result)[-1] == "On node1 in zone-a it is otherwise:"
+    assert "Hints for zones are ignored: no ready endpoint is hinted for zone-c." in result.stdout
+    assert headlines(result)[-1] == "node1 in zone-a uses other endpoints:"
 
 
 def test_node_alone() -> None:
-    """Among manifests with several Nodes --node is enough; without any name there is no telling which it is."""
+    """With several Nodes in the files, --node is enough; without a name it is an error."""
     result = explained("web", "--node", "node2")
     assert headlines(result) == ["On node2 in zone-b:", "ns/web:http  TCP IPv4"]
     result = explained("web")
     assert result.exit_code == 1
     assert (
-        result.stderr == "Error: there are several Nodes; name one with --hostname-override: node1, node2\n"
+        result.stderr == "Error: there are several Nodes: node1, node2; select one with --hostname-override\n"
     )
 
 
 def test_unknown_node() -> None:
-    """A Node that is not there has no zone, and a line says so."""
+    """A missing Node has no zone, and a line says so."""
     result = explained("web", "--hostname-override", "node1", "--node", "node9")
     assert result.exit_code == 0
-    assert result.stderr == "There is no Node node9, so its zone is not known.\n"
-    assert headlines(result)[0] == "On node9, whose zone is not known:"
+    assert result.stderr == "There is no Node node9, so its zone is unknown.\n"
+    assert headlines(result)[0] == "On node9, zone unknown:"
 
 
 def test_json() -> None:
-    """The document names both places."""
+    """The document names both nodes."""
     result = explained("web", "--hostname-override", "node1", "--node", "node2", "-o", "json")
     document = json.loads(result.stdout)
-    assert document["place"] == {"node": "node2", "zone": "zone-b"}
-    assert document["differences"]["place"] == {"node": "node1", "zone": "zone-a"}
+    assert document["node"] == {"name": "node2", "zone": "zone-b"}
+    assert document["differences"]["node"] == {"name": "node1", "zone": "zone-a"}
     assert [it["policy"] for it in document["services"][0]["policies"]] == ["Cluster", "Local"]
     assert "\N{NO-BREAK SPACE}" not in result.stdout
 
 
-def test_not_there() -> None:
-    """What is not there is one line on standard error and exit code 1; what makes no sense is 2."""
+def test_errors() -> None:
+    """A missing object is one line on standard error and exit code 1; invalid arguments are 2."""
     here = ("--hostname-override", "node1")
     result = explained("ns/wob", *here)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: there is no Service ns/wob\n")

@@ -1,4 +1,4 @@
-"""The flags on a command line, as click takes them."""
+"""The configuration flags on a command line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,14 +58,14 @@ def run(*arguments: str) -> tuple[int, str, Mapping[str, object]]:
         (("--cleanup", "--iptables-backend=nft"), {"cleanup": "true", "iptables-backend": "nft"}),
     ],
 )
-def test_command_lines_in_use_parse(arguments: tuple[str, ...], flags: dict[str, object]) -> None:
-    """The forms that Go's flags take are taken; only the flags given are passed on."""
+def test_go_flag_syntax(arguments: tuple[str, ...], flags: dict[str, object]) -> None:
+    """Accept the syntax of Go's flags, and pass on only the given flags."""
     code, output, got = run(*arguments)
     assert (code, got) == (0, flags), output
 
 
 def test_every_flag_of_the_table_is_an_option() -> None:
-    """Each flag, also one without effect, is taken with its default as its value."""
+    """Accept each flag with its default, also those without effect."""
     for setting in SETTINGS:
         if setting.flag:
             text = setting.kind.text(setting.default).strip("[]")
@@ -73,15 +73,15 @@ def test_every_flag_of_the_table_is_an_option() -> None:
             assert (code, list(got)) == (0, [setting.flag]), output
 
 
-def test_an_impossible_value_is_one_line() -> None:
-    """A wrong value ends the command with one line that names the flag."""
+def test_invalid_value_is_one_line() -> None:
+    """An invalid value ends the command with one line that names the flag."""
     code, output, _ = run("--iptables-masquerade-bit=40")
     expected = 'Error: --iptables-masquerade-bit: "40" is not valid: must be a whole number from 0 to 31\n'
     assert (code, output) == (1, expected)
 
 
-def test_the_file_is_read(tmp_path: Path) -> None:
-    """--config names the file; a mistake in it is one line with the file's name and the field's."""
+def test_config_file(tmp_path: Path) -> None:
+    """Read the file of --config; an error in it is one line with file and field."""
     path = tmp_path / "config.yaml"
     path.write_text(FILE + "iptables: {masqueradeAll: true}")
     assert run(f"--config={path}", "-v", "3")[:2] == (0, "() 3 True False\n")
@@ -97,22 +97,22 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     assert run("--config", str(path), "--v=x")[1].startswith('Error: --v: "x" is not valid')
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    """A missing file is named, with the reason."""
+def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    """The error names the file and the cause."""
     code, output, _ = run("--config", str(tmp_path / "none"))
     assert (code, output) == (
         1,
-        f'Error: --config: "{tmp_path}/none" cannot be read: No such file or directory\n',
+        f"Error: --config: cannot read {tmp_path}/none: No such file or directory\n",
     )
 
 
-def test_options_of_the_command_itself_stay_its_own() -> None:
-    """An option that the command adds is passed as usual."""
+def test_own_options_of_the_command() -> None:
+    """Options of the command are separate from `flags`."""
     assert run("--once")[1] == "() 0 False True\n"
 
 
-def test_help_shows_what_has_an_effect() -> None:
-    """--help lists the flags that do something, with their defaults, and leaves out the others."""
+def test_help_lists_effective_flags() -> None:
+    """--help lists flags with an effect, with their defaults, and hides the others."""
     code, output, _ = run("--help")
     words = set(output.replace(",", " ").split())
     shown = {f"--{setting.flag}" for setting in SETTINGS if setting.flag and setting.attribute}
@@ -123,8 +123,8 @@ def test_help_shows_what_has_an_effect() -> None:
     assert "[default: 1s]" in " ".join(output.split())
 
 
-def test_whether_an_action_is_asked_for() -> None:
-    """An action counts when its flag is given and not as false; other words are refused in one line."""
+def test_action_flags() -> None:
+    """An action runs if its flag is true; other values are one-line errors."""
     assert is_on({"cleanup": "true"}, "cleanup")
     assert not is_on({"cleanup": "false"}, "cleanup")
     assert not is_on({}, "init-only")

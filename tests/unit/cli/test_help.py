@@ -1,4 +1,4 @@
-"""What --help says in a terminal of 80 columns."""
+"""--help in a terminal of 80 columns."""
 
 import click
 import pytest
@@ -12,7 +12,7 @@ _GROUPS = [pytest.param((), main, id="main"), pytest.param(("lab",), lab, id="la
 
 @pytest.mark.parametrize(("path", "group"), _GROUPS)
 def test_lists_of_commands(path: tuple[str, ...], group: click.Group) -> None:
-    """Each command is told of in a whole sentence, in a line."""
+    """Each command has a whole sentence on one line."""
     text = CliRunner().invoke(main, [*path, "--help"], terminal_width=80).stdout
     lines = text.partition("Commands:\n")[2].splitlines()
     assert len(lines) == len(group.list_commands(click.Context(group)))
@@ -21,7 +21,7 @@ def test_lists_of_commands(path: tuple[str, ...], group: click.Group) -> None:
 
 
 def test_examples() -> None:
-    """No command's help is wider than the terminal."""
+    """No help text is wider than the terminal."""
     for name in main.list_commands(click.Context(main)):
         text = CliRunner().invoke(main, [name, "--help"], terminal_width=80).stdout
         assert [line for line in text.splitlines() if len(line) > 80] == []

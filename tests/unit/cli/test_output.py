@@ -1,4 +1,4 @@
-"""What every command does alike: JSON on request, and colours for terminals only."""
+"""Output common to all commands: JSON on request, and colours for terminals only."""
 
 import os
 import pty
@@ -34,7 +34,7 @@ def commands(
     ("path", "command"), [pytest.param(*it, id=" ".join(it[0])) for it in commands(main)]
 )
 def test_json_everywhere(path: tuple[str, ...], command: click.Command) -> None:
-    """Each command that tells something has -o json."""
+    """Each command that prints results has -o json."""
     choices = [
         it.type.choices for it in command.params if "-o" in it.opts and isinstance(it.type, click.Choice)
     ]
@@ -64,14 +64,14 @@ def on_a_terminal(environment: dict[str, str]) -> str:
     ("environment", "styled"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)]
 )
 def test_colours(environment: dict[str, str], styled: bool) -> None:
-    """A terminal gets them unless NO_COLOR is set to something."""
+    """Use colours on a terminal unless NO_COLOR is set and not empty."""
     said = on_a_terminal({"TERM": "xterm", **environment})
     assert ("\x1b[" in said) is styled
     assert "default" in said or "web" in said
 
 
 def test_no_colours_in_a_file() -> None:
-    """What is not a terminal gets text alone."""
+    """Use no colours if output is not a terminal."""
     program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", *EXPLAIN]
     said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "\x1b[" not in said

@@ -1,4 +1,4 @@
-"""`pykubeproxy render`: the same rules as input for iptables-restore and as a document."""
+"""`pykubeproxy render`: input for iptables-restore and JSON have the same rules."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def rendered(*arguments: str) -> str:
 
 @pytest.mark.parametrize("family", list(Family), ids=lambda it: it.value)
 def test_json(family: Family) -> None:
-    """A family's document has every chain and rule that its input has."""
+    """The document has all chains and rules of the input."""
     text = rendered("--family", family.value.lower())
     document = json.loads(rendered("--family", family.value.lower(), "-o", "json"))
     assert (document["apiVersion"], document["node"]) == ("pykubeproxy/v1", "node1")
@@ -41,6 +41,6 @@ def test_json(family: Family) -> None:
 
 
 def test_both_families() -> None:
-    """Without --family there is an entry for each."""
+    """Without --family, the document has both families."""
     document = json.loads(rendered("-o", "json"))
     assert [it["family"] for it in document["families"]] == ["IPv4", "IPv6"]

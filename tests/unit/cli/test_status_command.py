@@ -1,4 +1,4 @@
-"""`pykubeproxy status`: what it says of an agent that answers, and of whatever else may be there."""
+"""`pykubeproxy status` with an agent, another server or none."""
 
 import json
 
@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.agent import http
+from pykubeproxy import http
 from pykubeproxy.agent.observe.status import FamilyStatus, Repair, Status, Sync, encode
 from pykubeproxy.cli.status import status
-from pykubeproxy.rules.damage import Damage
+from pykubeproxy.rules.drift import TableDrift
 from tests.fakes.asking import free_port
 from tests.unit.agent.conftest import Serve, serve
 
@@ -31,7 +31,9 @@ TOLD = Status(
         FamilyStatus("IPv4", False, NOW - 3, 5000, 50000, {"nat": 160675, "filter": 3}),
         FamilyStatus("IPv6", False),
     ),
-    lacking={"IPv6": "the kernel has no IPv6 NAT in the nft backend (modules nft_compat and xt_nat)"},
+    unavailable_families={
+        "IPv6": "the kernel has no IPv6 NAT in the nft backend (modules nft_compat and xt_nat)"
+    },
     pending_services=2,
     pending_endpoints=1,
     syncs=(
@@ -42,7 +44,7 @@ TOLD = Status(
             False,
             0.0,
             0,
-            "iptables-restore refused line 7, '-A KUBE-SVC-X -j NONE': " + "no " * 30,
+            "iptables-restore rejected line 7, '-A KUBE-SVC-X -j NONE': " + "no " * 30,
         ),
         Sync(NOW - 3, "IPv4", False, 0.004, 31),
     ),
@@ -54,61 +56,62 @@ def asked(*arguments: str) -> Result:
 
 
 def at(serve: Serve, body: bytes, code: int = 200) -> str:
-    page = http.pages({"/statusz": lambda: http.Answer(body, http.JSON, code)})
+    page = http.router({"/statusz": lambda: http.Response(body, http.JSON, code)})
     return f"http://127.0.0.1:{serve(page)}"
 
 
-def test_the_text(serve: Serve) -> None:
-    """Health, families, the last syncs with median and longest, and what waits; no line is over 80 columns."""
+def test_text(serve: Serve) -> None:
+    """Show health, families, recent syncs and pending changes in 80 columns."""
     result = asked("--url", at(serve, encode(TOLD)))
     lines = click.unstyle(result.stdout).splitlines()
     assert result.exit_code == 0
     assert max(map(len, lines)) <= 80
     assert lines[:2] == ["node1  1.2.3, backend nft, up 1 d 2 h", "Healthy: rules are up to date."]
     assert "IPv4    up to date             5000      50000   160678  3 s ago" in lines
-    assert "IPv6    not written yet           0          0        0  never" in lines
+    assert "IPv6    not synced yet            0          0        0  never" in lines
     assert "Last 3 syncs: median 4 ms, longest 2.5 s" in lines
     assert "  3 s ago         IPv4  partial               4 ms  31 rules" in lines
-    assert "    iptables-restore refused line 7, '-A KUBE-SVC-X -j NONE': no no no no no no" in lines
+    assert "    iptables-restore rejected line 7, '-A KUBE-SVC-X -j NONE': no no no no no no" in lines
     assert "2 changed Services and 1 Service with changed endpoints wait" in lines[-2] + lines[-1]
 
 
 def test_repairs(serve: Serve) -> None:
-    """The last ones that others made necessary, in 80 columns."""
-    repair = Repair(NOW - 3, "IPv4", 0.123, (Damage("nat", rules=2),), ('"iptables-nft" (process 4711)',))
+    """Show the last repairs of drift in 80 columns."""
+    repair = Repair(NOW - 3, "IPv4", 0.123, (TableDrift("nat", rules=2),), ('"iptables-nft" (process 4711)',))
     result = asked("--url", at(serve, encode(msgspec.structs.replace(TOLD, repairs=(repair,)))))
     lines = click.unstyle(result.stdout).splitlines()
     assert "  3 s ago         IPv4  in 123 ms" in lines
-    assert '    nat: 2 rules gone (by "iptables-nft" (process 4711))' in lines
+    assert '    nat: 2 rules missing (by "iptables-nft" (process 4711))' in lines
 
 
-def test_the_exit_code_tells_of_health(serve: Serve) -> None:
-    """For scripts."""
+def test_exit_code(serve: Serve) -> None:
+    """Exit with 1 if the agent is not healthy."""
     told = msgspec.structs.replace(TOLD, healthy=False, alive=False, ready=False)
     result = asked("--url", at(serve, encode(told)))
     assert result.exit_code == 1
-    assert "changes are waiting for too long" in result.stdout
+    assert "changes have waited too long" in result.stdout
 
 
-def test_json_is_the_agents_own(serve: Serve) -> None:
-    """Whatever it holds."""
+def test_json(serve: Serve) -> None:
+    """Print the agent's document unchanged."""
     result = asked("--url", at(serve, encode(TOLD)), "-o", "json")
     assert json.loads(result.stdout) == json.loads(encode(TOLD))
 
 
-def test_json_that_is_no_text(serve: Serve) -> None:
-    """What is not known is not looked at, and may be anything."""
+def test_json_with_invalid_utf8(serve: Serve) -> None:
+    """Unknown fields may contain anything."""
     body = encode(TOLD).replace(b"{", b'{"x": "\xff", ', 1)
     assert json.loads(asked("--url", at(serve, body), "-o", "json").stdout)["x"] == "\ufffd"
 
 
-def test_nobody_there() -> None:
-    """One line, with what to do."""
+def test_no_agent() -> None:
+    """Print one line that says what to do."""
     port = free_port()
     result = asked("--url", f"http://127.0.0.1:{port}")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"Error: no agent answers at http://127.0.0.1:{port}: Connection refused (--url names its metrics address)\n"
+        f"Error: cannot reach an agent at http://127.0.0.1:{port}: Connection refused;"
+        " start the agent or set --url to its metrics address\n"
     )
 
 
@@ -122,23 +125,23 @@ SOMEBODY = [
 
 
 @pytest.mark.parametrize("body", SOMEBODY)
-def test_somebody_else_there(serve: Serve, body: bytes) -> None:
-    """kube-proxy, another version, or any other server: one line."""
+def test_other_server(serve: Serve, body: bytes) -> None:
+    """Print one line for kube-proxy, another version or any other server."""
     result = asked("--url", at(serve, body))
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
-    assert "is no agent of this version of pykubeproxy" in result.stderr
+    assert "is not an agent of this pykubeproxy version" in result.stderr
 
 
-def test_another_status(serve: Serve) -> None:
-    """A page that is not there is none of an agent's."""
+def test_error_status(serve: Serve) -> None:
+    """A status other than 200 is an error."""
     result = asked("--url", at(serve, b"", 404))
-    assert (result.exit_code, "answers with status 404" in result.stderr) == (1, True)
+    assert (result.exit_code, "returned status 404" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:10249", "ftp://a", "http://", "http://[::1"])
-def test_what_is_no_url(url: str) -> None:
-    """Is refused as such."""
+def test_invalid_url(url: str) -> None:
+    """An invalid URL is a usage error."""
     result = asked("--url", url)
     assert result.exit_code == 2
-    assert "is not of the form http://address:port" in result.stderr
+    assert "is not a URL such as http://address:port" in result.stderr

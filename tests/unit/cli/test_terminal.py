@@ -1,4 +1,4 @@
-"""What others wrote cannot act on a terminal, forge a line of the log, or bring secrets into it."""
+"""Foreign text cannot control a terminal, forge a log line, or leak secrets into it."""
 
 import io
 import json
@@ -36,16 +36,16 @@ def logged(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_escaped(text: str) -> None:
-    """Sequences and invisible characters show as what they are."""
+def test_control_characters_are_escaped(text: str) -> None:
+    """Control sequences and invisible characters are shown as escapes."""
     shown = terminal.printable(text).replace("\x1b[0m", "")
     assert shown.isprintable()
     assert "\\" in shown
 
 
 @given(st.text())
-def test_printing_is_safe_twice(text: str) -> None:
-    """What comes out stays as it is, can be encoded, and loses nothing that is printable."""
+def test_printable_is_idempotent(text: str) -> None:
+    """The result is stable, encodable and keeps all printable text."""
     shown = terminal.printable(text)
     assert terminal.printable(shown) == shown
     shown.encode()
@@ -53,14 +53,14 @@ def test_printing_is_safe_twice(text: str) -> None:
 
 
 @pytest.mark.parametrize("style", [{"bold": True}, {"dim": True}, {"fg": "red"}, {"fg": "bright_black"}])
-def test_our_own_style_stays(style: dict[str, object]) -> None:
-    """Also from line to line."""
+def test_styles_are_kept(style: dict[str, object]) -> None:
+    """Styles are kept across lines."""
     text = click.style("a", **style) + "\n\tb"  # type: ignore[arg-type]
     assert terminal.printable(text) == text
 
 
-def test_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """click writes through the guard, which is put up once however often it is asked for."""
+def test_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """click prints through the guard; a second call changes nothing."""
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.StringIO())
     out = sys.stdout
@@ -74,8 +74,8 @@ def test_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "a\n2026-01-01T00:00:00Z [info ] forged"])
-def test_a_line_of_the_log_is_one_line(logged: Callable[[], str], text: str) -> None:
-    """As its message or any of its values."""
+def test_log_entry_is_one_line(logged: Callable[[], str], text: str) -> None:
+    """Line breaks in the event or a value are escaped."""
     logs.set_up(LogFormat.TEXT)
     structlog.get_logger().warning(text, value=text, spaced=f"a {text}", several=[text])
     line = logged()
@@ -84,8 +84,8 @@ def test_a_line_of_the_log_is_one_line(logged: Callable[[], str], text: str) -> 
 
 
 @pytest.mark.parametrize("format_", LogFormat)
-def test_a_traceback_shows_no_values(logged: Callable[[], str], format_: LogFormat) -> None:
-    """Variables may hold tokens; where the code failed is told all the same."""
+def test_traceback_shows_no_local_variables(logged: Callable[[], str], format_: LogFormat) -> None:
+    """Variables may hold tokens; the traceback still shows where the code failed."""
     logs.set_up(format_)
     token = "s3cr3t" + "t0ken"
     try:
@@ -94,7 +94,7 @@ def test_a_traceback_shows_no_values(logged: Callable[[], str], format_: LogForm
         structlog.get_logger().exception("it failed")
     text = logged()
     assert "out of luck" in text
-    assert "test_a_traceback_shows_no_values" in text
+    assert "test_traceback_shows_no_local_variables" in text
     assert token not in text
     if format_ is LogFormat.JSON:
         assert len([json.loads(line) for line in text.splitlines()]) == 1

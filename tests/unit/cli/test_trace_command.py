@@ -1,4 +1,4 @@
-"""`pykubeproxy trace` over manifests: what it takes, what it prints, and how it says no."""
+"""`pykubeproxy trace` with files."""
 
 import json
 from pathlib import Path
@@ -41,17 +41,17 @@ def document(*arguments: str) -> dict[str, Any]:
 
 
 def test_text(objects: Path) -> None:
-    """The answer for people, without styles where there is no terminal."""
+    """Print text without styles if output is not a terminal."""
     result = invoke(POD, "10.96.1.1:80", "-f", str(objects), CIDRS)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[:2] == [
         f"{POD} to 10.96.1.1:80, TCP",
-        "goes to one of 2 endpoints, and keeps its source",
+        "goes to one of 2 endpoints and keeps its source",
     ]
 
 
 def test_json(objects: Path) -> None:
-    """The answer for programs."""
+    """Print the JSON document."""
     made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), CIDRS)
     assert made["verdict"] == "dnat"
     assert made["masquerade"] is True
@@ -63,7 +63,7 @@ def test_json(objects: Path) -> None:
 
 
 def test_protocol(objects: Path) -> None:
-    """Another protocol at the same port is another service's business."""
+    """A Service does not match another protocol at the same port."""
     assert document(POD, "10.96.1.1:80", "--proto", "udp", "-f", str(objects), CIDRS)["verdict"] == "pass"
 
 
@@ -79,15 +79,15 @@ def test_protocol(objects: Path) -> None:
         (HERE, ("--in-interface", "eth0"), "PREROUTING"),
     ],
 )
-def test_where_it_starts(objects: Path, source: str, options: tuple[str, ...], chain: str) -> None:
-    """A local source starts on the node, any other comes in, unless the options say otherwise."""
+def test_origin(objects: Path, source: str, options: tuple[str, ...], chain: str) -> None:
+    """A local source starts on the node, any other source outside, unless options say otherwise."""
     made = document(source, f"{HERE}:30080", "-f", str(objects), CIDRS, *options)
     assert made["steps"][0]["chain"] == chain
     assert made["packet"]["from"] == ("node" if chain == "OUTPUT" else "network")
 
 
 def test_node_address(objects: Path) -> None:
-    """Node ports answer at the addresses that are given as the node's."""
+    """Node ports are served at --node-address."""
     there = ("--node-address", "10.9.9.9/24", "-f", str(objects), CIDRS)
     assert document(OUTSIDE, "10.9.9.9:30080", *there)["verdict"] == "dnat"
     assert document(OUTSIDE, "10.9.9.9:30080", "-f", str(objects), CIDRS)["verdict"] == "pass"
@@ -102,15 +102,15 @@ def test_node_address(objects: Path) -> None:
         (("--in-interface", "eth0", "--from", "pod"), True),
     ],
 )
-def test_pods_told_by_interface(objects: Path, options: tuple[str, ...], masquerade: bool) -> None:
-    """Where the configuration tells pods by an interface, --from pod means that one."""
+def test_pods_detected_by_interface(objects: Path, options: tuple[str, ...], masquerade: bool) -> None:
+    """If the configuration detects pods by interface, --from pod uses that interface."""
     bridge = ("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cbr0")
     made = document(OUTSIDE, "10.96.1.1:80", "-f", str(objects), *bridge, *options)
     assert made["masquerade"] is masquerade
 
 
 def test_ipv6(tmp_path: Path) -> None:
-    """IPv6 destinations stand in brackets; the source may."""
+    """An IPv6 destination needs brackets; the source may have them."""
     path = str(written("dual-stack", tmp_path))
     made = document("2001:db8::7", "[fd00:10:96::1]:80", "-f", path, CIDRS)
     assert made["verdict"] == "dnat"
@@ -121,28 +121,28 @@ def test_ipv6(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((POD, "10.96.1.1"), '"10.96.1.1" is not of the form address:port'),
-        ((POD, "10.96.1.1:0"), "is not of the form"),
-        ((POD, "10.96.1.1:65536"), "is not of the form"),
-        ((POD, "10.96.1.1:http"), "is not of the form"),
-        ((POD, "10.96.1.1:٣"), "is not of the form"),
-        ((POD, "web:80"), "is not of the form"),
+        ((POD, "10.96.1.1"), '"10.96.1.1" does not have the form address:port'),
+        ((POD, "10.96.1.1:0"), "does not have the form"),
+        ((POD, "10.96.1.1:65536"), "does not have the form"),
+        ((POD, "10.96.1.1:http"), "does not have the form"),
+        ((POD, "10.96.1.1:٣"), "does not have the form"),
+        ((POD, "web:80"), "does not have the form"),
         (("fd00::1", "fd00::2:80"), "[address]:port for IPv6"),
-        (("fd00::1", "[fe80::2%eth0]:80"), "is not of the form"),
+        (("fd00::1", "[fe80::2%eth0]:80"), "does not have the form"),
         (("pod", "10.96.1.1:80"), '"pod" is not an IP address'),
-        (("fd00::1", "10.96.1.1:80"), "different families"),
-        ((POD, "10.96.1.1:80", "--from", "node", "--in-interface", "eth0"), "drop --in-interface"),
+        (("fd00::1", "10.96.1.1:80"), "different address families"),
+        ((POD, "10.96.1.1:80", "--from", "node", "--in-interface", "eth0"), "remove --in-interface"),
     ],
 )
-def test_complaints(objects: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Arguments that make no sense are said so, with the form they should have."""
+def test_invalid_arguments(objects: Path, arguments: tuple[str, ...], message: str) -> None:
+    """The error names the expected form."""
     result = invoke(*arguments, "-f", str(objects))
     assert result.exit_code == 2
     assert message in result.stderr
 
 
 def test_no_such_file() -> None:
-    """Manifests that cannot be read are an error in a line."""
+    """An unreadable file is a one-line error."""
     result = invoke(POD, "10.96.1.1:80", "-f", "/nowhere.yaml")
     assert result.exit_code == 1
-    assert result.stderr == "Error: manifests /nowhere.yaml cannot be read: No such file or directory\n"
+    assert result.stderr == "Error: cannot read manifests /nowhere.yaml: No such file or directory\n"

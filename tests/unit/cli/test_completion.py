@@ -1,4 +1,4 @@
-"""What shells are told of Services: from the agent, from live rules, or nothing."""
+"""Completion of Service names from the agent or from live rules."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from pykubeproxy.cli import completing
+from pykubeproxy.cli import completion
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.services.ports import PortName
 
@@ -21,13 +21,13 @@ KNOWN = [
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completing, "_of_agent", lambda: iter(KNOWN))
+    monkeypatch.setattr(completion, "_from_agent", lambda: iter(KNOWN))
 
 
 def completed(incomplete: str, namespace: str = "") -> list[str]:
     context = click.Context(dump_rules)
     context.params = {"namespace": namespace}
-    return [it.value for it in completing.services(context, dump_rules.params[0], incomplete)]
+    return [it.value for it in completion.services(context, dump_rules.params[0], incomplete)]
 
 
 @pytest.mark.parametrize(
@@ -44,38 +44,40 @@ def completed(incomplete: str, namespace: str = "") -> list[str]:
     ],
 )
 def test_services(known: None, incomplete: str, namespace: str, wanted: list[str]) -> None:
-    """Names with their namespace, names alone as they were begun, and ports after a colon."""
+    """Complete namespace/name, plain names, and ports after a colon."""
     assert completed(incomplete, namespace) == wanted
 
 
 def test_namespaces(known: None) -> None:
-    """Those that have Services."""
-    found = completing.namespaces(click.Context(dump_rules), dump_rules.params[1], "k")
+    """Complete namespaces that have Services."""
+    found = completion.namespaces(click.Context(dump_rules), dump_rules.params[1], "k")
     assert [it.value for it in found] == ["kube-system"]
 
 
 @pytest.mark.parametrize("odd", ["$(reboot)", "a b", "a\nb", "\x1b[2J", "-x", "A", "", "a`b`", "ä"])
-def test_no_other_words(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
-    """A shell puts what it is told into the line: from whatever else is at the agent's address it gets no word."""
+def test_invalid_names_are_not_completed(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """A shell inserts completions into the line: any other server at the agent's address must not choose them."""
     told = [
         PortName(odd, "web", "", "TCP"),
         PortName("ns", odd, "", "TCP"),
         PortName("ns", "db", "x;y", "TCP"),
     ]
-    monkeypatch.setattr(completing, "_of_agent", lambda: iter([*told, PortName("ns", "web", "http", "TCP")]))
+    monkeypatch.setattr(
+        completion, "_from_agent", lambda: iter([*told, PortName("ns", "web", "http", "TCP")])
+    )
     assert completed("") == ["ns/web"]
     assert completed("ns/web:") == ["ns/web:http"]
     assert completed("ns/db:") == []
 
 
-def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then there is nothing to complete, and no error."""
+def test_no_completion_without_agent_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a source there are no completions and no error."""
 
     def fail() -> None:
         raise OSError
 
-    monkeypatch.setattr(completing, "_of_agent", fail)
-    monkeypatch.setattr(completing, "_of_rules", fail)
+    monkeypatch.setattr(completion, "_from_agent", fail)
+    monkeypatch.setattr(completion, "_from_rules", fail)
     assert completed("web") == []
 
 
@@ -98,7 +100,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ],
 )
 def test_colons_in_bash(line: str, words: list[str]) -> None:
-    """To bash a word ends at a colon, so it gets what comes after that; we get the whole word."""
+    """In bash a colon ends a word: bash gets the part after it, the program gets the whole word."""
     program = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", "completion", "bash"]
     script = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     bash = shutil.which("bash") or "bash"

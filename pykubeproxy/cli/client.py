@@ -1,0 +1,66 @@
+"""Fetch pages from the agent on this node, at its metrics address."""
+
+import time
+from urllib.parse import quote, urlsplit
+
+import click
+import urllib3
+
+DEFAULT_URL = "http://127.0.0.1:10249"
+_TIMEOUT = urllib3.Timeout(connect=3, read=10)  # seconds
+# Limits for a response, in bytes and seconds: any server may listen at the address.
+_MAX_BYTES = 64 << 20
+_MAX_SECONDS = 30.0
+
+
+class NoAgent(Exception):
+    """No agent answers at an address; str() says why."""
+
+
+def fetch(url: str, page: str, **query: str) -> bytes:
+    """Return the agent's response for a page such as "/statusz". Raise NoAgent, or UsageError for an invalid URL."""
+    address = f"{_root(url)}{page}"
+    fields = "&".join(f"{name}={quote(value, safe='/')}" for name, value in query.items())
+    try:
+        with urllib3.PoolManager() as pool:
+            response = pool.request(
+                "GET",
+                f"{address}?{fields}" if fields else address,
+                headers={"Accept": "application/json"},
+                timeout=_TIMEOUT,
+                retries=False,
+                preload_content=False,
+            )
+            if response.status != 200:
+                raise NoAgent(f"{address} returned status {response.status}")
+            return _body(response)
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise NoAgent(f"cannot reach an agent at {url}: {_reason(error)}") from None
+
+
+def _body(response: urllib3.BaseHTTPResponse) -> bytes:
+    """Return the undecoded body. Raise OSError if it exceeds the limits."""
+    deadline, body = time.monotonic() + _MAX_SECONDS, bytearray()
+    while chunk := response.read1(1 << 16, decode_content=False):
+        body += chunk
+        if len(body) > _MAX_BYTES or time.monotonic() > deadline:
+            raise OSError("the response does not end")
+    return bytes(body)
+
+
+def _root(url: str) -> str:
+    """Return a URL without its path. Raise UsageError if it is invalid."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        pass
+    raise click.UsageError(f'"{url}" is not a URL such as http://address:port')
+
+
+def _reason(error: Exception) -> str:
+    """Return the innermost cause, as the system's message if there is one."""
+    while (inner := error.__cause__ or error.__context__) and isinstance(inner, Exception):
+        error = inner
+    return (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

@@ -1,0 +1,127 @@
+"""Where commands read from: objects in files or on an API server, and the tables of one backend."""
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from pykubeproxy import kernel
+from pykubeproxy.config import Config
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.objects import Family, Listed, Node, family_of
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.services.cluster import Cluster
+
+# Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
+if TYPE_CHECKING:
+    from pykubeproxy.sources import Client
+
+
+def host_name() -> str:
+    """Return the name of this machine, spelled like a Node name."""
+    return socket.gethostname().lower()
+
+
+def read_objects(path: str, config: Config) -> tuple[Cluster, Node]:
+    """Read objects from a file, a folder or "-"; return them with the node that the configuration names.
+
+    Print skipped objects to standard error. Raise ClickException.
+    """
+    from pykubeproxy.sources import SourceError, load_manifests
+
+    try:
+        manifests = load_manifests(path)
+    except SourceError as error:
+        raise click.ClickException(str(error)) from None
+    for line in manifests.warnings:
+        click.echo(line, err=True)
+    cluster = Cluster()
+    for event in manifests.listed():
+        cluster.apply(event)
+    return cluster, _node(config, [it for it in manifests.objects if isinstance(it, Node)])
+
+
+def _node(config: Config, nodes: list[Node]) -> Node:
+    if config.hostname_override:
+        return next(
+            (it for it in nodes if it.name == config.hostname_override), Node(config.hostname_override)
+        )
+    if len(nodes) > 1:
+        names = ", ".join(sorted(node.name for node in nodes))
+        raise click.ClickException(f"there are several Nodes: {names}; select one with --hostname-override")
+    return nodes[0] if nodes else Node("")
+
+
+def family_addresses(addresses: Iterable[str], family: Family) -> tuple[str, ...]:
+    """Return the addresses of a family."""
+    return tuple(address for address in addresses if family_of(address) is family)
+
+
+def context_of(config: Config, node: Node, family: Family, addresses: tuple[str, ...] = ()) -> RuleContext:
+    """Return the rule context of any node, by default with the addresses of its Node, and all kernel features."""
+    facts = KernelFacts(addresses=family_addresses(addresses or node.addresses, family))
+    return rule_context(config, node.name, node, facts, family)
+
+
+def all_objects(config: Config) -> tuple[Cluster, Node]:
+    """Return all objects of an API server and this node. Raise ClickException."""
+    from pykubeproxy.sources import api_watches
+
+    def list_all(client: "Client", name: str) -> Iterable[Listed]:
+        return (listed for watch in api_watches(client, name) for listed in watch.once())
+
+    return _from_api_server(config, list_all)
+
+
+def objects_of(
+    query: ServiceFilter, filename: str | None, config: Config, nodes: Iterable[str]
+) -> tuple[Cluster, Node]:
+    """Return at least the objects of a Service and the Nodes `nodes`, and this node. Raise ClickException."""
+    if filename is not None:
+        return read_objects(filename, config)
+    from pykubeproxy.sources import service_objects
+
+    return _from_api_server(
+        config, lambda client, name: service_objects(client, query.name, query.namespace, (name, *nodes))
+    )
+
+
+def _from_api_server(
+    config: Config, list_objects: Callable[["Client", str], Iterable[Listed]]
+) -> tuple[Cluster, Node]:
+    from pykubeproxy.cli import logs
+    from pykubeproxy.sources import Client, SourceError
+
+    # Keep log lines about skipped objects out of standard output.
+    logs.set_up(config.logging.format)
+    connection, name = config.client, config.hostname_override or host_name()
+    cluster = Cluster()
+    try:
+        client = Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
+        for listed in list_objects(client, name):
+            cluster.apply(listed)
+    except SourceError as error:
+        raise click.ClickException(f"{error}; use -f to read objects from files") from None
+    node = cluster.node(name)
+    if node is None:
+        click.echo(
+            f"The API server has no Node {name}; use --hostname-override to select another one.", err=True
+        )
+    return cluster, node or Node(name)
+
+
+def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend:
+    """Return the backend to read; for "auto", the one whose rules serve this node. Raise KernelError.
+
+    Print a note to standard error if the other backend has service-proxy rules too.
+    """
+    chosen = kernel.choose_backend(backend, holding=NAT_SERVICES)
+    if other := kernel.other_backend_with_chain(chosen, NAT_SERVICES):
+        click.echo(
+            f"Note: this shows the {chosen.value} tables. The {other.value} tables have service-proxy rules too,"
+            " and packets pass both. Run `pykubeproxy check` for advice.",
+            err=True,
+        )
+    return chosen
