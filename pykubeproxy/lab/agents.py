@@ -1,4 +1,4 @@
-"""The agents: `pykubeproxy run` in each node's namespace, a process like on any node."""
+"""The agents: one `pykubeproxy run` process in each node's namespace."""
 
 import os
 import shutil
@@ -10,154 +10,135 @@ from pathlib import Path
 import yaml
 
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.namespaces import Namespace
-from pykubeproxy.lab.network import CLUSTER_CIDRS
+from pykubeproxy.lab.machine import SYSTEM_PATH
+from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace
 
 COMMAND = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
-PATIENCE = 10.0
-RESTORE_COMMANDS = tuple(
-    f"{program}{backend}-restore"
-    for program in ("iptables", "ip6tables")
-    for backend in ("", "-nft", "-legacy")
-)
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+STOP_SECONDS = 10.0
 
-# Stands in front of the real command on an agent's PATH, so that the lab can count for itself.
-NOTING = """#!/bin/sh
-# Notes when the tables of {node} are written, then has them written.
+# A wrapper in front of each IPv4 restore command on an agent's PATH, so that the lab counts restores itself.
+_WRAPPER = """#!/bin/sh
+# Record when {node} writes its IPv4 tables.
 case " $* " in
 *" --test "* | *" --version "* | *" -V "*) ;;
-*) echo "$(date +%s.%N) {name}" >>{notes} ;;
+*) date +%s.%N >>{records} ;;
 esac
 exec {real} "$@"
 """
 
 
 class AgentEnded(RuntimeError):
-    """An agent's process has ended although nobody stopped it."""
+    """An agent's process ended unexpectedly."""
 
 
 class Agent:
-    """The agent of one node; `settings` of `start` are fields of KubeProxyConfiguration."""
+    """The agent of one node; `settings` are fields of KubeProxyConfiguration."""
 
     def __init__(self, node: Namespace, directory: Path, kubeconfig: Path, settings: Object) -> None:
         self.node = node
-        self._directory = directory
+        self._environment = node_environment(directory, node.role)
         self._settings = settings
         self._kubeconfig = kubeconfig
         self._configuration = directory / f"{node.role}.yaml"
-        self._log = directory / f"{node.role}.log"
+        self.log_file = directory / f"{node.role}.log"
         self._restores = directory / f"{node.role}.restores"
-        self._bin = directory / f"{node.role}.bin"
         self._process: subprocess.Popen[bytes] | None = None
-        self._note_restores()
+        self.log_file.touch()
+        self._restores.touch()
+        self._wrap_restore_commands(directory / f"{node.role}.bin")
 
-    def _note_restores(self) -> None:
-        self._bin.mkdir()
-        for name in RESTORE_COMMANDS:
-            real = shutil.which(name, path=SYSTEM_PATH)
-            if real is None:
-                continue
-            script = self._bin / name
-            script.write_text(NOTING.format(node=self.node.role, name=name, notes=self._restores, real=real))
-            script.chmod(0o755)
-
-    @property
-    def log_file(self) -> Path:
-        """Where it logs to, over all its starts."""
-        return self._log
+    def _wrap_restore_commands(self, directory: Path) -> None:
+        directory.mkdir()
+        self._environment["PATH"] = f"{directory}:{self._environment['PATH']}"
+        for name in ("iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"):
+            if real := shutil.which(name, path=SYSTEM_PATH):
+                script = directory / name
+                script.write_text(_WRAPPER.format(node=self.node.role, records=self._restores, real=real))
+                script.chmod(0o755)
 
     def start(self, settings: Object | None = None) -> None:
-        """Start the process; `settings` go on top of the lab's own."""
-        self.configure(settings or {})
-        command = [*COMMAND, "run", "--config", str(self._configuration)]
-        command += ["--hostname-override", self.node.role]
-        environment = node_environment(self._directory, self.node.role)
-        environment["PATH"] = f"{self._bin}:{environment['PATH']}"
-        with self._log.open("ab") as log:
-            self._process = self.node.spawn(command, output=log, environment=environment)
+        """Start the process with `settings` merged over the lab's."""
+        self._configure(settings or {})
+        command = [
+            *COMMAND,
+            "run",
+            "--config",
+            str(self._configuration),
+            "--hostname-override",
+            self.node.role,
+        ]
+        with self.log_file.open("ab") as log:
+            self._process = self.node.spawn(command, output=log, environment=self._environment)
 
-    def configure(self, settings: Object) -> None:
-        """Write the configuration file anew, with `settings` on top; a running process takes it up by itself."""
-        self._configuration.write_text(yaml.safe_dump(self._configured(settings), sort_keys=False))
-
-    def _configured(self, settings: Object) -> Object:
+    def _configure(self, settings: Object) -> None:
+        """Write the configuration file, with `settings` merged over the lab's."""
         base: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "clientConnection": {"kubeconfig": str(self._kubeconfig)},
             "clusterCIDR": ",".join(CLUSTER_CIDRS),
-            # Connection tracking is sized for the whole machine, which is not the lab's to set.
+            # The size of the conntrack table belongs to the whole machine.
             "conntrack": {"maxPerCore": 0, "min": 0},
             "oomScoreAdj": 0,
             "logging": {"verbosity": 4},
         }
-        return merged(merged(base, self._settings), settings)
+        configuration = merged(merged(base, self._settings), settings)
+        self._configuration.write_text(yaml.safe_dump(configuration, sort_keys=False))
 
     def stop(self) -> int:
-        """Ask it to end (SIGTERM) and wait; its rules stay. Returns the exit code."""
+        """Send SIGTERM, wait, and return the exit code; the rules stay."""
         assert self._process is not None, "never started"
-        self._process.terminate()
+        process, self._process = self._process, None
+        process.terminate()
         try:
-            return self._process.wait(PATIENCE)
+            return process.wait(STOP_SECONDS)
         finally:
-            if self._process.returncode is None:
-                self._process.kill()
-            self._process = None
+            if process.returncode is None:
+                process.kill()
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), whatever it is doing; what it has written stays."""
+        """Kill the process; the rules stay."""
         assert self._process is not None, "never started"
         self._process.kill()
-        self._process.wait()
+        self.reap()
         self._process = None
 
-    def restart(self, settings: Object | None = None) -> None:
-        """Stop it and start it with other settings."""
-        self.stop()
-        self.start(settings)
-
     def reap(self) -> None:
-        """Take note that the process was ended by somebody else."""
+        """Wait for a process that was killed."""
         if self._process is not None:
             self._process.wait()
 
     @property
     def pid(self) -> int:
-        """The process id, 0 while it is stopped."""
+        """The process id, 0 while stopped."""
         return self._process.pid if self._process else 0
 
     def check(self) -> None:
-        """Raise AgentEnded if it should run and does not."""
+        """Raise AgentEnded if the process has ended and `stop` was not called."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            last = (self.log().strip().splitlines() or ["it logged nothing"])[-1]
+            last = (self.log().strip().splitlines() or ["no log"])[-1]
             raise AgentEnded(f"the agent on {self.node.role} ended with exit code {code}: {last}")
 
     def log(self) -> str:
-        """All it has logged so far."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        """Return the log of all starts."""
+        return self.log_file.read_text(errors="replace")
 
-    def restores(self, family: int = 4, since: float = 0.0) -> list[float]:
-        """When the tables of one family were written (unix seconds), as the lab noted it."""
-        if not self._restores.exists():
-            return []
-        program = "ip6tables" if family == 6 else "iptables"
-        notes = [line.split() for line in self._restores.read_text().splitlines()]
-        return [float(when) for when, name in notes if name.startswith(program) and float(when) > since]
+    def restores(self, since: float) -> list[float]:
+        """Return when the IPv4 tables were written after `since`, in unix seconds."""
+        return [moment for moment in map(float, self._restores.read_text().split()) if moment > since]
 
 
 def node_environment(logs: Path, node: str) -> dict[str, str]:
-    """What programs on a node run with: our own commands, and a lock of its own for legacy tables."""
-    path = os.environ.get("PATH", "")
+    """Return the environment of programs on a node: our commands on PATH, and the node's own lock for legacy tables."""
     return {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{path}:{SYSTEM_PATH}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:{SYSTEM_PATH}",
         "XTABLES_LOCKFILE": str(logs / f"{node}.lock"),
     }
 
 
 def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
-    """`over` on top of `base`, mappings merged at every depth."""
+    """Return `base` with `over` merged into it at every depth."""
     result = dict(base)
     for key, value in over.items():
         present = result.get(key)

@@ -1,25 +1,24 @@
-"""A small client of the lab's API server: plain JSON over HTTP, from inside a network namespace."""
+"""A client for the lab's API server, and the objects that the lab creates there."""
 
 import json
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import urllib3
-from urllib3.connection import HTTPConnection
-from urllib3.connectionpool import HTTPConnectionPool
 
-from pykubeproxy.lab.namespaces import entered
+from pykubeproxy.lab.network import Site, entered
 
 Object = dict[str, Any]
 
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
+#: The port that every pod listens on.
+POD_PORT = 8080
 
 
 class ApiError(RuntimeError):
-    """The server refused; the text is its own message."""
+    """The API server returned an error; the text is its message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -27,40 +26,39 @@ class ApiError(RuntimeError):
 
 
 class Api:
-    """Talks to the server at an address that only `namespace` can reach; any thread may use it."""
+    """A thread-safe client for a server that is reachable from `namespace` only."""
 
     def __init__(self, namespace: str, address: str, port: int) -> None:
-        class Inside(HTTPConnection):
-            def _new_conn(self) -> socket.socket:
-                with entered(namespace):
-                    return super()._new_conn()
-
-        class Pool(HTTPConnectionPool):
-            ConnectionCls = Inside
-
         self.url = f"http://{address}:{port}"
-        self._pool = Pool(address, port, maxsize=4, timeout=urllib3.Timeout(5.0), retries=False)
+        self._namespace = namespace
+        self._pool = urllib3.HTTPConnectionPool(
+            address, port, maxsize=4, timeout=urllib3.Timeout(5.0), retries=False
+        )
+
+    def _request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
+        with entered(self._namespace):
+            return self._pool.urlopen(method, path, **options)
 
     def call(self, method: str, path: str, body: Object | None = None) -> Object:
-        """One request; PATCH means a merge patch. Raises ApiError for any answer that is not 2xx."""
+        """Send one request; PATCH sends a merge patch. Raises ApiError for any status other than 2xx."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        response = self._pool.urlopen(
+        response = self._request(
             method,
             path,
             body=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": kind, "Accept": "application/json"},
         )
-        answer = json.loads(response.data or b"{}")
+        content = json.loads(response.data or b"{}")
         if response.status >= 300:
-            raise ApiError(response.status, f"{method} {path}: {answer.get('message', response.status)}")
-        return dict(answer)
+            raise ApiError(response.status, f"{method} {path}: {content.get('message', response.status)}")
+        return dict(content)
 
     def items(self, path: str) -> list[Object]:
-        """All objects of a list."""
+        """Return the objects of a list."""
         return list(self.call("GET", path).get("items") or [])
 
     def put(self, path: str, name: str, body: Object) -> Object:
-        """Create an object, or replace the one that is there."""
+        """Create or replace an object."""
         try:
             return self.call("PUT", f"{path}/{name}", body)
         except ApiError as error:
@@ -69,18 +67,18 @@ class Api:
         return self.call("POST", path, body)
 
     def delete(self, path: str) -> None:
-        """Delete an object; one that is not there is fine."""
+        """Delete an object if it exists."""
         try:
             self.call("DELETE", path)
         except ApiError as error:
             if error.status != 404:
                 raise
 
-    def watch(self, path: str, seconds: int = 3600) -> Iterator[Object]:
-        """The events of a list, the present objects as ADDED first; ends when the server ends it. Raises ApiError."""
-        response = self._pool.urlopen(
+    def watch(self, path: str) -> Iterator[Object]:
+        """Yield the events of a list, starting with ADDED for each object, until the server closes it."""
+        response = self._request(
             "GET",
-            f"{path}?watch=true&timeoutSeconds={seconds}",
+            f"{path}?watch=true&timeoutSeconds=3600",
             preload_content=False,
             timeout=urllib3.Timeout(connect=5.0, read=None),
         )
@@ -93,6 +91,54 @@ class Api:
 
 
 def in_namespace(path: str, namespace: str) -> str:
-    """The path of the same list within a Kubernetes namespace."""
+    """Return the path of a list within a Kubernetes namespace."""
     base, _, resource = path.rpartition("/")
     return f"{base}/namespaces/{namespace}/{resource}"
+
+
+def service(name: str, port: int, protocols: Sequence[str], spec: Mapping[str, object]) -> Object:
+    """Return a dual-stack Service for the pods of the app of its name; `spec` overrides fields."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "selector": {"app": name},
+            "ipFamilyPolicy": "RequireDualStack",
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ports": [
+                {"name": protocol.lower(), "protocol": protocol, "port": port, "targetPort": POD_PORT}
+                for protocol in protocols
+            ],
+            **spec,
+        },
+    }
+
+
+def node(site: Site) -> Object:
+    """Return the Node object of a node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": site.name,
+            "labels": {"kubernetes.io/hostname": site.name, "topology.kubernetes.io/zone": site.zone},
+        },
+        "spec": {"podCIDR": site.pod_cidrs[0], "podCIDRs": list(site.pod_cidrs)},
+        "status": {
+            "addresses": [
+                *({"type": "InternalIP", "address": address} for address in site.addresses),
+                {"type": "Hostname", "address": site.name},
+            ]
+        },
+    }
+
+
+def kubeconfig(server: str) -> str:
+    """Return a kubeconfig without credentials."""
+    return (
+        "apiVersion: v1\nkind: Config\ncurrent-context: lab\n"
+        f"clusters: [{{name: lab, cluster: {{server: '{server}'}}}}]\n"
+        "users: [{name: lab, user: {}}]\n"
+        "contexts: [{name: lab, context: {cluster: lab, user: lab}}]\n"
+    )

@@ -1,4 +1,4 @@
-"""A cluster without a cluster: the network, the API server, the agents, and pods that come and go."""
+"""A cluster on one machine: the network, the API server, the agents, and pods."""
 
 import itertools
 import os
@@ -6,29 +6,61 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from dataclasses import dataclass
 
-from pykubeproxy.lab import bodies, network, sweep
+from pykubeproxy.lab import api, machine, network
 from pykubeproxy.lab.agents import Agent
 from pykubeproxy.lab.api import NODES, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.endpoints import SliceController
-from pykubeproxy.lab.places import Place, Service
-from pykubeproxy.lab.pods import Identity, Pod, server_command
-from pykubeproxy.lab.requirements import require
-from pykubeproxy.lab.rundir import RunDirectory
+from pykubeproxy.lab.network import SITES, Namespace
+from pykubeproxy.lab.pods import Pod, Status, workload
+from pykubeproxy.lab.prober import Prober, Target
 
 API_PORT = 6443
-PATIENCE = 15.0
+TIMEOUT = 15.0
+_SERVICES = in_namespace(SERVICES, "default")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A Service as the API server created it."""
+
+    name: str
+    cluster_ips: tuple[str, ...]
+    port: int
+    node_port: int
+
+    def vip(self, family: int = 4) -> Target:
+        """Return its cluster IP and port."""
+        return next(Target(ip, self.port) for ip in self.cluster_ips if (":" in ip) == (family == 6))
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node or the client."""
+
+    namespace: Namespace
+    addresses: tuple[str, str]
+
+    @property
+    def prober(self) -> Prober:
+        """Opens connections from here."""
+        return Prober(self.namespace)
+
+    def node_port(self, service: Service, family: int = 4) -> Target:
+        """Return a Service's node port at this host's address."""
+        return Target(self.addresses[family == 6], service.node_port)
 
 
 class Lab:
-    """A lab for as long as the context lasts; whatever happens to this process, nothing stays behind.
+    """A lab that exists within the context; nothing remains after it, even if this process is killed.
 
-    `backend` is passed to the agents (auto, nft or legacy), `settings` are fields of their configuration.
-    With `agents` False none is started. Raises Unmet where no lab can be built, AlreadyRunning for a name
-    that is taken.
+    `backend` is the agents' iptables backend (auto, nft or legacy), `settings` are fields of their configuration.
+    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. Raises LabError if
+    this machine cannot run a lab, LabExists if the name is in use.
     """
 
     def __init__(
@@ -38,169 +70,131 @@ class Lab:
         backend: str = "auto",
         settings: Object | None = None,
         agents: bool = True,
+        api_server: str = "pykubeproxy.lab.apiserver",
     ) -> None:
         self.name = name
         self.backend = backend
-        self.patience = PATIENCE
-        self.directory = RunDirectory(name)
+        self.timeout = TIMEOUT
+        self.directory = machine.RunDirectory(name)
+        self.logs = self.directory.logs
         self.pods: dict[str, Pod] = {}
+        self.agents: dict[str, Agent] = {}
         self._settings: Object = {
-            # A lab is watched by somebody: follow changes faster than kube-proxy's usual second.
-            "iptables": {"minSyncPeriod": "200ms"},
+            "iptables": {"minSyncPeriod": "200ms"},  # scenarios wait for syncs: be faster than the usual 1 s
             "pykubeproxy": {"iptablesBackend": backend},
             **(settings or {}),
         }
         self._start_agents = agents
+        self._api_server = api_server
         self._ended: list[Pod] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._pod_numbers: dict[str, itertools.count[int]] = {}
-        self._address_numbers = {site.name: itertools.cycle(range(2, 255)) for site in network.SITES}
-
-    # --- coming and going
+        self._pod_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self._address_numbers = {name: itertools.cycle(range(2, 255)) for name in SITES}
 
     def __enter__(self) -> "Lab":
-        require()
+        machine.check_requirements()
         with ExitStack() as stack:
-            self.directory.lock(patience=2.0)  # for the janitor of a lab that just ended
+            self.directory.lock(timeout=2.0)  # the janitor of the last lab may still hold it
             stack.callback(self.directory.release)
-            sweep.sweep_namespaces(self.name)
+            machine.remove_namespaces(self.name)
             self.directory.clear()
-            self._janitor = sweep.start_janitor(self.name)
-            stack.callback(self._sweep)
+            self._janitor = machine.start_janitor(self.name)
+            stack.callback(self._clean_up)
             self._build(stack)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _build(self, stack: ExitStack) -> None:
         self.network = network.Network(self.name)
         stack.callback(self.network.close)
-        self.client = Place(self.network.client, network.CLIENT)
-        self.nodes = {
-            site.name: Place(self.network.nodes[site.name], site.addresses) for site in network.SITES
-        }
-        self.logs = self.directory.path / "logs"
+        self.client = Host(self.network.client, network.CLIENT)
+        self.nodes = {name: Host(self.network.nodes[name], site.addresses) for name, site in SITES.items()}
         self.logs.mkdir()
         self.api = self._start_api()
-        for site in network.SITES:
-            self.api.put(NODES, site.name, bodies.node(site))
+        for name, site in SITES.items():
+            self.api.put(NODES, name, api.node(site))
         self._controller = SliceController(self.api, lambda: list(self.pods.values()))
         stack.callback(self._controller.stop)
         threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
         kubeconfig = self.directory.path / "kubeconfig"
-        kubeconfig.write_text(bodies.kubeconfig(self.api.url))
-        self.agents = {
-            name: Agent(node, self.logs, kubeconfig, self._settings)
-            for name, node in self.network.nodes.items()
-        }
-        if self._start_agents:
-            for agent in self.agents.values():
-                agent.start()
+        kubeconfig.write_text(api.kubeconfig(self.api.url))
+        for name, node in self.network.nodes.items():
+            self.agents[name] = Agent(node, self.logs, kubeconfig, self._settings)
+            if self._start_agents:
+                self.agents[name].start()
         self._write_state()
 
     def _start_api(self) -> Api:
-        out = self.logs / "apiserver.out"
-        command = [sys.executable, "-m", "pykubeproxy.lab.apiserver"]
-        command += ["--listen", f"{network.FABRIC[0]}:{API_PORT}"]
-        with out.open("wb") as output, (self.logs / "apiserver.log").open("wb") as errors:
-            process = self.network.fabric.spawn(command, output=output, errors=errors)
+        address, log = network.FABRIC[0], self.logs / "apiserver.log"
+        command = [sys.executable, "-m", self._api_server, "--listen", f"{address}:{API_PORT}"]
+        with log.open("wb") as errors:
+            process = self.network.fabric.spawn(command, output=subprocess.PIPE, errors=errors)
         self._processes.append(process)
-        deadline = time.monotonic() + PATIENCE
-        while not out.read_bytes().endswith(b"\n"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                reason = (self.logs / "apiserver.log").read_text().strip()
-                raise RuntimeError(f"the lab's API server did not start: {reason}")
-            time.sleep(0.01)
-        return Api(self.network.fabric.name, network.FABRIC[0], API_PORT)
+        assert process.stdout is not None
+        with process.stdout as output:
+            if not output.readline():
+                raise RuntimeError(f"the lab's API server did not start: {log.read_text().strip()}")
+        return Api(self.network.fabric.name, address, API_PORT)
 
-    def _sweep(self) -> None:
-        """Have the janitor do its work: it waits for our end of the pipe and for the lock."""
+    def _clean_up(self) -> None:
+        """Let the janitor clean up: it waits for its pipe to close and for the lock."""
         self.directory.release()
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
         self._janitor.wait()
         for pod in (*self.pods.values(), *self._ended):
-            pod.wait_gone()
+            pod.wait_ended()
             pod.namespace.close()
         for process in self._processes:
             process.wait()
-        for agent in getattr(self, "agents", {}).values():
+        for agent in self.agents.values():
             agent.reap()
-
-    # --- pods
 
     def deploy(
         self,
         app: str,
         replicas: int,
         *,
-        nodes: Sequence[str] = ("node1", "node2"),
+        nodes: Sequence[str] = tuple(SITES),
         gates: Sequence[str] = (),
         linger: float = 0.0,
     ) -> list[Pod]:
-        """Start that many pods of an app, on the nodes in turn, and wait until their containers answer.
-
-        `gates` are readiness gates, closed at first; `linger` is for how many seconds a pod serves on
-        after it was told to end.
-        """
-        pods = [
-            self._start_pod(app, node, frozenset(gates), linger)
-            for node in itertools.islice(itertools.cycle(nodes), replicas)
-        ]
+        """Start pods with closed readiness gates on the nodes in turn; each serves `linger` seconds after SIGTERM."""
+        pods = []
+        for node in itertools.islice(itertools.cycle(nodes), replicas):
+            name = f"{app}-{next(self._pod_numbers[app])}"
+            command = workload(name, "--linger", str(linger))
+            pods.append(self.start_pod(name, app, node, command, frozenset(gates)))
         for pod in pods:
             pod.wait_answering()
         return pods
 
-    def _start_pod(self, app: str, node: str, gates: frozenset[str], linger: float) -> Pod:
-        name = f"{app}-{next(self._pod_numbers.setdefault(app, itertools.count(1)))}"
-        return self.start_pod(name, app, node, server_command(name, linger), gates)
-
     def start_pod(
-        self,
-        name: str,
-        app: str,
-        node: str,
-        command: list[str],
-        gates: frozenset[str] = frozenset(),
+        self, name: str, app: str, node: str, command: list[str], gates: frozenset[str] = frozenset()
     ) -> Pod:
-        """Start one pod with a program of its own, which says "ready" on its standard output."""
-        site = next(site for site in network.SITES if site.name == node)
+        """Start a pod with its own program, which writes "ready" to its standard output."""
+        site = SITES[node]
         addresses = site.pod_addresses(next(self._address_numbers[node]))
-        identity = Identity(name, app, node, site.zone, addresses)
         namespace, interface = self.network.add_pod(name, node, addresses)
-        pod = Pod(
-            identity,
-            namespace,
-            interface,
-            command=command,
-            log=self.logs / f"{name}.log",
-            gates=gates,
-            changed=self._changed,
-        )
+        log, status = self.logs / f"{name}.log", Status(gates=gates)
+        pod = Pod(name, app, site, addresses, namespace, interface, log, self._changed, status)
+        pod.start(command)
         self.pods[name] = pod
         self._changed()
         return pod
 
-    def stop_pod(self, pod: Pod, *, drained: Callable[[], None] = lambda: None) -> None:
-        """Delete a pod as a cluster does: terminating first, then SIGTERM, gone when its process ended.
-
-        `drained` may hold the SIGTERM back, as a preStop hook does.
-        """
+    def stop_pod(self, pod: Pod) -> None:
+        """Delete a pod: mark it terminating, send SIGTERM, wait for the end of its process."""
         pod.mark_terminating()
-        drained()
         pod.terminate()
         self.remove_pod(pod)
 
     def remove_pod(self, pod: Pod) -> None:
-        """Wait for the end of a pod's process.
-
-        Its network stays until `reset`, so that who still connects to it is refused, not left to wait.
-        """
-        pod.wait_gone()
+        """Wait for a pod's process to end; its network stays until `reset`, so that connections are refused."""
+        pod.wait_ended()
         self._ended.append(self.pods.pop(pod.name))
         self._changed()
 
@@ -209,75 +203,65 @@ class Lab:
             self._controller.reconcile()
             self._write_state()
 
-    # --- services
-
-    def service(
-        self, name: str, *, port: int = 80, protocols: Sequence[str] = ("TCP",), **spec: object
-    ) -> Service:
-        """Create a dual-stack Service for the app of this name; `spec` are further fields of its spec."""
-        body = bodies.service(name, port, protocols, spec)
-        made = self.api.call("POST", in_namespace(SERVICES, "default"), body)["spec"]
+    def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> Service:
+        """Create a dual-stack Service on port 80 for the app of this name; `spec` overrides fields of its spec."""
+        created = self.api.call("POST", _SERVICES, api.service(name, 80, protocols, spec))["spec"]
         self._changed()
-        return Service(name, tuple(made["clusterIPs"]), port, int(made["ports"][0].get("nodePort", 0)))
+        port = created["ports"][0]
+        return Service(name, tuple(created["clusterIPs"]), port["port"], int(port.get("nodePort", 0)))
 
     def change_service(self, name: str, **spec: object) -> None:
-        """Change fields of a Service's spec (a merge patch)."""
-        self.api.call("PATCH", f"{in_namespace(SERVICES, 'default')}/{name}", {"spec": spec})
+        """Change fields of a Service's spec with a merge patch."""
+        self.api.call("PATCH", f"{_SERVICES}/{name}", {"spec": spec})
         self._changed()
 
     def reset(self) -> None:
-        """Back to an empty cluster: no Services, no pods; the agents run on."""
-        for service in self.api.items(in_namespace(SERVICES, "default")):
-            self.api.delete(f"{in_namespace(SERVICES, 'default')}/{service['metadata']['name']}")
+        """Delete all Services and pods; the agents keep running."""
+        for service in self.api.items(_SERVICES):
+            self.api.delete(f"{_SERVICES}/{service['metadata']['name']}")
         for pod in list(self.pods.values()):
             pod.kill()
             self.remove_pod(pod)
         for pod in self._ended:
-            self.network.remove_pod(pod.namespace, pod.identity.node, pod.interface)
+            self.network.remove_pod(pod.namespace, pod.site.name, pod.interface)
         self._ended.clear()
         self._pod_numbers.clear()
         self._changed()
         self.check()
 
-    # --- waiting and telling
-
     def check(self) -> None:
-        """Raise AgentEnded if an agent ended by itself."""
+        """Raise AgentEnded if an agent ended unexpectedly."""
         for agent in self.agents.values():
             agent.check()
 
-    def until(self, condition: Callable[[], bool], what: str) -> float:
-        """Wait until the condition holds; returns after how many seconds.
+    def until(self, condition: Callable[[], bool], description: str) -> float:
+        """Wait until the condition holds; return the seconds it took.
 
-        Raises TimeoutError after `patience` seconds, AgentEnded when an agent ended meanwhile.
+        Raises TimeoutError after `timeout` seconds, AgentEnded if an agent ends meanwhile.
         """
         started = time.monotonic()
         while not condition():
             self.check()
-            if time.monotonic() - started > self.patience:
-                raise TimeoutError(f"after {self.patience:.0f} s still not: {what}")
+            if time.monotonic() - started > self.timeout:
+                raise TimeoutError(f"not within {self.timeout:.0f} s: {description}")
             time.sleep(0.02)
         return time.monotonic() - started
 
     def _write_state(self) -> None:
+        hosts: list[Object] = [{"name": "fabric", "kind": "fabric", "addresses": network.FABRIC}]
+        for name, node in self.nodes.items():
+            agent = self.agents[name].pid
+            hosts.append({"name": name, "kind": "node", "addresses": node.addresses, "agent": agent})
+        hosts.append({"name": "client", "kind": "client", "addresses": network.CLIENT})
+        for pod in list(self.pods.values()):
+            state = {"kind": "pod", "node": pod.site.name, "state": str(pod.status)}
+            hosts.append({"name": pod.name, "addresses": pod.addresses, **state})
         self.directory.write_state(
             {
-                "name": self.name,
+                "lab": self.name,
                 "driver": os.getpid(),
+                "logs": str(self.logs),
                 "api": self.api.url,
-                "backend": self.backend,
-                "nodes": {
-                    name: {"addresses": node.addresses, "agent": self.agents[name].pid}
-                    for name, node in self.nodes.items()
-                },
-                "client": {"addresses": self.client.addresses},
-                "pods": {
-                    pod.name: {
-                        "node": pod.identity.node,
-                        "addresses": pod.identity.addresses,
-                        "state": pod.status.describe(),
-                    }
-                    for pod in list(self.pods.values())
-                },
+                "hosts": hosts,
             }
         )

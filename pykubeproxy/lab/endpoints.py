@@ -1,4 +1,4 @@
-"""EndpointSlices kept from the lab's pods, as the EndpointSlice controller of a cluster does."""
+"""The EndpointSlices of the lab's pods, as a cluster's EndpointSlice controller writes them."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -9,17 +9,12 @@ import urllib3
 from pykubeproxy.lab.api import SERVICES, SLICES, Api, ApiError, Object, in_namespace
 from pykubeproxy.lab.pods import Pod
 
-SLICE_KIND = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
 MANAGER = "lab.pykubeproxy"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
 
 class SliceController:
-    """Brings the EndpointSlices at the API server in line with Services and pods.
-
-    `reconcile` returns when the server has them. It is called by whoever changed a pod or a Service of
-    the lab; a thread calls it for Services that others change.
-    """
+    """Reconciles EndpointSlices with Services and pods: Lab calls `reconcile` after its changes, a thread `follow`."""
 
     def __init__(self, api: Api, pods: Callable[[], Iterable[Pod]]) -> None:
         self._api = api
@@ -29,57 +24,54 @@ class SliceController:
         self._stopped = threading.Event()
 
     def follow(self) -> None:
-        """Follow the Services that others make or change, until stopped; for a thread of its own."""
+        """Watch Services and reconcile until stopped."""
         while not self._stopped.wait(0.5):
             try:
                 for event in self._api.watch(SERVICES):
-                    # Without a selector a Service's slices are the business of whoever made it.
+                    # Others maintain the slices of Services without a selector.
                     if event["object"].get("spec", {}).get("selector"):
                         self.reconcile()
             except (ApiError, urllib3.exceptions.HTTPError, OSError, ValueError):
-                pass  # the server is away, or does wrong because somebody wanted it to; ask again
+                pass  # the server is down or injects a fault: retry
 
     def stop(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         with self._lock:
             self._stopped.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether the lab is coming to its end."""
+        """Whether `stop` was called."""
         return self._stopped.is_set()
 
     def reconcile(self) -> None:
-        """Write the slices that differ from what was written last and delete those no longer wanted."""
+        """Write the slices that changed since the last call, and delete stale ones."""
         with self._lock:
             if self._stopped.is_set():
                 return
-            wanted = {
+            desired = {
                 (slice_["metadata"]["namespace"], slice_["metadata"]["name"]): slice_
                 for service in self._api.items(SERVICES)
                 for slice_ in slices(service, self._pods())
             }
-            for key in self._written.keys() - wanted.keys():
+            for key in self._written.keys() - desired.keys():
                 self._api.delete(f"{in_namespace(SLICES, key[0])}/{key[1]}")
                 del self._written[key]
-            for key, slice_ in wanted.items():
+            for key, slice_ in desired.items():
                 if self._written.get(key) != slice_:
-                    self._api.put(in_namespace(SLICES, key[0]), key[1], _stamped(slice_))
+                    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                    stamped = {**slice_["metadata"], "annotations": {TRIGGER_TIME: now}}
+                    self._api.put(in_namespace(SLICES, key[0]), key[1], {**slice_, "metadata": stamped})
                     self._written[key] = slice_
 
 
-def _stamped(slice_: Object) -> Object:
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return {**slice_, "metadata": {**slice_["metadata"], "annotations": {TRIGGER_TIME: now}}}
-
-
 def slices(service: Object, pods: Iterable[Pod]) -> list[Object]:
-    """The slices of a Service, one for each of its address families; none without a selector."""
+    """Return a Service's slices, one for each address family; [] without a selector."""
     spec, metadata = service["spec"], service["metadata"]
     selector = spec.get("selector")
     if not selector:
         return []
-    chosen = [pod for pod in pods if selector == {"app": pod.identity.app} and pod.status.running]
+    selected = [pod for pod in pods if selector == {"app": pod.app} and pod.status.running]
     publish = bool(spec.get("publishNotReadyAddresses"))
     labels = {
         "kubernetes.io/service-name": metadata["name"],
@@ -89,7 +81,8 @@ def slices(service: Object, pods: Iterable[Pod]) -> list[Object]:
         labels["service.kubernetes.io/headless"] = ""
     return [
         {
-            **SLICE_KIND,
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
             "metadata": {
                 "namespace": metadata["namespace"],
                 "name": f"{metadata['name']}-{family.lower()}",
@@ -97,31 +90,26 @@ def slices(service: Object, pods: Iterable[Pod]) -> list[Object]:
             },
             "addressType": family,
             "ports": [_port(port) for port in spec.get("ports") or []],
-            "endpoints": [_endpoint(pod, family, publish) for pod in chosen],
+            "endpoints": [_endpoint(pod, family, publish) for pod in selected],
         }
         for family in spec.get("ipFamilies") or ["IPv4"]
     ]
 
 
 def _port(port: Object) -> Object:
-    target = port.get("targetPort")
-    return {
-        "name": port.get("name", ""),
-        "protocol": port.get("protocol", "TCP"),
-        "port": target if isinstance(target, int) else port["port"],
-    }
+    number = port["targetPort"] if isinstance(port.get("targetPort"), int) else port["port"]
+    return {"name": port.get("name", ""), "protocol": port["protocol"], "port": number}
 
 
 def _endpoint(pod: Pod, family: str, publish: bool) -> Object:
-    identity, status = pod.identity, pod.status
     return {
-        "addresses": [identity.addresses[family == "IPv6"]],
+        "addresses": [pod.addresses[family == "IPv6"]],
         "conditions": {
-            "ready": publish or (status.ready and not status.terminating),
-            "serving": status.ready,
-            "terminating": status.terminating,
+            "ready": publish or (pod.status.ready and not pod.status.terminating),
+            "serving": pod.status.ready,
+            "terminating": pod.status.terminating,
         },
-        "nodeName": identity.node,
-        "zone": identity.zone,
-        "targetRef": {"kind": "Pod", "namespace": "default", "name": identity.name},
+        "nodeName": pod.site.name,
+        "zone": pod.site.zone,
+        "targetRef": {"kind": "Pod", "namespace": "default", "name": pod.name},
     }

@@ -1,4 +1,4 @@
-"""Pods: a process in a namespace each, and what a kubelet would know of them."""
+"""Pods: one process in one namespace each, with the status a kubelet would report."""
 
 import http.client
 import subprocess
@@ -7,19 +7,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
-from pykubeproxy.lab.namespaces import Namespace
+from pykubeproxy.lab.api import POD_PORT
+from pykubeproxy.lab.network import Namespace, Site
 from pykubeproxy.lab.prober import Prober, Target
 
-PORT = 8080
-SERVER = Path(__file__).with_name("podserver.py")
-PATIENCE = 10.0
+WORKLOADS = Path(__file__).with_name("workloads.py")
+TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a pod stands; `answering` is the container's own word, `gates` those still closed."""
+    """The status of a pod; `answering` is its readiness probe's result, `gates` are the closed readiness gates."""
 
     running: bool = True
     answering: bool = False
@@ -28,134 +27,108 @@ class Status:
 
     @property
     def ready(self) -> bool:
-        """The pod condition Ready: the container says so and no readiness gate is closed."""
+        """The pod condition Ready: the readiness probe succeeds and all gates are open."""
         return self.running and self.answering and not self.gates
 
-    def describe(self) -> str:
-        """In a few words."""
+    def __str__(self) -> str:
         if not self.running:
             return "ended"
-        words = "ready" if self.ready else "not ready"
+        text = "ready" if self.ready else "not ready"
         if self.gates:
-            words += f", waiting for {', '.join(sorted(self.gates))}"
-        return f"{words}, terminating" if self.terminating else words
+            text += f", waiting for {', '.join(sorted(self.gates))}"
+        return f"{text}, terminating" if self.terminating else text
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What of a pod never changes."""
+@dataclass(eq=False)
+class Pod:
+    """A pod. Calls `changed`, from any thread, after each change of `status`."""
 
     name: str
     app: str
-    node: str
-    zone: str
+    site: Site
     addresses: tuple[str, str]
+    namespace: Namespace
+    interface: str
+    log: Path
+    changed: Callable[[], None]
+    status: Status
 
-
-class Pod:
-    """A running pod. `changed` is called, from any thread, after each change of `status`."""
-
-    def __init__(
-        self,
-        identity: Identity,
-        namespace: Namespace,
-        interface: str,
-        *,
-        command: list[str],
-        log: Path,
-        gates: frozenset[str],
-        changed: Callable[[], None],
-    ) -> None:
-        self.identity = identity
-        self.namespace = namespace
-        self.interface = interface
-        self.log = log
-        self.status = self._known = Status(gates=gates)  # the second: once `changed` has returned
-        self._changed = changed
+    def start(self, command: list[str]) -> None:
+        """Start the process; each "ready" or "unready" on its standard output is a change of readiness."""
+        self.prober = Prober(self.namespace)
+        self._published = self.status  # the last status for which `changed` has returned
         self._condition = threading.Condition()
-        with log.open("wb") as errors:
-            self._process = namespace.spawn(command, output=subprocess.PIPE, errors=errors)
-        assert self._process.stdout is not None
-        self._listener = threading.Thread(
-            target=self._listen, args=(self._process.stdout,), name=f"pod {identity.name}", daemon=True
-        )
-        self._listener.start()
-
-    @property
-    def name(self) -> str:
-        """Its name, which it answers with."""
-        return self.identity.name
-
-    @property
-    def prober(self) -> Prober:
-        """Connections from inside this pod."""
-        return Prober(self.namespace)
+        with self.log.open("wb") as errors:
+            self._process = self.namespace.spawn(command, output=subprocess.PIPE, errors=errors)
+        self._reader = threading.Thread(target=self._read, name=f"pod {self.name}", daemon=True)
+        self._reader.start()
 
     def target(self, family: int = 4) -> Target:
-        """The pod itself, without any Service."""
-        return Target(self.identity.addresses[family == 6], PORT)
+        """Return the pod's own address and port."""
+        return Target(self.addresses[family == 6], POD_PORT)
 
-    def _listen(self, lines: IO[bytes]) -> None:
-        with lines:
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
             for line in lines:
                 word = line.decode().strip()
                 if word in ("ready", "unready"):
-                    self._become(answering=word == "ready")
+                    self._update(answering=word == "ready")
         self._process.wait()
-        self._become(running=False)
+        self._update(running=False)
 
-    def _become(self, **changes: bool | frozenset[str]) -> None:
+    def _update(self, **changes: bool | frozenset[str]) -> None:
         with self._condition:
-            now = self.status = replace(self.status, **changes)  # type: ignore[arg-type]
-        self._changed()
+            status = self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+        self.changed()
         with self._condition:
-            self._known = now
+            self._published = status
             self._condition.notify_all()
 
-    def _await(self, condition: Callable[[Status], bool], wanted: str, patience: float = PATIENCE) -> None:
+    def _await(self, condition: Callable[[Status], bool], state: str) -> None:
         with self._condition:
-            if not self._condition.wait_for(lambda: condition(self._known), patience):
-                raise TimeoutError(f"pod {self.name} is not {wanted} after {patience:.0f} s; see {self.log}")
+            if not self._condition.wait_for(lambda: condition(self._published), TIMEOUT):
+                raise TimeoutError(f"pod {self.name} is not {state} after {TIMEOUT:.0f} s; see {self.log}")
 
     def wait_answering(self) -> None:
-        """Wait until the container says that it is ready; raises TimeoutError, also when it ended."""
+        """Wait until the readiness probe succeeds; raises TimeoutError, also if the process ends."""
         self._await(lambda status: status.answering or not status.running, "answering")
-        if not self._known.running:
+        if not self._published.running:
             raise TimeoutError(f"pod {self.name} ended before it answered; see {self.log}")
 
     def set_answering(self, answering: bool) -> None:
-        """Make the container pass its readiness probe or fail it, while it answers all the same."""
+        """Make the readiness probe succeed or fail; the pod answers in both cases."""
         with self.namespace.entered():
-            connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", POD_PORT, timeout=5)
             connection.request("POST", "/ready" if answering else "/unready")
             connection.getresponse().read()
             connection.close()
         self._await(lambda status: status.answering == answering, "ready" if answering else "unready")
 
     def open_gate(self, gate: str) -> None:
-        """Whoever the readiness gate belongs to is content."""
-        self._become(gates=self.status.gates - {gate})
+        """Open a readiness gate."""
+        self._update(gates=self.status.gates - {gate})
 
     def mark_terminating(self) -> None:
-        """The pod is deleted, its process not yet told."""
-        self._become(terminating=True)
+        """Mark the pod as deleted, without a signal to its process."""
+        self._update(terminating=True)
 
     def terminate(self) -> None:
-        """Tell the process to end (SIGTERM), which it does after its linger time."""
+        """Send SIGTERM; the process ends after its linger time."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._process.kill()
 
-    def wait_gone(self) -> None:
-        """Wait until the process has ended and everybody knows."""
-        self._listener.join(PATIENCE)
-        if self._listener.is_alive():
-            raise TimeoutError(f"pod {self.name} has not ended after {PATIENCE:.0f} s")
+    def wait_ended(self) -> None:
+        """Wait until the process has ended and `changed` has returned; raises TimeoutError."""
+        self._reader.join(TIMEOUT)
+        if self._reader.is_alive():
+            raise TimeoutError(f"pod {self.name} has not ended after {TIMEOUT:.0f} s")
 
 
-def server_command(name: str, linger: float) -> list[str]:
-    """The command of an ordinary pod, which serves `linger` seconds on after it was told to end."""
-    # -I -S: neither the environment nor site-packages; the interpreter starts in half the time.
-    return [sys.executable, "-I", "-S", str(SERVER), name, "--port", str(PORT), "--linger", str(linger)]
+def workload(name: str, *options: str) -> list[str]:
+    """Return the command of one of the programs in workloads.py."""
+    # -I -S skip the environment and site-packages, which halves the start time.
+    return [sys.executable, "-I", "-S", str(WORKLOADS), name, "--port", str(POD_PORT), *options]

@@ -1,8 +1,4 @@
-"""Real connections from inside a namespace, counted by the pod that answered or by how they failed.
-
-The calling thread enters the namespace and opens the sockets itself, so six hundred connections cost a
-fraction of a second.
-"""
+"""Connections from a network namespace, counted by the pod that answered or by the kind of failure."""
 
 import contextlib
 import errno
@@ -14,22 +10,27 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pykubeproxy.lab.namespaces import Namespace
+from pykubeproxy.lab.network import Namespace
 
-# Source ports in turn, between those that programs of the lab listen on and the node ports. The kernel would soon
-# choose one again, and one from which a Service was tried before there were rules leads past it for two minutes:
-# connection tracking remembers that the first packet was not rewritten.
+# Use source ports in turn, between the lab's listening ports and the node ports. A port from which a Service was
+# tried before its rules existed fails for two minutes: conntrack keeps the untranslated connection.
 _PORTS = itertools.cycle(range(11000, 29999))
-
-REQUEST = b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+_REQUEST = b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+_KINDS = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+    errno.ENETUNREACH: "unreachable",
+    errno.EHOSTUNREACH: "unreachable",
+}
 
 
 class Target(NamedTuple):
-    """Where to connect to."""
+    """An address and port to connect to."""
 
     address: str
     port: int
@@ -39,11 +40,11 @@ class Target(NamedTuple):
 
 
 @dataclass
-class Seen:
-    """What a number of connections saw.
+class ProbeResult:
+    """The results of a number of connections.
 
-    `pods` counts answers by pod, `clients` by the client address the pod saw, `real_ips` by the
-    X-Real-IP header it was sent; `errors` counts failures by kind: "refused", "timeout", "unreachable",
+    `pods` counts answers by pod, `clients` by the client address that the pod reported, `real_ips` by the
+    X-Real-IP header it received; `errors` counts failures by kind: "refused", "timeout", "unreachable",
     "reset", "closed" (without an answer), "http 502" and the like. `slowest` is in seconds.
     """
 
@@ -55,16 +56,16 @@ class Seen:
 
     @property
     def failed(self) -> int:
-        """Connections without an answer."""
+        """The number of connections without an answer."""
         return self.errors.total()
 
     @property
     def total(self) -> int:
-        """All connections."""
+        """The number of connections."""
         return self.pods.total() + self.failed
 
-    def __add__(self, other: "Seen") -> "Seen":
-        return Seen(
+    def __add__(self, other: "ProbeResult") -> "ProbeResult":
+        return ProbeResult(
             self.pods + other.pods,
             self.clients + other.clients,
             self.real_ips + other.real_ips,
@@ -73,108 +74,109 @@ class Seen:
         )
 
     def __str__(self) -> str:
-        parts = [f"{pod} {count}" for pod, count in sorted(self.pods.items())]
-        parts += [f"{kind} {count}" for kind, count in sorted(self.errors.items())]
-        return ", ".join(parts) or "nothing"
+        counts = [*sorted(self.pods.items()), *sorted(self.errors.items())]
+        return ", ".join(f"{name} {count}" for name, count in counts) or "nothing"
+
+    def count(self, probe: Callable[[], dict[str, str]]) -> None:
+        """Run one probe and count its result."""
+        started = time.monotonic()
+        try:
+            answer = probe()
+        except ProbeError as error:
+            self.errors[str(error)] += 1
+        else:
+            self.pods[answer["pod"]] += 1
+            self.clients[answer["client"]] += 1
+            if answer["real_ip"]:
+                self.real_ips[answer["real_ip"]] += 1
+        self.slowest = max(self.slowest, time.monotonic() - started)
 
 
-class Failed(Exception):
-    """A connection that brought no answer; the text is the kind."""
+class ProbeError(Exception):
+    """A connection without an answer; the text is the kind of failure."""
 
 
 class Prober:
-    """Opens connections from a namespace; `source` is an own address to open them from, `port` likewise."""
+    """Opens connections from a namespace; `source` selects one of its addresses, `timeout` is in seconds."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
-    def tcp(
-        self, target: Target, count: int = 1, *, source: str = "", port: int = 0, timeout: float = 1.0
-    ) -> Seen:
-        """That many new TCP connections one after the other, an HTTP request on each."""
-        return self._probe(lambda: http_once(target, source, port, timeout), count)
+    def tcp(self, target: Target, count: int = 1, *, source: str = "", timeout: float = 1.0) -> ProbeResult:
+        """Open TCP connections one after the other, with one HTTP request on each."""
+        return self._probe(lambda: probe_tcp(target, source, timeout), count)
 
-    def udp(
-        self, target: Target, count: int = 1, *, source: str = "", port: int = 0, timeout: float = 1.0
-    ) -> Seen:
-        """That many datagrams, each from a new socket; with `port` all of them from that source port."""
-        return self._probe(lambda: datagram_once(target, source, port, timeout), count)
+    def udp(self, target: Target, count: int = 1, *, timeout: float = 1.0) -> ProbeResult:
+        """Send datagrams one after the other, each from a new socket."""
+        return self._probe(lambda: probe_udp(target, timeout), count)
 
-    def _probe(self, once: Callable[[], dict[str, str]], count: int) -> Seen:
-        seen = Seen()
+    def _probe(self, probe: Callable[[], dict[str, str]], count: int) -> ProbeResult:
+        result = ProbeResult()
         with self._namespace.entered():
             for _ in range(count):
-                _count(once, seen)
-        return seen
+                result.count(probe)
+        return result
 
-    def stream(self, target: Target, *, pause: float = 0.005, timeout: float = 1.0) -> "Stream":
-        """New TCP connections without end, `pause` seconds between them, until told to stop."""
-        return Stream(self._namespace, target, pause, timeout)
-
-
-class Stream:
-    """A constant stream of new connections, made by a thread of its own."""
-
-    def __init__(self, namespace: Namespace, target: Target, pause: float, timeout: float) -> None:
-        self._seen = Seen()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(namespace, target, pause, timeout), daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, namespace: Namespace, target: Target, pause: float, timeout: float) -> None:
-        with namespace.entered():
-            while not self._stop.wait(pause):
-                _count(lambda: http_once(target, "", 0, timeout), self._seen)
-
-    def stop(self) -> Seen:
-        """End it and return what was seen."""
-        self._stop.set()
-        self._thread.join()
-        return self._seen
+    def stream(self, target: Target, *, pause: float = 0.005) -> "Stream":
+        """Open TCP connections in a thread, `pause` seconds apart, until stopped."""
+        return Stream(self._namespace, target, pause)
 
 
-def _count(once: Callable[[], dict[str, str]], seen: Seen) -> None:
-    started = time.monotonic()
-    try:
-        answer = once()
-    except Failed as failure:
-        seen.errors[str(failure)] += 1
-    else:
-        seen.pods[answer["pod"]] += 1
-        seen.clients[answer["client"]] += 1
-        if answer["real_ip"]:
-            seen.real_ips[answer["real_ip"]] += 1
-    seen.slowest = max(seen.slowest, time.monotonic() - started)
+class Stream(threading.Thread):
+    """A continuous stream of new TCP connections."""
+
+    def __init__(self, namespace: Namespace, target: Target, pause: float) -> None:
+        super().__init__(daemon=True)
+        self._namespace, self._target, self._pause = namespace, target, pause
+        self._result = ProbeResult()
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Connect until stopped."""
+        with self._namespace.entered():
+            while not self._ended.wait(self._pause):
+                self._result.count(lambda: probe_tcp(self._target, "", 1.0))
+
+    def stop(self) -> ProbeResult:
+        """Stop and return the result."""
+        self._ended.set()
+        self.join()
+        return self._result
 
 
-def http_once(target: Target, source: str, port: int, timeout: float) -> dict[str, str]:
-    """One connection, one request; returns the pod's answer or raises Failed."""
-    with _socket(target, socket.SOCK_STREAM, source, port, timeout) as connection:
-        try:
-            _connect(connection, target, timeout)
-            connection.sendall(REQUEST)
-            answer = b""
-            while piece := connection.recv(4096):
-                answer += piece
-        except OSError as error:
-            raise Failed(_kind(error)) from None
+def probe_tcp(target: Target, source: str, timeout: float) -> dict[str, str]:
+    """Send one request on a new connection and return the pod's answer; raises ProbeError."""
+    answer = b""
+    with _probe_socket(target, socket.SOCK_STREAM, source, timeout) as connection:
+        _connect(connection, target, timeout)
+        connection.sendall(_REQUEST)
+        while piece := connection.recv(4096):
+            answer += piece
     head, _, body = answer.partition(b"\r\n\r\n")
     if not head:
-        raise Failed("closed")
+        raise ProbeError("closed")
     status = head.split(b" ", 2)[1].decode()
     if status != "200":
-        raise Failed(f"http {status}")
+        raise ProbeError(f"http {status}")
     return _decoded(body)
+
+
+def probe_udp(target: Target, timeout: float) -> dict[str, str]:
+    """Send one datagram and return the pod's answer; raises ProbeError."""
+    with _probe_socket(target, socket.SOCK_DGRAM, "", timeout) as connection:
+        connection.connect(target)
+        # A REJECT on the sender's own node fails send(); recv() then returns the ICMP error.
+        with contextlib.suppress(PermissionError):
+            connection.send(b"?")
+        return _decoded(connection.recv(4096))
 
 
 def _connect(connection: socket.socket, target: Target, timeout: float) -> None:
     """Connect; raises OSError, TimeoutError after `timeout` seconds.
 
-    Everything here happens on one machine, so an ICMP error often arrives while the kernel is still inside
-    connect(). It then keeps the error as a "soft" one and would tell of it a second later, after the next
-    SYN; SO_ERROR tells now.
+    On one machine an ICMP error often arrives inside connect(). The kernel keeps it as a soft error and would
+    return it a second later, after the next SYN; SO_ERROR returns it at once.
     """
     connection.setblocking(False)
     error = connection.connect_ex(target)
@@ -189,44 +191,23 @@ def _connect(connection: socket.socket, target: Target, timeout: float) -> None:
     connection.settimeout(timeout)
 
 
-def datagram_once(target: Target, source: str, port: int, timeout: float) -> dict[str, str]:
-    """One datagram and its answer; raises Failed."""
-    with _socket(target, socket.SOCK_DGRAM, source, port, timeout) as connection:
+@contextlib.contextmanager
+def _probe_socket(target: Target, kind: int, source: str, timeout: float) -> Iterator[socket.socket]:
+    """Open a socket; raises ProbeError for an OSError inside."""
+    with socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind) as result:
+        result.settimeout(timeout)
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        result.bind((source, next(_PORTS)))  # "" is any address
         try:
-            connection.connect(target)
-            # A REJECT on the sender's own node fails send() itself; recv() then tells what came back.
-            with contextlib.suppress(PermissionError):
-                connection.send(b"?")
-            return _decoded(connection.recv(4096))
+            yield result
+        except TimeoutError:
+            raise ProbeError("timeout") from None
         except OSError as error:
-            raise Failed(_kind(error)) from None
-
-
-def _socket(target: Target, kind: int, source: str, port: int, timeout: float) -> socket.socket:
-    ipv6 = ":" in target.address
-    opened = socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, kind)
-    opened.settimeout(timeout)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    opened.bind((source, port or next(_PORTS)))  # "" is any address
-    return opened
+            raise ProbeError(_KINDS.get(error.errno or 0, (error.strerror or "error").lower())) from None
 
 
 def _decoded(body: bytes) -> dict[str, str]:
     try:
         return dict(json.loads(body))
     except ValueError:
-        raise Failed("garbled") from None
-
-
-def _kind(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return "reset"
-    return (
-        "unreachable"
-        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
-        else (error.strerror or "error").lower()
-    )
+        raise ProbeError("garbled") from None

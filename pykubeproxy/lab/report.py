@@ -1,147 +1,189 @@
-"""How the lab tells what it does: eighty columns, one scenario below the other."""
+"""The output of the lab's commands: text in 80 columns, and JSON documents of version pykubeproxy/v1."""
 
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.lab.agents import AgentEnded
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import FABRIC
 from pykubeproxy.lab.scenarios import Scenario, ScenarioFailed
 
 WIDTH = 80
 MARGIN = 7
 LABEL = 15
 
+Document = dict[str, Any]
 Write = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a scenario saw, each with a few words before it; `failure` is what was not as it should be, or ""."""
+    """The result of a scenario: its log entries, and why it failed or None."""
 
     name: str
     title: str
+    ok: bool
     seconds: float
-    seen: tuple[tuple[str, str], ...]
-    failure: str = ""
-
-    @property
-    def well(self) -> bool:
-        """Whether all was as it should be."""
-        return not self.failure
+    log: tuple[tuple[str, str], ...]
+    failure: str | None = None
 
 
 def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Result:
-    """Run one scenario in the emptied lab and tell it as it goes.
-
-    What goes wrong outside of the scenario's own checks counts as a failure of the scenario.
-    """
+    """Reset the lab, run a scenario and write its log. Any exception counts as a failure of the scenario."""
     write("")
     write(click.style(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
-    _entry(write, "", scenario.does)
+    write(_entry("", scenario.description, 0))
     started = time.monotonic()
-    told: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
 
-    def say(label: str, seen: object) -> None:
-        told.append((label, str(seen)))
-        _entry(write, label or " ", str(seen))
+    def log(label: str, text: object) -> None:
+        entries.append((label, str(text)))
+        write(_entry(label, str(text)))
 
-    def result(failure: str = "") -> Result:
-        return Result(scenario.name, scenario.title, time.monotonic() - started, tuple(told), failure)
-
+    failure = None
     try:
         lab.reset()
-        scenario.run(lab, say)
-    except Exception as failure:  # whatever it is, the other scenarios go on
-        known = isinstance(failure, ScenarioFailed | AgentEnded | TimeoutError)
-        reason = str(failure) if known else repr(failure)
-        _entry(write, "FAILED", reason, colour="red")
-        _entry(write, "logs", f"with --keep they stay readable in {lab.logs}")
-        return result(reason)
-    _entry(write, "why", scenario.why)
-    _entry(write, "look", scenario.look)
-    ended = result()
-    _entry(write, "ok", f"{ended.seconds:.1f} s", colour="green")
-    return ended
+        scenario.run(lab, log)
+    except Exception as error:  # the other scenarios run anyway
+        expected = isinstance(error, ScenarioFailed | AgentEnded | TimeoutError)
+        failure = str(error) if expected else repr(error)
+    seconds = round(time.monotonic() - started, 3)
+    if failure is None:
+        write(_entry("why", scenario.why))
+        write(_entry("inspect", scenario.command))
+        write(_entry("ok", f"{seconds:.1f} s", color="green"))
+    else:
+        write(_entry("FAILED", failure, color="red"))
+        write(_entry("logs", f"in {lab.logs}; use --keep to keep them"))
+    return Result(scenario.name, scenario.title, failure is None, seconds, tuple(entries), failure)
 
 
-def _entry(write: Write, label: str, text: str, colour: str | None = None) -> None:
-    """A label and a text beside it, as many lines as it takes; without a label the text begins further left."""
-    lead = " " * MARGIN
-    beside = " " * (MARGIN + LABEL) if label else lead
-    lines = textwrap.wrap(text, WIDTH - len(beside), break_on_hyphens=False) or [""]
-    first = (
-        f"{lead}{click.style(label, fg=colour) if colour else label}{'':{LABEL - len(label)}}"
-        if label
-        else lead
+def _entry(label: str, text: str, width: int = LABEL, color: str | None = None) -> str:
+    """Return a text in its column, with a label of this width to its left."""
+    start, indent = f"{'':{MARGIN}}{label:{width}}", " " * (MARGIN + width)
+    lines = textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+    return lines.replace(label, click.style(label, fg=color), 1) if color else lines
+
+
+def introduction(lab: Lab) -> str:
+    """Describe the lab before the first scenario."""
+    return textwrap.fill(
+        f"Lab {lab.name}: two nodes, their pods and an outside client as network namespaces, an API "
+        f"server, and an agent on each node (iptables backend: {lab.backend}).",
+        WIDTH,
     )
-    write(f"{first}{lines[0]}")
-    for line in lines[1:]:
-        write(f"{beside}{line}")
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """The last line, or lines."""
-    failed = [it.name for it in results if not it.well]
+    """Return the last lines of a demo."""
+    failed = [result.name for result in results if not result.ok]
     if not failed:
-        well = "As it should be" if len(results) == 1 else f"All {len(results)} scenarios as they should be"
-        return f"{well}, {seconds:.0f} s in all."
-    return textwrap.fill(
-        f"{len(failed)} of {len(results)} scenarios failed: {', '.join(failed)} ({seconds:.0f} s in all).",
-        WIDTH,
-        break_on_hyphens=False,
-    )
+        return f"{len(results)} of {len(results)} scenarios passed in {seconds:.0f} s."
+    text = f"{len(failed)} of {len(results)} scenarios failed in {seconds:.0f} s: {', '.join(failed)}"
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
-def agent_runs(pid: int | None) -> bool:
-    """Whether an agent's process is there; one that only waits to be reaped is not."""
-    return Path(f"/proc/{pid}/exe").exists()
+def demo_document(lab: str, backend: str, results: Sequence[Result], seconds: float) -> Document:
+    """Return the results of scenarios.
+
+    {"apiVersion", "lab", "backend", "ok": whether all scenarios passed, "seconds",
+     "scenarios": [{"name", "title", "ok", "seconds", "log": [{"label", "text"}], "failure": or null}]}
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "lab": lab,
+        "backend": backend,
+        "ok": all(result.ok for result in results),
+        "seconds": round(seconds, 3),
+        "scenarios": [
+            {**asdict(result), "log": [{"label": label, "text": text} for label, text in result.log]}
+            for result in results
+        ],
+    }
 
 
-def opening(lab: Lab) -> str:
-    """What is there, before the first scenario."""
-    return textwrap.fill(
-        f"Lab {lab.name}: two nodes, their pods and an outside client as network namespaces, an API "
-        f"server, and on each node an agent (iptables backend: {lab.backend}).",
-        WIDTH,
-    )
+def list_document(scenarios: Iterable[Scenario]) -> Document:
+    """Return the available scenarios.
+
+    {"apiVersion", "scenarios": [{"name", "title", "description", "why", "command"}]}
+    """
+    keys = ("name", "title", "description", "why", "command")
+    return {
+        "apiVersion": API_VERSION,
+        "scenarios": [{key: getattr(scenario, key) for key in keys} for scenario in scenarios],
+    }
 
 
-def overview(state: Mapping[str, Any], services: Sequence[Object], logs: str) -> str:
-    """A standing lab at a glance, from what its driver wrote and what its API server has."""
-    places = [("fabric", "", *FABRIC, f"API server {state['api']}")]
-    for name, node in state["nodes"].items():
-        pid = node["agent"]
-        agent = f"agent running, pid {pid}" if agent_runs(pid) else "agent stopped"
-        places.append((name, "", *node["addresses"], agent))
-    places.append(("client", "", *state["client"]["addresses"], ""))
-    for name, pod in state["pods"].items():
-        places.append((name, pod["node"], *pod["addresses"], pod["state"]))
-    lines = [f"Lab {state['name']}, logs in {logs}", ""]
-    lines += _columns([("PLACE", "NODE", "IPV4", "IPV6", "STATE"), *places])
-    frontends = [("SERVICE", "CLUSTER IPS", "PORT", "NODE PORT")]
-    for service in services:
-        metadata, spec = service["metadata"], service["spec"]
-        frontends += [
-            (
-                f"{metadata['namespace']}/{metadata['name']}",
-                ", ".join(spec["clusterIPs"]),
-                f"{port['port']}/{port['protocol']}",
-                str(port.get("nodePort", "")),
-            )
-            for port in spec["ports"]
-        ]
-    return "\n".join([*lines, "", *_columns(frontends)])
+def status_document(state: Mapping[str, Any], services: Iterable[Object]) -> Document:
+    """Return a running lab, from its driver's state and its API server's Services.
+
+    {"apiVersion", "lab", "logs": a directory, "api": the API server's URL,
+     "hosts": [{"name", "kind": "fabric", "node", "client" or "pod", "addresses": [IPv4, IPv6],
+       "node": a pod's or null, "state": a pod's, such as "ready", or null, "agent": a node's agent's pid, or null}],
+     "services": [{"namespace", "name", "clusterIPs", "ports": [{"port", "protocol", "nodePort": or null}]}]}
+    """
+    return {
+        "apiVersion": API_VERSION,
+        **{key: state[key] for key in ("lab", "logs", "api")},
+        "hosts": [
+            {"node": None, "state": None, **host, "agent": _running(host.get("agent"))}
+            for host in state["hosts"]
+        ],
+        "services": [
+            {
+                "namespace": service["metadata"]["namespace"],
+                "name": service["metadata"]["name"],
+                "clusterIPs": service["spec"]["clusterIPs"],
+                "ports": [
+                    {"port": port["port"], "protocol": port["protocol"], "nodePort": port.get("nodePort")}
+                    for port in service["spec"]["ports"]
+                ],
+            }
+            for service in services
+        ],
+    }
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def _running(pid: int | None) -> int | None:
+    """Return the pid of a process that runs, None for a zombie or none."""
+    return pid if pid and Path(f"/proc/{pid}/exe").exists() else None
+
+
+def down_document(lab: str, existed: bool) -> Document:
+    """Return whether a lab was removed.
+
+    {"apiVersion", "lab", "removed": whether there was one}
+    """
+    return {"apiVersion": API_VERSION, "lab": lab, "removed": existed}
+
+
+def status_text(status: Document) -> str:
+    """Return a status document as tables."""
+    hosts = [("HOST", "NODE", "IPV4", "IPV6", "STATE")]
+    for host in status["hosts"]:
+        state = host["state"] or ""
+        if host["kind"] == "fabric":
+            state = f"API server {status['api']}"
+        if host["kind"] == "node":
+            state = f"agent running, pid {host['agent']}" if host["agent"] else "agent stopped"
+        hosts.append((host["name"], host["node"] or "", *host["addresses"], state))
+    services = [("SERVICE", "CLUSTER IPS", "PORT", "NODE PORT")]
+    for service in status["services"]:
+        for port in service["ports"]:
+            name, ips = f"{service['namespace']}/{service['name']}", ", ".join(service["clusterIPs"])
+            services.append((name, ips, f"{port['port']}/{port['protocol']}", str(port["nodePort"] or "")))
+    head = f"Lab {status['lab']}, logs in {status['logs']}"
+    return "\n".join([head, "", *_table(hosts), "", *_table(services)])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,18 +1,22 @@
-"""What the lab shows, one after the other; each asserts with real connections."""
+"""The demonstrations of the lab; each checks its claims with real connections."""
 
-from pykubeproxy.lab.scenarios import balancing, conditions, corners, lagging, outside, rollouts
-from pykubeproxy.lab.scenarios.scenario import Say, Scenario, ScenarioFailed
-
-SCALE, AFFINITY = balancing.SCENARIOS
+from pykubeproxy.lab.scenarios.balancing import affinity, edge_cases, scale
+from pykubeproxy.lab.scenarios.external import client_address, ingress
+from pykubeproxy.lab.scenarios.readiness import conditions, readiness_gate, rolling_update
+from pykubeproxy.lab.scenarios.scenario import Log, Scenario, ScenarioFailed
+from pykubeproxy.lab.scenarios.syncing import agent_stopped, min_sync_period
 
 SCENARIOS: tuple[Scenario, ...] = (
-    SCALE,
-    *lagging.SCENARIOS,
-    *outside.SCENARIOS,
-    AFFINITY,
-    *rollouts.SCENARIOS,
-    *conditions.SCENARIOS,
-    *corners.SCENARIOS,
+    scale,
+    agent_stopped,
+    min_sync_period,
+    client_address,
+    ingress,
+    affinity,
+    rolling_update,
+    readiness_gate,
+    conditions,
+    edge_cases,
 )
 
-__all__ = ["SCENARIOS", "Say", "Scenario", "ScenarioFailed"]
+__all__ = ["SCENARIOS", "Log", "Scenario", "ScenarioFailed"]

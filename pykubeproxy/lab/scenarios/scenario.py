@@ -1,90 +1,133 @@
-"""What a scenario is, and the few questions that all of them ask."""
+"""The definition of a scenario, and the checks that scenarios share."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.pods import Pod
-from pykubeproxy.lab.prober import Prober, Seen, Target
-from pykubeproxy.lab.scenarios.chance import bounds
+from pykubeproxy.lab.prober import Prober, ProbeResult, Target
 
-#: Told, while a scenario runs, what was tried (a few words) and what was seen.
-Say = Callable[[str, object], None]
+#: Write an entry of the scenario's log: a label and an observation.
+Log = Callable[[str, object], None]
 
-SETTLED = 40
+SETTLE_CONNECTIONS = 40
+#: The probability that a correct proxy fails one statistical check.
+FALSE_ALARM = 1e-6
 
 
 class ScenarioFailed(AssertionError):
-    """Connections did not go where they should; the text says what was expected and what was seen."""
+    """A check failed; the text has the expectation and the observation."""
+
+
+def expect(condition: bool, expectation: str, observation: object) -> None:
+    """Raise ScenarioFailed unless the condition holds."""
+    if not condition:
+        raise ScenarioFailed(f"expected {expectation}; observed: {observation}")
+
+
+def names(pods: Iterable[Pod]) -> set[str]:
+    """Return the pods' names."""
+    return {pod.name for pod in pods}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a scenario in a lab."""
+
+    lab: Lab
+    log: Log
+
+    def settle(self, prober: Prober, target: Target, pods: Iterable[Pod]) -> float:
+        """Wait until connections reach exactly these pods; return the seconds it took."""
+        expected, last = names(pods), ProbeResult()
+
+        def settled() -> bool:
+            nonlocal last
+            last = prober.tcp(target)
+            if not last.failed:  # more attempts could each take a timeout
+                last += prober.tcp(target, SETTLE_CONNECTIONS)
+            return not last.failed and set(last.pods) == expected
+
+        try:
+            return self.lab.until(settled, "")
+        except TimeoutError:
+            expectation = f"{target} to reach {', '.join(sorted(expected))} in time"
+            raise ScenarioFailed(f"expected {expectation}; observed: {last}") from None
+
+    def check_balanced(
+        self, label: str, prober: Prober, target: Target, pods: list[Pod], count: int
+    ) -> tuple[int, int]:
+        """Wait until connections reach exactly these pods, then check and log their shares; return the bounds."""
+        self.settle(prober, target, pods)
+        result = prober.tcp(target, count)
+        self.log(label, f"{count} connections: {result}")
+        return expect_balanced(result, pods)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing that the lab shows. `run` begins in an empty cluster and may leave anything behind.
+    """A demonstration that starts in an empty cluster and may leave anything behind.
 
-    `does` says what happens, `why` which rule makes it so, `look` with what command to see it on a node.
+    `why` names the rule behind the result, `command` shows it on a node.
     """
 
     name: str
     title: str
-    does: str
+    description: str
     why: str
-    look: str
-    run: Callable[[Lab, Say], None]
+    command: str
+    function: Callable[[Run], None]
+
+    def run(self, lab: Lab, log: Log) -> None:
+        """Run in an empty lab; raises ScenarioFailed."""
+        self.function(Run(lab, log))
 
 
-def expect(condition: bool, expected: str, seen: object) -> None:
-    """Raise ScenarioFailed unless the condition holds."""
-    if not condition:
-        raise ScenarioFailed(f"expected {expected}; seen: {seen}")
+def scenario(
+    title: str, *, why: str, command: str = "pykubeproxy dump-rules default/web"
+) -> Callable[[Callable[[Run], None]], Scenario]:
+    """Make a Scenario of a function: its name is the scenario's, its docstring the description."""
+
+    def decorate(function: Callable[[Run], None]) -> Scenario:
+        name = getattr(function, "__name__", "").replace("_", "-")
+        return Scenario(name, title, function.__doc__ or "", why, command, function)
+
+    return decorate
 
 
-def names(pods: Iterable[Pod]) -> set[str]:
-    """The pods' names."""
-    return {pod.name for pod in pods}
-
-
-def settle(lab: Lab, prober: Prober, target: Target, pods: Iterable[Pod]) -> float:
-    """Wait until connections reach all of these pods and nothing else; returns after how many seconds."""
-    wanted, last = names(pods), Seen()
-
-    def reached() -> bool:
-        nonlocal last
-        last = prober.tcp(target)
-        if not last.failed:  # one that fails may take its time-out
-            last += prober.tcp(target, SETTLED)
-        return not last.failed and set(last.pods) == wanted
-
-    try:
-        return lab.until(reached, "")
-    except TimeoutError:
-        expect(False, f"{target} to reach {', '.join(sorted(wanted))} before long", last)
-        raise
-
-
-def expect_only(seen: Seen, pods: Iterable[Pod]) -> None:
-    """All connections were answered, and by each of these pods and no other."""
-    wanted = names(pods)
-    expect(
-        not seen.failed and set(seen.pods) == wanted,
-        f"answers from {', '.join(sorted(wanted))} and nobody else",
-        seen,
-    )
-
-
-def expect_even(seen: Seen, pods: Iterable[Pod]) -> tuple[int, int]:
-    """As `expect_only`, and each pod got its share within the bounds of chance; returns those bounds."""
-    wanted = names(pods)
-    expect_only(seen, pods)
-    low, high = bounds(seen.total, 1 / len(wanted))
-    expect(
-        all(low <= count <= high for count in seen.pods.values()),
-        f"{low} to {high} connections for each pod",
-        seen,
-    )
+def expect_balanced(result: ProbeResult, pods: list[Pod]) -> tuple[int, int]:
+    """Expect an answer for each connection, and an equal share for each pod within the bounds, which it returns."""
+    expect_pods(result, pods)
+    low, high = bounds(result.total, 1 / len(pods))
+    in_bounds = all(low <= count <= high for count in result.pods.values())
+    expect(in_bounds, f"{low} to {high} connections for each pod", result)
     return low, high
 
 
-def expect_all(seen: Seen, error: str) -> None:
-    """All connections failed in this way."""
-    expect(set(seen.errors) == {error} and not seen.pods, f"every connection: {error}", seen)
+def expect_pods(result: ProbeResult, pods: Iterable[Pod]) -> None:
+    """Expect an answer for each connection, from each of these pods and no other."""
+    answered = not result.failed and set(result.pods) == names(pods)
+    expect(answered, f"answers from {', '.join(sorted(names(pods)))} only", result)
+
+
+def expect_errors(result: ProbeResult, error: str) -> None:
+    """Expect this error for every connection."""
+    expect(set(result.errors) == {error} and not result.pods, f"{error} for every connection", result)
+
+
+def bounds(tries: int, probability: float, alarm: float = FALSE_ALARM) -> tuple[int, int]:
+    """Return the lowest and highest plausible count of successes.
+
+    A count outside has a probability of at most alarm / 2 on either side, by the binomial distribution.
+    """
+    chances = [
+        math.comb(tries, count) * probability**count * (1 - probability) ** (tries - count)
+        for count in range(tries + 1)
+    ]
+
+    def first_plausible(chances: list[float]) -> int:
+        return sum(below <= alarm / 2 for below in itertools.accumulate(chances))
+
+    return first_plausible(chances), tries - first_plausible(chances[::-1])

@@ -1,4 +1,4 @@
-"""EndpointSlices as the lab makes them of its pods."""
+"""The EndpointSlices of the lab's pods."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,7 +6,8 @@ from typing import Any, cast
 import pytest
 
 from pykubeproxy.lab.endpoints import slices
-from pykubeproxy.lab.pods import Identity, Pod, Status
+from pykubeproxy.lab.network import SITES
+from pykubeproxy.lab.pods import Pod, Status
 
 SERVICE: dict[str, Any] = {
     "metadata": {"namespace": "default", "name": "web"},
@@ -19,12 +20,15 @@ SERVICE: dict[str, Any] = {
 
 
 def pod(status: Status, app: str = "web") -> Pod:
-    identity = Identity("web-1", app, "node1", "zone-a", ("10.244.1.2", "fd00:10:244:1::2"))
-    return cast("Pod", SimpleNamespace(identity=identity, status=status))
+    addresses = ("10.244.1.2", "fd00:10:244:1::2")
+    return cast(
+        "Pod",
+        SimpleNamespace(name="web-1", app=app, site=SITES["node1"], addresses=addresses, status=status),
+    )
 
 
 def conditions(status: Status, **spec: object) -> dict[str, bool] | None:
-    """The conditions of the one endpoint, None when there is none; alike in both families."""
+    """The conditions of the endpoint, equal in both families; None without an endpoint."""
     service = {**SERVICE, "spec": {**SERVICE["spec"], **spec}}
     ipv4, ipv6 = slices(service, [pod(status)])
     assert [endpoint["conditions"] for endpoint in ipv4["endpoints"]] == [
@@ -45,19 +49,19 @@ def conditions(status: Status, **spec: object) -> dict[str, bool] | None:
         (Status(answering=True, terminating=True), True, (True, True, True)),
     ],
 )
-def test_conditions(status: Status, publish: bool, expected: tuple[bool, bool, bool]) -> None:
-    """Ready, serving and terminating follow from the pod as the EndpointSlice controller has it."""
-    found = conditions(status, publishNotReadyAddresses=publish)
-    assert found == dict(zip(("ready", "serving", "terminating"), expected, strict=True))
+def test_conditions_follow_status(status: Status, publish: bool, expected: tuple[bool, bool, bool]) -> None:
+    """Ready, serving and terminating are set as by the EndpointSlice controller."""
+    actual = conditions(status, publishNotReadyAddresses=publish)
+    assert actual == dict(zip(("ready", "serving", "terminating"), expected, strict=True))
 
 
-def test_an_ended_pod_is_left_out() -> None:
-    """A pod whose process has ended is no endpoint."""
+def test_ended_pod_has_no_endpoint() -> None:
+    """A pod whose process has ended has no endpoint."""
     assert conditions(Status(running=False, answering=True)) is None
 
 
-def test_what_an_endpoint_says() -> None:
-    """Address by family, node, zone and pod are in it; the port is the target port."""
+def test_endpoint_fields() -> None:
+    """An endpoint has address, node, zone and pod; the slice has the target port."""
     ipv4, ipv6 = slices(SERVICE, [pod(Status(answering=True)), pod(Status(), app="other")])
     assert ipv4["addressType"] == "IPv4"
     assert ipv4["metadata"]["labels"]["kubernetes.io/service-name"] == "web"
@@ -69,12 +73,12 @@ def test_what_an_endpoint_says() -> None:
     assert ipv6["endpoints"][0]["addresses"] == ["fd00:10:244:1::2"]
 
 
-def test_without_selector() -> None:
-    """A Service without a selector has its slices made by somebody else."""
+def test_service_without_selector_has_no_slices() -> None:
+    """Others write the slices of a Service without a selector."""
     assert slices({**SERVICE, "spec": {**SERVICE["spec"], "selector": None}}, [pod(Status())]) == []
 
 
-def test_headless() -> None:
-    """The slices of a headless Service bear its label, by which proxies leave them out."""
+def test_headless_service_is_labelled() -> None:
+    """The slices of a headless Service have the label that proxies skip."""
     ipv4, _ = slices({**SERVICE, "spec": {**SERVICE["spec"], "clusterIP": "None"}}, [])
     assert "service.kubernetes.io/headless" in ipv4["metadata"]["labels"]
