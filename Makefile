@@ -1,5 +1,5 @@
-# make run: a demonstration in a cluster of network namespaces.  make test: everything CI checks.
-# Both set up what is missing first; as another user than root they use sudo for that and for network namespaces.
+# make run: demonstration in a cluster of network namespaces.  make test: everything that CI checks.
+# Both first install missing Debian packages and set up .venv. They use sudo unless root runs them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,11 +11,11 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: system
-system: ## install the Debian packages that are missing
+system: ## install missing Debian packages
 	@tests/setup/packages.sh
 
 .PHONY: venv
@@ -28,11 +28,11 @@ $(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
 	touch $@
 
 .PHONY: run
-run: venv ## run the demonstration: every scenario, with real packets
+run: venv ## run the demonstration: every scenario with real packets
 	$(SUDO) $(BIN)/pykubeproxy lab demo
 
 .PHONY: lint
-lint: venv ## style, types, import layers
+lint: venv ## check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -40,33 +40,33 @@ lint: venv ## style, types, import layers
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 
 .PHONY: test
-test: lint ## lint, then every test; those for root run in network namespaces of their own
+test: lint ## lint, then run all tests; they use network namespaces of their own
 	$(SUDO) $(BIN)/python -m pytest -n 4 --dist worksteal
 
 .PHONY: bench
-bench: venv ## measure: starts, changes, memory, first packets; a quarter of an hour
+bench: venv ## measure starts, changes, memory and first packets (15 minutes)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(SUDO) $(BIN)/python -m tests.bench
 
 .PHONY: soak
-soak: venv ## changes, faults and traffic together for minutes; no connection may fail
+soak: venv ## run changes, faults and traffic together (4 minutes)
 	$(SUDO) $(BIN)/python -m tests.soak
 
 .PHONY: fuzz
-fuzz: venv ## three minutes of broken input for everything that reads something foreign
+fuzz: venv ## feed broken input to all parsers (3 minutes)
 	$(BIN)/python -m tests.fuzz
 
 .PHONY: image
-image: venv ## carry out the Dockerfile without a container engine, and try the image; takes debootstrap
+image: venv ## build the image with podman and test it (2 minutes)
 	$(SUDO) $(BIN)/python -m tests.image
 
 .PHONY: docs
-docs: venv ## the documentation, in build/docs; its reference pages are made anew from the code
+docs: venv ## build the documentation in build/docs and its reference pages from the code
 	$(BIN)/python -m tests.docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: dist
-dist: venv ## sdist and wheel in dist/, each tried in a clean environment
+dist: venv ## build sdist and wheel in dist/ and test each in a clean environment
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/hatchling build
 	tests/setup/try-dist.sh
@@ -74,11 +74,11 @@ dist: venv ## sdist and wheel in dist/, each tried in a clean environment
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade
 
 .PHONY: lock
-lock: venv ## renew the versions and hashes that the image is built with
+lock: venv ## renew the pinned versions and hashes of the image
 	$(BIN)/python -m pip install --quiet --group release
 	$(BIN)/uv pip compile $(LOCK) -o requirements.txt pyproject.toml
 	$(BIN)/uv pip compile $(LOCK) -o requirements-build.txt --group build
 
 .PHONY: clean
-clean: ## remove what make has made here
+clean: ## remove .venv, build results and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

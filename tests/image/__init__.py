@@ -1,1 +1,1 @@
-"""The image's recipe, proven without a container engine: python -m tests.image."""
+"""Build and test the container image with podman: python -m tests.image."""

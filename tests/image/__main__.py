@@ -1,141 +1,121 @@
-"""Carries out the Dockerfile's steps in Debian root file systems, measures what comes out, and tries it.
+"""Build the Dockerfile with podman, check the size and contents of the image, and run it as the DaemonSet does.
 
-It runs `pykubeproxy check` there, with the root file system read-only, and every conformance case on both kinds of
-iptables. Takes root, debootstrap and the network; leaves nothing behind unless told to with --keep.
+Needs root, podman, debootstrap, a Debian mirror and a Python package index. The base image is made from Debian packages.
 """
 
 import argparse
-import gzip
-import shutil
-import subprocess
+import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.image import dockerfile, root
+from pyroute2 import netns
 
-DEBIAN = "http://deb.debian.org/debian"
-_PROJECT = Path(__file__).parents[2]
-# Megabytes, of a million bytes, as registries show them.
-_MOST = 120.0
+from tests.image.base import PROJECT, Unavailable, base_image, require_tools
+from tests.image.podman import Podman
+
+IMAGE = "localhost/pykubeproxy:test"
+# Megabytes of 1,000,000 bytes, as registries show them.
+_MAX_COMPRESSED = 120.0
+_UNWANTED = ("usr/bin/*gcc*", "usr/bin/cc", "opt/pykubeproxy/bin/pip*", "opt/**/pykubeproxy/lab", "src")
+_CONFIG = "/var/lib/kube-proxy/config.conf"
+_VOLUMES = (
+    f"--volume={PROJECT}/manifests/base/config.conf:{_CONFIG}:ro",
+    f"--volume={PROJECT}/tests:/mnt/tests:ro",
+)
+_READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
+_AGENT = ("--cap-drop=all", "--cap-add=NET_ADMIN,NET_RAW", "--security-opt=no-new-privileges", *_READ_ONLY)
+_PRIVILEGED = ("--privileged", *_READ_ONLY)
+_SHELL = ("--entrypoint=/bin/sh",)
 
 
 def main() -> None:
-    """Build, measure, try."""
-    options = argparse.ArgumentParser(prog="python -m tests.image", description=__doc__)
-    options.add_argument("--mirror", default=DEBIAN, help="where Debian comes from")
-    options.add_argument("--keep", type=Path, metavar="FOLDER", help="work here, and leave it")
-    given = options.parse_args()
-    work = given.keep or Path(tempfile.mkdtemp(prefix="image-"))
+    """Run `build_and_test` and report why the image cannot be built."""
+    argparse.ArgumentParser(prog="python -m tests.image", description=__doc__).parse_args()
     try:
-        image, entry = _build(work, given.mirror)
-        size = _compressed(image.path)
-        print(f"compressed {size:.1f} MB, {_MOST:.0f} are allowed", flush=True)
-        if size > _MOST:
-            sys.exit("the image is too large")
-        _look(image.path)
-        _try(image, entry)
+        build_and_test()
+    except Unavailable as reason:
+        sys.exit(f"cannot build the image: {reason}")
+
+
+def build_and_test() -> None:
+    """Build the image in a temporary folder and test it. Raise Unavailable if this machine cannot build it."""
+    require_tools()
+    with tempfile.TemporaryDirectory(prefix="image-") as name, Podman(Path(name, "podman")) as podman:
+        folder = Path(name)
+        _say("making the base image from Debian packages")
+        base = base_image(podman, folder)
+        _say("building the Dockerfile")
+        options = ("--jobs=2", "--layers=false", "--network=host", "--isolation=chroot")
+        podman("build", *options, f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(PROJECT))
+        _check_size(podman, folder / "pushed")
+        _check_contents(Path(podman("image", "mount", IMAGE).strip()))
+        podman("image", "unmount", IMAGE)
+        _run_commands(podman)
+        for backend in ("nft", "legacy"):
+            _run_agent(podman, backend)
+        _run_conformance_cases(podman)
+    _say("all tests passed")
+
+
+def _check_size(podman: Podman, folder: Path) -> None:
+    podman("push", "--compress", IMAGE, f"dir:{folder}")
+    layers = json.loads((folder / "manifest.json").read_text())["layers"]
+    size = sum(layer["size"] for layer in layers) / 1e6
+    _say(f"compressed size {size:.1f} MB, limit {_MAX_COMPRESSED:.0f} MB")
+    assert size <= _MAX_COMPRESSED
+
+
+def _check_contents(root: Path) -> None:
+    """Check that the image has no build tools and no lab, and that only root can write the program's files."""
+    for pattern in _UNWANTED:
+        assert not list(root.glob(pattern)), f"the image contains {pattern}"
+    for path in (root / "opt").rglob("*"):
+        status = path.lstat()
+        assert status.st_uid == status.st_gid == 0, f"{path} does not belong to root"
+        assert path.is_symlink() or not status.st_mode & 0o022, f"{path} is writable for others"
+
+
+def _run_commands(podman: Podman) -> None:
+    _say("running --version and --help")
+    version = podman.run(IMAGE, "--version", options=(*_AGENT, "--network=none"))
+    assert version.startswith("pykubeproxy "), version
+    script = "pykubeproxy --help | grep -q explain && ! pykubeproxy lab --help 2>/dev/null"
+    podman.run(IMAGE, "-ec", script, options=(*_AGENT, *_SHELL, "--network=none"))
+
+
+def _run_agent(podman: Podman, backend: str) -> None:
+    """Run the DaemonSet's two containers on objects from a file, then `check`, in a network namespace."""
+    _say(f"running init-only, the agent and check with iptables-{backend}")
+    namespace = f"image-{time.time_ns()}"
+    netns.create(namespace)
+    network = f"--network=ns:/run/netns/{namespace}"
+    flags = (f"--config={_CONFIG}", f"--iptables-backend={backend}")
+    objects = ("--manifests=/mnt/tests/data/manifests/explain.yaml", "--hostname-override=node1", "--once")
+    # The lock file is the only file that the agent writes.
+    agent = (*_AGENT, *_VOLUMES, network, "--tmpfs=/run")
+    try:
+        script = f"echo 1 >/proc/sys/net/ipv4/ip_forward; exec pykubeproxy run --init-only {' '.join(flags)}"
+        podman.run(IMAGE, "-ec", script, options=(*_PRIVILEGED, *_VOLUMES, *_SHELL, network))
+        podman.run(IMAGE, "run", *flags, *objects, options=agent)
+        podman.run(IMAGE, "check", *flags, options=agent)
     finally:
-        if not given.keep:
-            shutil.rmtree(work)
+        netns.remove(namespace)
 
 
-def _build(work: Path, mirror: str) -> tuple[root.Root, str]:
-    """The root file system of the last stage, and its entry point."""
-    sources = {"": root.context(_PROJECT, work / "context")}
-    stages = dockerfile.stages((_PROJECT / "Dockerfile").read_text())
-    bases: dict[str, Path] = {}
-    for number, stage in enumerate(stages):
-        if stage.base not in bases:
-            _say(f"making {stage.base}")
-            bases[stage.base] = root.Root.of(stage.base, work / f"base-{number}", mirror).path
-        here = root.Root(work / f"stage-{number}")
-        subprocess.run(["cp", "-a", str(bases[stage.base]), str(here.path)], check=True)
-        for step in stage.steps:
-            _carry_out(step, here, sources)
-        sources[stage.name] = here.path
-    (entry,) = stages[-1].all("ENTRYPOINT")
-    return here, " ".join(entry.arguments)
-
-
-def _carry_out(step: dockerfile.Step, here: root.Root, sources: dict[str, Path]) -> None:
-    started = time.monotonic()
-    if step.instruction == "RUN":
-        here.run(step.arguments[0], quiet=True)
-    elif step.instruction == "ENV":
-        here.environment |= dict(it.split("=", 1) for it in step.arguments)
-    elif step.instruction == "COPY":
-        *names, target = step.arguments
-        for name in names:
-            source = sources[step.source] / name.lstrip("/")
-            place = here.path / target.lstrip("/")
-            root.copy(source, place / source.name if target.endswith("/") and source.is_file() else place)
-    _say(f"{step.instruction} {step.arguments[0][:80]}  {time.monotonic() - started:.0f} s")
-
-
-def _compressed(folder: Path) -> float:
-    """In megabytes, as a layer is compressed."""
-    archive = subprocess.Popen(
-        ["tar", "-C", str(folder), "--numeric-owner", "--one-file-system", "-cf", "-", "."],
-        stdout=subprocess.PIPE,
+def _run_conformance_cases(podman: Podman) -> None:
+    """Run the cases with the packages of the image; each takes a network namespace, so the container is privileged."""
+    _say("running the conformance cases")
+    options = (
+        *_PRIVILEGED,
+        *_VOLUMES,
+        "--network=none",
+        "--tmpfs=/run",
+        "--workdir=/mnt",
+        "--entrypoint=/opt/pykubeproxy/bin/python",
     )
-    assert archive.stdout
-    counter = _Counter()
-    with gzip.GzipFile(fileobj=counter, mode="wb", compresslevel=6) as packed:
-        shutil.copyfileobj(archive.stdout, packed, 1 << 20)
-    assert archive.wait() == 0
-    return counter.size / 1e6
-
-
-class _Counter:
-    """Where bytes go that only their number matters of."""
-
-    size = 0
-
-    def write(self, data: bytes) -> int:
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is kept."""
-
-
-def _look(image: Path) -> None:
-    """No compiler, no pip, no lab, and nothing of ours that anybody but root could change."""
-    for pattern in (
-        "usr/bin/*gcc*",
-        "usr/bin/cc",
-        "opt/pykubeproxy/bin/pip*",
-        "opt/**/pykubeproxy/lab",
-        "src",
-    ):
-        found = list(image.glob(pattern))
-        assert not found, f"not wanted in the image: {found[0]}"
-    for path in (image / "opt").rglob("*"):
-        about = path.lstat()
-        assert about.st_uid == about.st_gid == 0, f"not root's: {path}"
-        assert path.is_symlink() or not about.st_mode & 0o022, f"others can write {path}"
-
-
-def _try(image: root.Root, entry: str) -> None:
-    """As in the DaemonSet: the root file system is read-only, and the agent has two capabilities."""
-    shared = {"/run/tests": _PROJECT / "tests", "/run/conf": _PROJECT / "manifests/base"}
-    forwarding = "echo 1 >/proc/sys/net/ipv4/ip_forward"
-    agent = f"setpriv --no-new-privs --bounding-set=-all,+net_admin,+net_raw {entry} run --config=/run/conf/config.conf"
-    example = "--manifests=/run/tests/data/manifests/explain.yaml --hostname-override=node1 --once"
-    for what, command in (
-        ("the version", f"{entry} --version"),
-        ("the commands", f"{entry} --help | grep -q explain && ! {entry} lab --help"),
-        ("the node", f"unshare --net sh -ec '{forwarding}; exec {entry} check'"),
-        ("init-only", f"unshare --net {entry} run --init-only --config=/run/conf/config.conf"),
-        ("the agent, nft", f"unshare --net {agent} {example} --iptables-backend=nft"),
-        ("the agent, legacy", f"unshare --net {agent} {example} --iptables-backend=legacy"),
-        ("the conformance cases", "cd /run && exec python -m tests.image.conformance"),
-    ):
-        _say(f"trying {what}")
-        image.run(command, shared=shared, read_only=True)
-    _say("all is well")
+    _say(podman.run(IMAGE, "-m", "tests.image.conformance", options=options).strip())
 
 
 def _say(text: str) -> None:

@@ -1,35 +1,36 @@
-"""A fresh clone on a bare Debian: `python -m tests.image.fresh [TARGET]...` makes these there, else run and test.
+"""Run make targets in a fresh clone on a bare Debian: `python -m tests.image.fresh [TARGET]...`; default: run, test.
 
-What is committed is cloned into a Debian root file system that has nothing but make and git besides. Takes root,
-debootstrap and the network; leaves nothing behind.
+The container has Debian's minimal packages, make and git. Uncommitted changes are not in the clone. Needs root, podman,
+debootstrap, a Debian mirror and a Python package index.
 """
 
-import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.image.root import Root
+from tests.image.base import PROJECT, base_image, require_tools
+from tests.image.podman import Podman
 
-_PROJECT = Path(__file__).parents[2]
-_BASE = "debian:bookworm-slim"
+_SCRIPT = """
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends make git >/dev/null
+git config --global --add safe.directory '*'
+git clone --quiet /mnt/project /project
+exec make --directory=/project "$@"
+"""
 
 
 def main() -> None:
-    """Clone, and make."""
-    work = Path(tempfile.mkdtemp(prefix="fresh-"))
-    try:
-        root = Root.of(_BASE, work / "root", "http://deb.debian.org/debian")
-        root.run("apt-get update && apt-get install -y -q --no-install-recommends make git", quiet=True)
-        root.run(
-            "git config --global --add safe.directory '*' && git clone --quiet /run/project /project",
-            shared={"/run/project": _PROJECT},
-        )
-        root.environment["CI"] = "true"
-        for target in sys.argv[1:] or ("run", "test"):
-            root.run(f"make --directory=/project {target}")
-    finally:
-        shutil.rmtree(work)
+    """Build the container's image, clone and run make."""
+    require_tools()
+    with tempfile.TemporaryDirectory(prefix="fresh-") as folder, Podman(Path(folder, "podman")) as podman:
+        image = base_image(podman, Path(folder))
+        clone = f"{folder}/project.git"
+        subprocess.run(["git", "clone", "--quiet", "--bare", PROJECT, clone], check=True)
+        options = ("--privileged", "--network=host", "--env=CI=true", f"--volume={clone}:/mnt/project:ro")
+        targets = sys.argv[1:] or ["run", "test"]
+        print(podman.run(image, "/bin/sh", "-ec", _SCRIPT, "make", *targets, options=options))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing here: what the proxy works with, what python-iptables is built with,
-# and what the tests and the lab use. Asks for nothing when all of them are there.
+# Install missing Debian packages: the tools that the proxy calls, the build dependencies of python-iptables, and the
+# tools of the tests and the lab. Root access is not needed if all packages are installed.
 set -eu
 
-wanted=(
-    iptables nftables iproute2 conntrack procps # the proxy, its lab and its tests
-    python3 python3-venv python3-dev gcc libc6-dev # python-iptables comes as source
-    curl                                        # the examples of the documentation
+packages=(
+    iptables nftables iproute2 conntrack procps # the proxy, the lab and the tests
+    python3 python3-venv python3-dev gcc libc6-dev # python-iptables is built from source
+    curl                                        # the examples in the documentation
     git shellcheck                              # make lint
-    debootstrap                                 # the image, made without a container engine
+    podman runc debootstrap                     # make image
 )
 missing=()
-for package in "${wanted[@]}"; do
+for package in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints a Python that is new enough, 3.11 or later.
+# Print the path of a Python 3.11 or later.
 set -eu
 for name in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
     path=$(command -v "$name") || continue
@@ -8,5 +8,5 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
         exit 0
     fi
 done
-echo "Python 3.11 or later is needed, and was not found: Debian 12 and Ubuntu 24.04 have it as python3." >&2
+echo "no Python 3.11 or later found; install python3 of Debian 12, Ubuntu 24.04 or later" >&2
 exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make dist` has built, the wheel and the sdist, each into an environment of its own with nothing else
-# in it, runs it there, and prints what is to be published.
+# Install the wheel and the sdist of `make dist`, each into an empty virtual environment, run them there, and print their
+# hashes.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -17,7 +17,7 @@ for file in dist/*; do
     python=$(tests/setup/python.sh)
     "$python" -m venv --clear "$folder/venv"
     "$folder/venv/bin/pip" install --quiet --disable-pip-version-check "$file"
-    # From elsewhere, so that nothing of this checkout is imported.
+    # Run in another folder, so that Python does not import this checkout.
     (cd "$folder" && venv/bin/pykubeproxy --version &&
         venv/bin/pykubeproxy render -f objects.yaml --hostname-override node1 >rules &&
         grep -q 'has no endpoints' rules)

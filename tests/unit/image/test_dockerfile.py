@@ -1,95 +1,91 @@
-"""The image's recipe: what it is made from is pinned, and what runs holds nothing to build with."""
+"""The Dockerfile pins its sources and keeps build tools out of the final stage."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.image import root
-from tests.image.dockerfile import Stage, stages
-
 PROJECT = Path(__file__).parents[3]
 BUILD_TOOLS = re.compile(r"\b(gcc|libc6-dev|python3-dev|python3-venv|pip)\b")
-MACHINES = re.compile(r"amd64|x86_64|arm64|aarch64|--platform")
+ARCHITECTURES = re.compile(r"amd64|x86_64|arm64|aarch64|--platform")
+# An instruction and its arguments.
+Step = tuple[str, str]
+
+
+def steps(text: str) -> list[Step]:
+    """The instructions of a Dockerfile, without comments and with continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines if line)]
 
 
 @pytest.fixture(scope="module")
-def both() -> list[Stage]:
-    return stages((PROJECT / "Dockerfile").read_text())
+def stages() -> list[list[Step]]:
+    """The two stages, each from its FROM on, after what stands before the first."""
+    found: list[list[Step]] = [[]]
+    for step in steps((PROJECT / "Dockerfile").read_text()):
+        if step[0] == "FROM":
+            found.append([])
+        found[-1].append(step)
+    assert len(found) == 3
+    return found
 
 
-def words(stage: Stage) -> str:
-    return " ".join(word for step in stage.steps for word in step.arguments)
+def text_of(stage: list[Step]) -> str:
+    return "\n".join(" ".join(step) for step in stage)
 
 
-def test_the_base_is_pinned_by_digest(both: list[Stage]) -> None:
-    """Both stages start from the same Debian, so that what is built in one runs in the other."""
-    build, final = both
-    assert build.base == final.base
-    assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", final.base)
+def copies(stage: list[Step]) -> list[list[str]]:
+    return [rest.split() for name, rest in stage if name == "COPY"]
 
 
-def test_what_runs_holds_nothing_to_build_with(both: list[Stage]) -> None:
-    """Compiler and pip stay in the first stage; all that comes from there is one environment."""
-    build, final = both
-    assert BUILD_TOOLS.search(words(build))
-    assert not BUILD_TOOLS.search(words(final))
-    assert [step.arguments for step in final.all("COPY") if step.source == build.name] == [
-        ("/opt/pykubeproxy", "/opt/pykubeproxy")
+def test_base_is_pinned_by_digest(stages: list[list[Step]]) -> None:
+    """Both stages start from the same Debian, so that programs built in one run in the other."""
+    before, build, final = stages
+    (argument,) = (rest for name, rest in before if name == "ARG")
+    assert re.fullmatch(r"BASE=debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", argument)
+    assert (build[0], final[0]) == (("FROM", "${BASE} AS build"), ("FROM", "${BASE}"))
+
+
+def test_final_stage_has_no_build_tools(stages: list[list[Step]]) -> None:
+    """The final stage copies one virtual environment from the build stage and nothing else."""
+    _, build, final = stages
+    assert BUILD_TOOLS.search(text_of(build))
+    assert not BUILD_TOOLS.search(text_of(final))
+    from_build = [words for words in copies(final) if words[0].startswith("--from=")]
+    assert from_build == [["--from=build", "/opt/pykubeproxy", "/opt/pykubeproxy"]]
+    assert ("ENTRYPOINT", '["pykubeproxy"]') in final
+    assert {"iptables", "kmod", "python3"} <= set(text_of(final).split())
+
+
+def test_python_packages_are_pinned_by_hash(stages: list[list[Step]]) -> None:
+    """pip checks hashes, except when it installs the project's own wheel."""
+    commands = [
+        command
+        for name, rest in stages[1]
+        if name == "RUN"
+        for command in rest.split("&&")
+        if "pip" in command
     ]
-    (entry,) = final.all("ENTRYPOINT")
-    assert entry.arguments == ("pykubeproxy",)
-    assert {"iptables", "kmod", "python3"} <= set(words(final).split())
-
-
-def test_all_of_pypi_is_pinned_by_hash(both: list[Stage]) -> None:
-    """Nothing is installed that no hash was asked for, but the project itself."""
-    for command in (word for step in both[0].all("RUN") for word in step.arguments[0].split("&&")):
+    for command in commands:
         if re.search(r"pip (wheel|install)|pip --python \S+ install", command):
             assert "--require-hashes" in command or "--no-deps" in command, command
     for name in ("requirements.txt", "requirements-build.txt"):
-        text = re.sub(r"\\\n", "", re.sub(r"^\s*#.*\n", "", (PROJECT / name).read_text(), flags=re.MULTILINE))
-        for line in filter(str.strip, text.splitlines()):
-            assert re.match(r"[\w.\-]+(\[\w+\])?==\S+ ", line), line
-            assert "--hash=sha256:" in line, line
+        for rest in ("".join(step) for step in steps((PROJECT / name).read_text())):
+            assert re.match(r"[\w.\-]+(\[\w+\])?==\S+", rest), rest
+            assert "--hash=sha256:" in rest, rest
 
 
-def test_no_processor_is_kept_out(both: list[Stage]) -> None:
-    """No step names one."""
-    assert not any(MACHINES.search(words(stage)) for stage in both)
+def test_no_step_names_an_architecture(stages: list[list[Step]]) -> None:
+    """The same Dockerfile builds on every architecture."""
+    assert not any(ARCHITECTURES.search(text_of(stage)) for stage in stages)
 
 
-def test_the_context_holds_what_is_copied(both: list[Stage], tmp_path: Path) -> None:
-    """.dockerignore lets it through, and nothing else."""
-    root.context(PROJECT, tmp_path)
-    copied = {
-        name for stage in both for it in stage.all("COPY") if not it.source for name in it.arguments[:-1]
-    }
-    assert {it.name for it in tmp_path.iterdir()} == copied
-    assert not list(tmp_path.rglob("__pycache__"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "RUN true",
-        "FROM a\nRUN --mount=type=cache true",
-        "FROM a\nADD a b",
-        "FROM a\nCOPY --chown=1 a b",
-        "FROM a\nUSER 1",
-    ],
-)
-def test_what_is_not_understood_is_an_error(text: str) -> None:
-    """A step is carried out or refused, never passed over."""
-    with pytest.raises(ValueError, match=r"not understood|before the first FROM"):
-        stages(text)
-
-
-def test_steps() -> None:
-    """Lines are joined, comments left out, and arguments filled in."""
-    (stage,) = stages(
-        "# c\nARG B=debian:1\nFROM ${B} AS x\nRUN a \\\n  # c\n    && b\nENV A=1 B='2 3'\nCOPY --from=y /a /b/\n"
-    )
-    assert (stage.base, stage.name) == ("debian:1", "x")
-    assert [step.arguments for step in stage.steps] == [("a  && b",), ("A=1", "B=2 3"), ("/a", "/b/")]
-    assert stage.steps[2].source == "y"
+def test_build_context_holds_what_is_copied(stages: list[list[Step]]) -> None:
+    """.dockerignore excludes everything that no COPY names."""
+    lines = (PROJECT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if not line.startswith("#")]
+    words = [it for stage in stages for it in copies(stage) if not it[0].startswith("--from=")]
+    copied = {name for *names, _ in words for name in names}
+    assert patterns[0] == "*"
+    assert set(patterns[1:]) == {*(f"!{name}" for name in copied), "**/__pycache__"}
