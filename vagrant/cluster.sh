@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings up a kind cluster without kube-proxy, with pykubeproxy built from this checkout, and tries it. Takes docker,
-# kind and kubectl. A cluster that is there already is used again: run it after every change.
+# Create a kind cluster without kube-proxy, deploy pykubeproxy built from this checkout, and run the smoke test. Needs
+# docker, kind and kubectl. Run it again after a change; it reuses an existing cluster.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -15,23 +15,23 @@ kubectl="kubectl --context kind-$cluster"
 downloads=${XDG_CACHE_HOME:-$HOME/.cache}/pykubeproxy
 mkdir -p "$downloads"
 
-echo "== the image $image"
+echo "== build the image $image"
 docker build --tag "$image" .
 
 if ! kind get clusters | grep -qx "$cluster"; then
-    echo "== a cluster without kube-proxy"
-    # Nodes become ready, pods with cluster addresses do not: nothing serves Services yet.
+    echo "== create a cluster without kube-proxy"
+    # Nodes become ready, but pods that use Services do not before pykubeproxy runs.
     kind create cluster --name "$cluster" --config manifests/overlays/kind/cluster.yaml
 fi
 kind load docker-image --name "$cluster" "$image"
 
-echo "== pykubeproxy"
+echo "== deploy pykubeproxy"
 $kubectl apply -k manifests/overlays/kind
 $kubectl -n kube-system rollout restart daemonset/pykubeproxy
 $kubectl -n kube-system rollout status daemonset/pykubeproxy --timeout=180s
 $kubectl -n kube-system rollout status deployment/coredns --timeout=180s
 
-echo "== ingress-nginx"
+echo "== deploy ingress-nginx"
 manifest=$downloads/ingress-nginx-$INGRESS_NGINX_VERSION.yaml
 [ -f "$manifest" ] || fetch \
     "https://raw.githubusercontent.com/kubernetes/ingress-nginx/$INGRESS_NGINX_VERSION/deploy/static/provider/cloud/deploy.yaml" \
@@ -39,5 +39,5 @@ manifest=$downloads/ingress-nginx-$INGRESS_NGINX_VERSION.yaml
 $kubectl apply -f "$manifest"
 $kubectl -n ingress-nginx rollout status deployment/ingress-nginx-controller --timeout=300s
 
-echo "== the smoke test"
+echo "== run the smoke test"
 python3 -m vagrant.smoke --context "kind-$cluster"

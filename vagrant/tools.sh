@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs docker, kind and kubectl on a Debian machine. As root; what is there already stays.
+# Install docker, kind and kubectl on a Debian machine. Run as root; installed versions are not downloaded again.
 set -euo pipefail
 
 here=/project/vagrant
@@ -15,17 +15,17 @@ apt-get install -y -qq --no-install-recommends ca-certificates curl docker.io py
 if id vagrant >/dev/null 2>&1; then
     usermod --append --groups docker vagrant
 fi
-# kind's nodes watch many files.
+# kind's nodes need many inotify watches.
 printf 'fs.inotify.max_user_instances=512\nfs.inotify.max_user_watches=524288\n' >/etc/sysctl.d/60-kind.conf
 sysctl --quiet --load=/etc/sysctl.d/60-kind.conf
 
 architecture=$(dpkg --print-architecture)
 install_tool() {
-    local name=$1 version=$2 url=$3 wanted=$4
+    local name=$1 version=$2 url=$3 sha256=$4
     if [ "$(cat "/usr/local/share/$name.version" 2>/dev/null)" = "$version" ]; then
         return
     fi
-    fetch "$url" "/usr/local/bin/$name" "$wanted"
+    fetch "$url" "/usr/local/bin/$name" "$sha256"
     chmod 0755 "/usr/local/bin/$name"
     echo "$version" >"/usr/local/share/$name.version"
     echo "installed $name $version"

@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m tests.bench` as root measures what the agent costs, in network namespaces of its own."""
+"""Benchmarks: `python -m tests.bench` measures the agent's speed, CPU and memory in network namespaces; needs root."""

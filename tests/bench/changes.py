@@ -1,4 +1,4 @@
-"""How the kernel tells that rules have changed, to the millisecond and without being asked for all of them."""
+"""Detect rule changes in the kernel to the millisecond, without listing all rules."""
 
 import ctypes
 import os
@@ -9,23 +9,23 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from pykubeproxy.lab.namespaces import Namespace
+from pykubeproxy.lab.network import Namespace
 
 _NETLINK_NETFILTER, _NETLINK_ADD_MEMBERSHIP, _SOL_NETLINK = 12, 1, 270
 _GROUP_NFTABLES = 7
 _SO_RCVBUFFORCE = 33
-# "A new generation": what ends the news of every transaction.
+# NFT_MSG_NEWGEN ends the notifications of each transaction.
 _NEW_GENERATION = 10 << 8 | 15
 _IPT_SO_GET_INFO = 64
 _POLL_SECONDS = 0.001
 
 
 class TimedOut(RuntimeError):
-    """The kernel did not change in time."""
+    """The rules did not change in time."""
 
 
 class ChangeWatch(Protocol):
-    """Tells when a chain of IPv4's table nat has come to balance over so many endpoints."""
+    """Waits until a chain of the IPv4 table nat has a given number of endpoints."""
 
     def arm(self) -> None: ...
     def wait(self, chain: str, endpoints: int, seconds: float) -> float: ...
@@ -33,7 +33,7 @@ class ChangeWatch(Protocol):
 
 
 class NftWatch:
-    """By the news of transactions; which of them made the change, the chain itself says."""
+    """Uses nftables notifications, and lists the chain after each transaction."""
 
     def __init__(self, node: Namespace, environment: Mapping[str, str]) -> None:
         self._node, self._environment = node, environment
@@ -44,7 +44,7 @@ class NftWatch:
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _GROUP_NFTABLES)
 
     def arm(self) -> None:
-        """Forget what has happened so far."""
+        """Discard the notifications so far."""
         self._socket.setblocking(False)
         try:
             while True:
@@ -53,28 +53,28 @@ class NftWatch:
             pass
 
     def wait(self, chain: str, endpoints: int, seconds: float) -> float:
-        """When (time.monotonic) the transaction took place after which it is so. Raises TimedOut."""
+        """Return the time.monotonic() of the transaction that made the change. Raise TimedOut."""
         deadline = time.monotonic() + seconds
         while True:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
-                news = self._socket.recv(1 << 18)
+                message = self._socket.recv(1 << 18)
             except TimeoutError:
                 raise TimedOut(f"{chain} did not change in {seconds:.0f} s") from None
             moment = time.monotonic()
-            if _NEW_GENERATION in _types(news) and self._endpoints(chain) == endpoints:
+            if _NEW_GENERATION in _types(message) and self._endpoints(chain) == endpoints:
                 return moment
 
     def _endpoints(self, chain: str) -> int:
         return sum(" -j KUBE-SEP-" in rule for rule in rules(self._node, chain, self._environment))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self._socket.close()
 
 
 class LegacyWatch:
-    """By the size of the table: an endpoint more or less makes a difference, and nobody else is at work on it."""
+    """Polls the size of the table, which each added or removed endpoint changes."""
 
     def __init__(self, node: Namespace) -> None:
         with node.entered():
@@ -83,11 +83,11 @@ class LegacyWatch:
         self._before = 0
 
     def arm(self) -> None:
-        """Remember how it is now."""
+        """Store the current size."""
         self._before = self._rules()
 
     def wait(self, chain: str, endpoints: int, seconds: float) -> float:
-        """When (time.monotonic) the table was seen to have changed. Raises TimedOut."""
+        """Return the time.monotonic() of the change. Raise TimedOut."""
         deadline = time.monotonic() + seconds
         while self._rules() == self._before:
             if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class LegacyWatch:
         return time.monotonic()
 
     def _rules(self) -> int:
-        """How many entries table nat has; 50 microseconds, whatever their number."""
+        """Return the number of entries of table nat, in 50 µs at any size."""
         info = ctypes.create_string_buffer(b"nat", 84)
         length = ctypes.c_uint32(84)
         number = self._socket.fileno()
@@ -106,17 +106,17 @@ class LegacyWatch:
         return int(struct.unpack_from("I", info.raw, 32 + 4 * 11)[0])
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the socket."""
         self._socket.close()
 
 
 def watch(backend: str, node: Namespace, environment: Mapping[str, str]) -> ChangeWatch:
-    """The one for the backend."""
+    """Return the watch for a backend."""
     return NftWatch(node, environment) if backend == "nft" else LegacyWatch(node)
 
 
 def rules(node: Namespace, chain: str, environment: Mapping[str, str]) -> list[str]:
-    """The rules of a chain of IPv4's table nat, none if there is no such chain."""
+    """Return the rules of a chain of the IPv4 table nat; none if the chain does not exist."""
     with node.entered():
         command = ["iptables", "-t", "nat", "-S", chain]
         shown = subprocess.run(command, capture_output=True, text=True, env=dict(environment), timeout=60)
@@ -124,7 +124,7 @@ def rules(node: Namespace, chain: str, environment: Mapping[str, str]) -> list[s
 
 
 def rewrite(node: Namespace, chain: str, environment: Mapping[str, str]) -> float:
-    """How many seconds one iptables-restore takes that writes this chain anew, as it is."""
+    """Return the seconds of one iptables-restore that rewrites this chain unchanged."""
     text = "\n".join(["*nat", f":{chain} - [0:0]", *rules(node, chain, environment), "COMMIT", ""])
     with node.entered():
         started = time.monotonic()
@@ -133,11 +133,11 @@ def rewrite(node: Namespace, chain: str, environment: Mapping[str, str]) -> floa
         return time.monotonic() - started
 
 
-def _types(news: bytes) -> set[int]:
-    """The types of the netlink messages in a datagram."""
+def _types(message: bytes) -> set[int]:
+    """Return the types of the netlink messages in a datagram."""
     types, at = set(), 0
-    while at + 16 <= len(news):
-        length, kind = struct.unpack_from("IH", news, at)
+    while at + 16 <= len(message):
+        length, kind = struct.unpack_from("IH", message, at)
         types.add(kind)
         at += max(length + 3 & ~3, 16)
     return types

@@ -1,4 +1,4 @@
-"""Connections to Services and pods: whether they come about, and how long the first packet takes."""
+"""Measure connections to Services and pods: success, and the time of the first packet."""
 
 import gc
 import os
@@ -8,34 +8,34 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pykubeproxy.lab.namespaces import Namespace
-from tests.bench import work
+from pykubeproxy.lab.network import Namespace
+from tests.bench import workload
 
-# An end that leaves nothing behind: a reset in place of the usual farewell.
+# Close with a reset, which leaves no connection in TIME_WAIT.
 _RESET = struct.pack("ii", 1, 0)
 _BLOCK = 250
-# So long the kernel tries to connect, in a timeval: five seconds. Python's own timeout would be measured as well.
+# Connect timeout in the kernel, a timeval of five seconds. Python's timeout would add to the measured time.
 _PATIENCE = struct.pack("@ll", 5, 0)
 
 Nanoseconds = list[int]
 
 
 class Unreachable(RuntimeError):
-    """A connection did not come about."""
+    """A connection failed."""
 
 
 class Pods:
-    """Listens on the port of all pods at once, in both families."""
+    """Listens on the port of all pods, in both families."""
 
     def __init__(self) -> None:
         self._listeners = [_listener(family) for family in (socket.AF_INET, socket.AF_INET6)]
 
     def accept(self) -> None:
-        """Wait for one connection over IPv4 and end it."""
+        """Accept one IPv4 connection and close it."""
         self._listeners[0].accept()[0].close()
 
     def drain(self) -> None:
-        """End all connections that have come."""
+        """Close all pending connections."""
         for listener in self._listeners:
             listener.setblocking(False)
             try:
@@ -45,7 +45,7 @@ class Pods:
                 listener.setblocking(True)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the listeners."""
         for listener in self._listeners:
             listener.close()
 
@@ -55,20 +55,20 @@ def _listener(family: socket.AddressFamily) -> socket.socket:
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", work.POD_PORT))
+    listener.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", workload.POD_PORT))
     listener.listen(512)
     listener.settimeout(None)
     return listener
 
 
 def reaches(address: str) -> bool:
-    """Whether a Service can be connected to at once, from the namespace that the calling thread is in."""
+    """Return whether a Service accepts a connection at once from the calling thread's namespace."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         client.settimeout(0.3)
         try:
-            client.connect((address, work.SERVICE_PORT))
+            client.connect((address, workload.SERVICE_PORT))
         except OSError:
             return False
     return True

@@ -1,4 +1,4 @@
-"""Two curves over the number of Services, as PNG: the time of a start, and of a first packet."""
+"""Draw start time and first-packet time over the number of Services, as PNG."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from tests.bench.plan import growth
 
 
 def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Draw what there are at least two points for. Raises ImportError without matplotlib."""
-    import matplotlib  # an extra that only curves need
+    """Draw the curves that have at least two points. Raise ImportError without matplotlib."""
+    import matplotlib  # optional dependency of the curves
 
     matplotlib.use("Agg")
     starts = [figure for figure in figures if figure.name == f.START and figure.size.services]
@@ -29,8 +29,8 @@ def _draw(figures: Sequence[Figure], axis: str, path: Path) -> Path | None:
 
     lines: dict[str, dict[int, float]] = {}
     for figure in figures:
-        own = ", ".join(filter(None, (figure.subject, figure.backend, figure.variant)))
-        # Without rules it does not matter whose rules there are elsewhere: of these there is one line.
+        own = ", ".join(filter(None, (figure.program, figure.backend, figure.variant)))
+        # Without rules the programs do not differ, so draw one line.
         label = "to a pod, without rules" if figure.name == f.POD else own
         lines.setdefault(label, {})[figure.size.services] = figure.value
     if all(len(points) < 2 for points in lines.values()):

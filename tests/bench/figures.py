@@ -1,11 +1,11 @@
-"""What was measured, and what was to be reached."""
+"""Measured figures and their targets."""
 
 import statistics
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tests.bench.work import Size
+from tests.bench.workload import Size
 
 OURS, PEER, TOOL = "pykubeproxy", "kube-proxy", "iptables-restore"
 START, START_CPU, CHANGE = "start", "CPU of a start", "one endpoint changed"
@@ -15,35 +15,35 @@ FIRST, FIRST_SLOW = "first packet, p50", "first packet, p99"
 PAST, PAST_SLOW = "past the rules, p50", "past the rules, p99"
 POD, POD_SLOW = "without rules, p50", "without rules, p99"
 REWRITE = "one chain restored"
-#: How many endpoints each Service has where first packets are measured.
+#: Endpoints of each Service in first-packet measurements.
 FIRST_ENDPOINTS = 2
-#: First packets are held against those at the fewest Services.
+#: Compare first packets with those at the smallest number of Services.
 FEWEST = "at the fewest services"
 _SHORT = {POD: "without rules", REWRITE: "one restore", FEWEST: "the fewest"}
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One thing measured, several times. Units: s (seconds), MB (a million bytes), us (microseconds).
+    """A measured value with all its runs. Units: s (seconds), MB (a million bytes), us (microseconds).
 
-    `variant` is how Services are dispatched or, of kube-proxy, its mode where that is not iptables.
+    `variant` is the dispatch mode, or kube-proxy's mode if it is not iptables.
     """
 
     backend: str
     name: str
     size: Size
-    subject: str
+    program: str
     variant: str
     unit: str
     runs: tuple[float, ...]
 
     @property
     def value(self) -> float:
-        """The median."""
+        """Return the median."""
         return statistics.median(self.runs)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """That a figure be at most `limit`, or `limit` times another one: the other program's (PEER) or the one named."""
+    """A maximum for a figure: `limit`, or `limit` times another figure: the peer program's (PEER) or the one named."""
 
     backend: str
     name: str
@@ -52,12 +52,12 @@ class Target(msgspec.Struct, frozen=True):
     of: str = ""
 
     def text(self, unit: str) -> str:
-        """What is to be reached, in words."""
+        """Return the target as text."""
         return f"≤ {self.limit:g} x {_SHORT.get(self.of, self.of)}" if self.of else f"≤ {self.limit:g} {unit}"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a target: `ratio` is to its limit, None if what it depends on was not measured."""
+    """The result for a target: `ratio` to its limit, or None if the figure it depends on is missing."""
 
     figure: Figure
     target: Target
@@ -65,7 +65,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def reached(self) -> bool | None:
-        """None if it cannot be told."""
+        """Return whether the target was met, or None if unknown."""
         return None if self.ratio is None else self.ratio <= 1
 
 
@@ -92,27 +92,27 @@ TARGETS = (
 
 
 def judge(figures: Sequence[Figure]) -> list[Verdict]:
-    """Hold our figures against all targets that are about them."""
+    """Compare pykubeproxy's figures with their targets."""
     return [
         Verdict(figure, target, _ratio(figure, target, figures))
         for figure in figures
         for target in TARGETS
-        if figure.subject == OURS
+        if figure.program == OURS
         and (figure.backend, figure.name, figure.size) == (target.backend, target.name, target.size)
-        and figure.variant != "flat"  # kube-proxy's rules to the letter: there to be compared with
+        and figure.variant != "flat"  # kube-proxy's rules, measured only for comparison
     ]
 
 
 def peers(figure: Figure, figures: Sequence[Figure]) -> Iterator[Figure]:
-    """What was measured of the other program on the same work, in each of its modes."""
+    """Yield the peer program's figures for the same workload, in each of its modes."""
     for other in figures:
         same = (other.backend, other.name, other.size) == (figure.backend, figure.name, figure.size)
-        if same and other.subject == PEER:
+        if same and other.program == PEER:
             yield other
 
 
 def show(value: float, unit: str) -> str:
-    """A figure with its unit, to three digits."""
+    """Format a value with its unit, with about three digits."""
     if unit == "us":
         return f"{value:.1f} µs"
     if unit == "MB":
@@ -137,6 +137,6 @@ def _ratio(figure: Figure, target: Target, figures: Sequence[Figure]) -> float |
 
 
 def _like(other: Figure, figure: Figure, name: str) -> bool:
-    """Whether it is the figure of that name from the same runs, of whatever size."""
+    """Return whether `other` has this name and the same backend and variant, at any size."""
     same = (other.backend, other.variant, other.name) == (figure.backend, figure.variant, name)
-    return same and other.subject in (OURS, TOOL)
+    return same and other.program in (OURS, TOOL)

@@ -1,18 +1,18 @@
-"""What is measured where, and with how much effort."""
+"""Plan the measurements: workload sizes, rows and repetitions."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tests.bench.figures import FIRST_ENDPOINTS
-from tests.bench.work import Size
+from tests.bench.workload import Size
 
 ROWS = ("start", "memory", "change", "idle", "churn", "first")
-# These take long and are done at the fewest and at the most Services only, to see how they grow.
+# These take long, so measure them only at the smallest and the largest number of Services.
 _AT_THE_ENDS = frozenset({"change", "idle", "churn"})
 
 
 class Effort(NamedTuple):
-    """How often and how long. `settle`, `quiet`, `idle` and `limit`, which a start may take, are seconds."""
+    """Repetitions and durations. `settle`, `quiet`, `idle` and `limit` (of a start) are seconds."""
 
     runs: int = 3
     changes: int = 6
@@ -31,7 +31,7 @@ QUICK = Effort(
 
 
 class Scale(NamedTuple):
-    """The sizes of the work, and how many Services there are when first packets are measured."""
+    """Workload sizes, and the numbers of Services for first packets."""
 
     sizes: tuple[Size, ...]
     services: tuple[int, ...]
@@ -44,30 +44,30 @@ FULL_SCALE = Scale(
 QUICK_SCALE = Scale((Size(0, 1), Size(10, 3), Size(40, 3)), (10, 40))
 
 
-class Station(NamedTuple):
-    """A size of work and what is measured there; `runs` starts of each program."""
+class Step(NamedTuple):
+    """One workload size, the rows to measure, and the number of starts of each program."""
 
     size: Size
     rows: frozenset[str]
     runs: int
 
 
-def stations(scale: Scale, rows: Iterable[str], effort: Effort) -> list[Station]:
-    """Where to go, in this order."""
-    wanted = frozenset(rows)
+def steps(scale: Scale, rows: Iterable[str], effort: Effort) -> list[Step]:
+    """Return the steps in order."""
+    selected = frozenset(rows)
     ends = growth(scale.sizes)
     found = []
     for size in scale.sizes:
-        here = wanted & (frozenset({"start", "memory"}) | (_AT_THE_ENDS if size in ends else frozenset()))
+        here = selected & (frozenset({"start", "memory"}) | (_AT_THE_ENDS if size in ends else frozenset()))
         if here:
-            found.append(Station(size, here, effort.runs if here & {"start", "memory"} else 1))
-    if "first" in wanted:
-        found += [Station(Size(n, FIRST_ENDPOINTS), frozenset({"first"}), 1) for n in scale.services]
+            found.append(Step(size, here, effort.runs if here & {"start", "memory"} else 1))
+    if "first" in selected:
+        found += [Step(Size(n, FIRST_ENDPOINTS), frozenset({"first"}), 1) for n in scale.services]
     return found
 
 
 def growth(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """The least and the greatest of the sizes that differ in the number of Services only."""
+    """Return the smallest and the largest of the sizes that differ only in the number of Services."""
     some = [size for size in sizes if size.services]
     if not some:
         return ()

@@ -1,4 +1,4 @@
-"""The figures as a table of at most 100 columns, and as JSON."""
+"""Format the figures as a table of at most 100 columns and as JSON."""
 
 import os
 import platform
@@ -18,14 +18,14 @@ _GROWING = (f.START, f.START_CPU, f.MEMORY, f.CHANGE, f.IDLE, f.CHURN)
 
 
 class Report(msgspec.Struct):
-    """All that was measured in one go; `notes` says what could not be, and why."""
+    """All figures of a run; `notes` lists what could not be measured, and why."""
 
     host: dict[str, str]
     figures: list[Figure]
     notes: list[str]
 
     def add(self, figure: Figure) -> None:
-        """Take in a figure; further runs of one that is there are added to its runs."""
+        """Add a figure, or its runs to an existing figure with the same key."""
         for at, known in enumerate(self.figures):
             if _key(known) == _key(figure):
                 self.figures[at] = msgspec.structs.replace(known, runs=known.runs + figure.runs)
@@ -34,7 +34,7 @@ class Report(msgspec.Struct):
 
 
 def new_report() -> Report:
-    """An empty one, of this machine and now."""
+    """Return an empty report for this machine and time."""
     version = subprocess.run(["iptables", "--version"], capture_output=True, text=True, check=False)
     host = {
         "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -48,7 +48,7 @@ def new_report() -> Report:
 
 
 def as_json(report: Report) -> bytes:
-    """For programs: the figures with all their runs, and the targets with the ratio of each to its limit."""
+    """Return the figures with all runs, and the targets with their ratios to the limits, as JSON."""
     verdicts = [
         {
             "backend": verdict.figure.backend,
@@ -70,13 +70,13 @@ def as_json(report: Report) -> bytes:
 
 
 def as_table(report: Report) -> Iterator[str]:
-    """For people, line by line."""
+    """Yield the lines of the table."""
     yield ", ".join(f"{name} {value}" for name, value in report.host.items())
     verdicts = judge(report.figures)
     for backend in dict.fromkeys(figure.backend for figure in report.figures):
         mine = [figure for figure in report.figures if figure.backend == backend]
         yield ""
-        yield _line(backend, f.OURS, f.PEER, "ratio", "to reach", "")
+        yield _line(backend, f.OURS, f.PEER, "ratio", "target", "")
         yield "─" * _COLUMNS
         for figure in mine:
             yield from _rows(figure, mine, [v for v in verdicts if v.figure is figure])
@@ -88,12 +88,12 @@ def as_table(report: Report) -> Iterator[str]:
 
 
 def _rows(figure: Figure, figures: Sequence[Figure], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A figure of ours next to that of kube-proxy; a figure of kube-proxy alone if there is nothing to compare."""
+    """Yield a row with pykubeproxy's and kube-proxy's figure; kube-proxy's alone if pykubeproxy has none."""
     label = f"{figure.name}, {figure.size.services} x {figure.size.endpoints}"
     label += f", {figure.variant}" if figure.variant else ""
     value = show(figure.value, figure.unit)
-    if figure.subject == f.PEER:
-        if figure.variant or not any(o.subject == f.OURS and _same_work(o, figure) for o in figures):
+    if figure.program == f.PEER:
+        if figure.variant or not any(o.program == f.OURS and _comparable(o, figure) for o in figures):
             yield _line(label, "", value, "", "", "")
         return
     other = next((peer for peer in peers(figure, figures) if not peer.variant), None)
@@ -105,19 +105,19 @@ def _rows(figure: Figure, figures: Sequence[Figure], verdicts: Sequence[Verdict]
 
 
 def _growth(figures: Sequence[Figure]) -> Iterator[str]:
-    """How the figures grow with the number of Services."""
+    """Yield the growth of the figures with the number of Services."""
     sizes = list(dict.fromkeys(figure.size for figure in figures if figure.name in _GROWING))
     ends = growth(sizes)
     if len(ends) < 2:
         return
     least, most = ends
     found = []
-    for subject in (f.OURS, f.PEER):
-        of = {(g.name, g.size): g.value for g in figures if g.subject == subject}
+    for program in (f.OURS, f.PEER):
+        of = {(g.name, g.size): g.value for g in figures if g.program == program}
         pairs = [(name, of.get((name, least)), of.get((name, most))) for name in _GROWING]
         grown = [f"{name} x {high / low:.1f}" for name, low, high in pairs if low and high]
         if grown:
-            found += _wrapped(f"  {subject}: {', '.join(grown)}")
+            found += _wrapped(f"  {program}: {', '.join(grown)}")
     if found:
         yield f"from {least.services} to {most.services} services, {most.endpoints} endpoints each:"
         yield from found
@@ -137,9 +137,9 @@ def _line(label: str, ours: str, theirs: str, ratio: str, target: str, outcome: 
     return f"{label:<37}{ours:>11} {theirs:>10} {ratio:>6}  {target:<19} {outcome}".rstrip()
 
 
-def _same_work(one: Figure, other: Figure) -> bool:
+def _comparable(one: Figure, other: Figure) -> bool:
     return (one.backend, one.name, one.size) == (other.backend, other.name, other.size)
 
 
 def _key(figure: Figure) -> tuple[object, ...]:
-    return figure.backend, figure.name, figure.size, figure.subject, figure.variant
+    return figure.backend, figure.name, figure.size, figure.program, figure.variant

@@ -1,18 +1,18 @@
-"""The measurements: each takes a program at work and gives figures in the units that `figures` names."""
+"""Measure a running program and yield figures in the units that `figures` names."""
 
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pykubeproxy.lab.namespaces import Namespace
-from tests.bench import changes, connects, work
+from pykubeproxy.lab.network import Namespace
+from tests.bench import changes, connects, workload
 from tests.bench import figures as f
 from tests.bench.plan import Effort
-from tests.bench.site import Cluster, Site, pause_until
-from tests.bench.subject import Running, Subject, environment, running
-from tests.bench.work import Size
+from tests.bench.program import Program, Running, environment, running
+from tests.bench.testbed import Cluster, Testbed, pause_until
+from tests.bench.workload import Size
 
-# After a change kube-proxy, and we as well, write nothing for minSyncPeriod.
+# After a change, kube-proxy and pykubeproxy write nothing for minSyncPeriod.
 _BETWEEN_CHANGES = 1.6
 _CHANGES_A_SECOND = 100
 _POLL_SECONDS = 0.005
@@ -22,17 +22,17 @@ Measured = tuple[str, str, tuple[float, ...]]
 
 
 class NotDone(RuntimeError):
-    """Not all was programmed in time."""
+    """The program did not write all rules in time."""
 
 
 @dataclass(frozen=True)
-class At:
-    """A program at work: everything that a measurement needs."""
+class Run:
+    """A running program and its environment."""
 
-    site: Site
+    testbed: Testbed
     cluster: Cluster
     node: Namespace
-    program: Running
+    process: Running
     environment: Mapping[str, str] = field(repr=False)
     backend: str
     effort: Effort
@@ -42,127 +42,130 @@ class At:
         return self.cluster.size
 
 
-def visit(
-    site: Site, cluster: Cluster, subject: Subject, backend: str, rows: frozenset[str], effort: Effort
+def measure(
+    testbed: Testbed, cluster: Cluster, program: Program, backend: str, rows: frozenset[str], effort: Effort
 ) -> Iterator[Measured]:
-    """Start a program on a fresh node, measure `rows`, and end it.
+    """Start a program on a new node, measure `rows`, and stop it.
 
-    Raises NotDone, Ended, TimedOut, Unreachable; what was measured before that has been given.
+    Raise NotDone, Ended, TimedOut or Unreachable after yielding the figures measured so far.
     """
-    with site.node() as node:
-        with running(subject, backend, node, cluster) as program:
-            at = At(site, cluster, node, program, environment(backend, site.directory), backend, effort)
-            yield f.START, "s", (_until_programmed(at),)
-            yield f.START_CPU, "s", (program.cpu_seconds(),)
-            yield from _at_work(at, rows)
-        if "change" in rows and subject.name == f.OURS:  # with the tables as it has left them
-            yield f.REWRITE, "s", tuple(_rewrites(at))
-    time.sleep(effort.settle)  # the kernel takes the old tables apart behind our back
+    with testbed.node() as node:
+        with running(program, backend, node, cluster) as process:
+            run = Run(
+                testbed, cluster, node, process, environment(backend, testbed.directory), backend, effort
+            )
+            yield f.START, "s", (_until_programmed(run),)
+            yield f.START_CPU, "s", (process.cpu_seconds(),)
+            yield from _running(run, rows)
+        if "change" in rows and program.name == f.OURS:  # with the tables that the program left
+            yield f.REWRITE, "s", tuple(_rewrites(run))
+    time.sleep(effort.settle)  # the kernel frees the old tables in the background
 
 
-def _at_work(at: At, rows: frozenset[str]) -> Iterator[Measured]:
+def _running(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
     if rows - {"start", "first"}:
-        at.program.wait_quiet(at.effort.quiet)
+        run.process.wait_quiet(run.effort.quiet)
     if "memory" in rows:
-        now, peak = at.program.memory()
+        now, peak = run.process.memory()
         yield f.MEMORY, "MB", (now,)
         yield f.PEAK, "MB", (peak,)
     if "first" in rows:
-        yield from _first_packets(at)
+        yield from _first_packets(run)
     if "change" in rows:
-        yield f.CHANGE, "s", tuple(_changes(at))
+        yield f.CHANGE, "s", tuple(_changes(run))
     if "idle" in rows:
-        yield f.IDLE, "s", (_idle(at),)
+        yield f.IDLE, "s", (_idle(run),)
     if "churn" in rows:
-        yield f.CHURN, "s", (_churn(at),)
+        yield f.CHURN, "s", (_churn(run),)
 
 
-def _until_programmed(at: At) -> float:
-    """Seconds from the start of the process until the last Service can be reached, in both families.
+def _until_programmed(run: Run) -> float:
+    """Return the seconds from the start of the process until Services are reachable in both families.
 
-    Every rule of a Service is there before it can be reached, and Services become so together or in an order that is
-    the program's own: so the first, the last and some in between are tried, one after the other.
+    A program may write Services in any order, so try the first, the last and seven in between.
     """
-    last = at.size.services - 1
-    some = {last * step // 8 for step in range(9)} if at.size.services else set()
-    waiting = [*work.KUBERNETES, *map(work.vip, sorted(some))]
-    with at.node.entered():
+    last = run.size.services - 1
+    some = {last * step // 8 for step in range(9)} if run.size.services else set()
+    waiting = [*workload.KUBERNETES, *map(workload.vip, sorted(some))]
+    with run.node.entered():
         while waiting:
             if connects.reaches(waiting[-1]):
                 waiting.pop()
                 continue
-            at.program.check()
-            if time.monotonic() - at.program.started > at.effort.limit:
-                raise NotDone(f"not done after {at.effort.limit:.0f} s")
+            run.process.check()
+            if time.monotonic() - run.process.started > run.effort.limit:
+                raise NotDone(f"rules incomplete after {run.effort.limit:.0f} s")
             time.sleep(_POLL_SECONDS)
-        seconds = time.monotonic() - at.program.started
-    at.site.pods.drain()
+        seconds = time.monotonic() - run.process.started
+    run.testbed.pods.drain()
     return seconds
 
 
-def _changes(at: At) -> Iterator[float]:
-    """Seconds from the write of an EndpointSlice until the kernel has it: an endpoint goes, or comes back."""
-    watch = changes.watch(at.backend, at.node, at.environment)
-    service, every = at.size.services // 2, at.size.endpoints
+def _changes(run: Run) -> Iterator[float]:
+    """Yield the seconds from writing an EndpointSlice, which removes or adds an endpoint, to the kernel's change."""
+    watch = changes.watch(run.backend, run.node, run.environment)
+    service, every = run.size.services // 2, run.size.endpoints
     try:
-        for number in range(at.effort.changes):
+        for number in range(run.effort.changes):
             pause_until(time.monotonic() + _BETWEEN_CHANGES)
             gone = number % 2 == 0
             watch.arm()
             written = time.monotonic()
-            at.cluster.set_unready(service, *([every // 2] if gone else []))
-            yield watch.wait(work.chain(service), every - gone, at.effort.limit) - written
+            run.cluster.set_unready(service, *([every // 2] if gone else []))
+            yield watch.wait(workload.chain(service), every - gone, run.effort.limit) - written
     finally:
         watch.close()
-        at.cluster.set_unready(service)
+        run.cluster.set_unready(service)
 
 
-def _rewrites(at: At) -> Iterator[float]:
-    """Seconds of one iptables-restore that writes one chain on the same tables."""
-    for _ in range(at.effort.changes):
-        yield changes.rewrite(at.node, work.chain(at.size.services // 2), at.environment)
+def _rewrites(run: Run) -> Iterator[float]:
+    """Yield the seconds of one iptables-restore that writes one chain of the same tables."""
+    for _ in range(run.effort.changes):
+        yield changes.rewrite(run.node, workload.chain(run.size.services // 2), run.environment)
 
 
-def _idle(at: At) -> float:
-    """Seconds of processor time in a minute without any change."""
-    at.program.wait_quiet(at.effort.quiet)
-    started, before = time.monotonic(), at.program.cpu_seconds()
-    time.sleep(at.effort.idle)
-    return (at.program.cpu_seconds() - before) * 60 / (time.monotonic() - started)
+def _idle(run: Run) -> float:
+    """Return the CPU seconds of a minute without changes."""
+    run.process.wait_quiet(run.effort.quiet)
+    started, before = time.monotonic(), run.process.cpu_seconds()
+    time.sleep(run.effort.idle)
+    return (run.process.cpu_seconds() - before) * 60 / (time.monotonic() - started)
 
 
-def _churn(at: At) -> float:
-    """Seconds of processor time for a thousand changes, one after the other at a hundred a second.
+def _churn(run: Run) -> float:
+    """Return the CPU seconds of 1000 changes at 100 per second, including iptables-restore.
 
-    Every change is one endpoint of another Service; iptables-restore counts, too.
+    Each change affects one endpoint of another Service.
     """
-    at.program.wait_quiet(at.effort.quiet)
-    started, before = time.monotonic(), at.program.cpu_seconds()
+    run.process.wait_quiet(run.effort.quiet)
+    started, before = time.monotonic(), run.process.cpu_seconds()
     try:
-        for number in range(at.effort.churn):
+        for number in range(run.effort.churn):
             pause_until(started + number / _CHANGES_A_SECOND)
-            round_, service = divmod(number, at.size.services)
-            at.cluster.set_unready(service, round_ % at.size.endpoints)
-        at.program.wait_quiet(at.effort.quiet)
-        return (at.program.cpu_seconds() - before) * 1000 / at.effort.churn
+            round_, service = divmod(number, run.size.services)
+            run.cluster.set_unready(service, round_ % run.size.endpoints)
+        run.process.wait_quiet(run.effort.quiet)
+        return (run.process.cpu_seconds() - before) * 1000 / run.effort.churn
     finally:
-        for service in range(min(at.effort.churn, at.size.services)):  # the next program finds all as it was
-            at.cluster.set_unready(service)
+        for service in range(
+            min(run.effort.churn, run.size.services)
+        ):  # restore the objects for the next program
+            run.cluster.set_unready(service)
 
 
-def _first_packets(at: At) -> Iterator[Measured]:
-    """Microseconds that a TCP connection takes, typically and of the slowest in a hundred.
+def _first_packets(run: Run) -> Iterator[Measured]:
+    """Yield the microseconds of a TCP connect, p50 and p99.
 
-    To a Service; to a pod from the same node, for that passes by the rules of all Services, too; and to a pod from a
-    node that has no rules at all.
+    Connect to Services, to pods from the same node (past the rules of all Services), and to pods from a node without
+    rules.
     """
-    at.program.wait_quiet(at.effort.quiet)
-    services, pods = work.draw(at.size, at.effort.connects)
-    ways = ((at.node, services), (at.node, pods), (at.site.bare, pods))
+    run.process.wait_quiet(run.effort.quiet)
+    services, pods = workload.draw(run.size, run.effort.connects)
+    routes = ((run.node, services), (run.node, pods), (run.testbed.bare, pods))
     names = ((f.FIRST, f.FIRST_SLOW), (f.PAST, f.PAST_SLOW), (f.POD, f.POD_SLOW))
     figures: dict[str, list[float]] = {name: [] for pair in names for name in pair}
-    for _ in range(at.effort.rounds):
-        for taken, (typical, slow) in zip(connects.compare(at.site.pods, ways), names, strict=True):
+    for _ in range(run.effort.rounds):
+        for taken, (typical, slow) in zip(connects.compare(run.testbed.pods, routes), names, strict=True):
             taken.sort()
             figures[typical].append(taken[len(taken) // 2] / 1000)
             figures[slow].append(taken[len(taken) * 99 // 100] / 1000)

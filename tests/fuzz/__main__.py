@@ -1,6 +1,6 @@
-"""Fuzz the readers of foreign input for a while: `python -m tests.fuzz [--seconds N] [--engine E] [TARGET...]`.
+"""Fuzz the parsers of untrusted input: `python -m tests.fuzz [--seconds N] [--engine E] [TARGET...]`.
 
-What breaks a reader is written to tests/data/fuzz/TARGET/, where `make test` finds it for good.
+Writes failing inputs to tests/data/fuzz/TARGET/, and `make test` runs them from then on.
 """
 
 import argparse
@@ -22,23 +22,27 @@ _EXAMPLES = 400
 
 
 def main() -> int:
-    """Returns 1 if anything broke."""
-    asked = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    asked.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all of them")
-    asked.add_argument("--seconds", type=float, default=180, help="for all together (180)")
-    asked.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
-    asked.add_argument("--seed", type=int, default=int(time.time()), help="where hypothesis begins")
-    given_ = asked.parse_args()
-    if strangers := set(given_.targets) - set(TARGETS):
-        asked.error(f"no such target: {', '.join(sorted(strangers))}")
-    names = given_.targets or list(TARGETS)
-    share = given_.seconds / len(names)
-    print(f"{len(names)} targets, {share:.0f} s each, seed {given_.seed}", flush=True)
-    broken = 0
+    """Return 1 if a target failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(TARGETS)} (default: all)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=180, help="total seconds for all targets (default: 180)"
+    )
+    parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed for hypothesis")
+    options = parser.parse_args()
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"unknown target: {', '.join(sorted(unknown))}")
+    names = options.targets or list(TARGETS)
+    share = options.seconds / len(names)
+    print(f"{len(names)} targets, {share:.0f} s each, seed {options.seed}", flush=True)
+    failed = 0
     for name in names:
-        run = _coverage_guided if given_.engine == "atheris" else _random
-        broken += run(TARGETS[name], share, given_.seed)
-    return 1 if broken else 0
+        run = _coverage_guided if options.engine == "atheris" else _random
+        failed += run(TARGETS[name], share, options.seed)
+    return 1 if failed else 0
 
 
 def _random(target: Target, seconds: float, first: int) -> int:
@@ -65,13 +69,13 @@ def _random(target: Target, seconds: float, first: int) -> int:
             test()
         except Exception:
             traceback.print_exc()
-            print(f"{target.name}: broken by {_kept(target, last[0])}", flush=True)
+            print(f"{target.name}: failed, input saved as {_save(target, last[0])}", flush=True)
             return 1
     print(f"{target.name}: {count} inputs in {time.monotonic() - begun:.0f} s", flush=True)
     return 0
 
 
-def _kept(target: Target, raw: bytes) -> Path:
+def _save(target: Target, raw: bytes) -> Path:
     folder = CASES / target.name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / hashlib.sha256(raw).hexdigest()[:12]
@@ -80,7 +84,7 @@ def _kept(target: Target, raw: bytes) -> Path:
 
 
 def _coverage_guided(target: Target, seconds: float, first: int) -> int:
-    """With atheris, which has to have the process for itself."""
+    """Run atheris, which needs a process of its own."""
     folder = CASES / target.name
     folder.mkdir(parents=True, exist_ok=True)
     options = [
@@ -93,7 +97,7 @@ def _coverage_guided(target: Target, seconds: float, first: int) -> int:
         code = subprocess.run(command).returncode
     if not any(folder.iterdir()):
         folder.rmdir()
-    print(f"{target.name}: {'broken' if code else 'fine'}", flush=True)
+    print(f"{target.name}: {'failed' if code else 'passed'}", flush=True)
     return int(code != 0)
 
 

@@ -1,4 +1,4 @@
-"""One target under atheris, which looks for inputs that reach new code.
+"""Run one target under atheris, which searches for inputs that reach new code.
 
 `python -m tests.fuzz.guided TARGET FOLDER [OPTION...]`
 """
@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["pykubeproxy"]):
 
 
 def main(name: str, folder: str, *options: str) -> None:
-    """Does not return; the exit status is 0 if nothing broke. The corpus, in `folder`, begins with the seeds."""
+    """Fuzz one target and exit with status 0 if it did not fail. The corpus in `folder` starts with the seeds."""
     target = TARGETS[name]
     corpus, words = Path(folder, "corpus"), Path(folder, "words")
     corpus.mkdir()

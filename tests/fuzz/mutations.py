@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: a seed in which pieces are missing, doubled, moved, or something else."""
+"""Mutated seeds: pieces are missing, doubled, moved or replaced."""
 
 from hypothesis import strategies as st
 
@@ -9,23 +9,23 @@ _NUMBERS = (b"0", b"-1", b"65536", b"4294967296", b"1" * 30, b"\xff\xff\xff\xff"
 
 @st.composite
 def inputs(draw: st.DrawFn, target: Target) -> bytes:
-    """Mostly spoilt seeds, now and then noise."""
-    made = draw(st.sampled_from(target.seeds))
+    """Draw a mutated seed or, one time in ten, random bytes."""
+    mutated = draw(st.sampled_from(target.seeds))
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=300))
     for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(made)))
-        end = min(len(made), start + draw(st.integers(0, 40)))
+        start = draw(st.integers(0, len(mutated)))
+        end = min(len(mutated), start + draw(st.integers(0, 40)))
         piece = draw(
             st.one_of(
                 st.just(b""),
                 st.sampled_from(target.tokens or _NUMBERS),
                 st.sampled_from(_NUMBERS),
-                st.just(made[start:end] * 2),
-                st.just(made[end : end + 40]),
+                st.just(mutated[start:end] * 2),
+                st.just(mutated[end : end + 40]),
                 st.sampled_from(target.seeds).map(lambda other, at=start: other[at : at + 60]),
                 st.binary(max_size=6),
             )
         )
-        made = made[:start] + piece + made[end:]
-    return made
+        mutated = mutated[:start] + piece + mutated[end:]
+    return mutated

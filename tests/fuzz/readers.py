@@ -1,4 +1,4 @@
-"""Whatever reads foreign input, each given any bytes: it fails only for a defect."""
+"""Run the parsers of untrusted input on arbitrary bytes; each function fails only if there is a defect."""
 
 import contextlib
 import json
@@ -8,24 +8,24 @@ from unittest import mock
 import click
 import msgspec
 
-from pykubeproxy import config
-from pykubeproxy.agent import http
+from pykubeproxy import config, http
 from pykubeproxy.agent.observe import object_documents as told
 from pykubeproxy.agent.observe import pages, status
 from pykubeproxy.cli import explain, terminal
-from pykubeproxy.inspect import explain_forms, matching
-from pykubeproxy.inspect.dump import views
-from pykubeproxy.inspect.forms import document
-from pykubeproxy.inspect.packet import Host, Packet
-from pykubeproxy.inspect.rule import read as read_rule
-from pykubeproxy.inspect.trace import walk
-from pykubeproxy.inspect.trace_forms import text as trace_text
-from pykubeproxy.inspect.wanted import Wanted
-from pykubeproxy.kernel import chains, conntrack, netfilter, nfacct
+from pykubeproxy.inspect.dump.model import views
+from pykubeproxy.inspect.dump.render_json import document
+from pykubeproxy.inspect.explain import render_json, render_text
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.trace.model import trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.trace.render_text import text as trace_text
+from pykubeproxy.inspect.trace.rule import compile_rule
+from pykubeproxy.kernel import conntrack, netfilter, nfacct, nftables
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
-from pykubeproxy.rules.context import KernelFacts, terms
-from pykubeproxy.rules.programmed import Programmed
+from pykubeproxy.rules.applied import AppliedState
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import parse
@@ -33,8 +33,9 @@ from pykubeproxy.rules.saved import read_counted
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import documents, wire
 from pykubeproxy.sources.failures import Failure
+from tests.fakes.asking import exchange
 from tests.grammar import violations
-from tests.junk import WHOLE
+from tests.invalid_objects import WHOLE
 from tests.strategies import NODE
 
 CONFIG = config.load(None, {}).config
@@ -42,7 +43,7 @@ CONFIG = config.load(None, {}).config
 
 def an_object(kind: Kind) -> Callable[[bytes], None]:
     def run(raw: bytes) -> None:
-        """An object is decoded or refused in one line; what it leads to is of the forms that rules have."""
+        """Decode an object and render it: the error is one line, or the rules have only known forms."""
         try:
             made = decode(kind, raw)
         except Undecodable as error:
@@ -54,14 +55,14 @@ def an_object(kind: Kind) -> Callable[[bytes], None]:
                 cluster.apply(Updated(decode(other, json.dumps(whole).encode())))
         cluster.apply(Updated(made))
         for family in Family:
-            on = terms(CONFIG, NODE, cluster.node(NODE), KernelFacts(), family)
+            on = rule_context(CONFIG, NODE, cluster.node(NODE), KernelFacts(), family)
             assert not violations(full_input(render(cluster, on), on.options))
 
     return run
 
 
 def watch(raw: bytes) -> None:
-    """The lines of a watch, and a page of a list."""
+    """Decode the lines of a watch and a page of a list."""
     with contextlib.suppress(Failure):
         for line in wire.lines(iter((raw[: len(raw) // 2], raw[len(raw) // 2 :]))):
             with contextlib.suppress(Failure, Undecodable):
@@ -74,7 +75,7 @@ def watch(raw: bytes) -> None:
 
 
 def configuration(raw: bytes) -> None:
-    """A configuration is refused in one line, or writes itself down as it was read."""
+    """Load a configuration: the error is one line, or dump and load return the same configuration."""
     try:
         loaded = config.load(raw, {})
     except config.ConfigError as error:
@@ -83,19 +84,19 @@ def configuration(raw: bytes) -> None:
     assert all(warning.isprintable() for warning in loaded.warnings)
     assert config.load(config.dump(loaded.config), {}).config == loaded.config
     for family in Family:
-        on = terms(loaded.config, NODE, None, KernelFacts(), family)
+        on = rule_context(loaded.config, NODE, None, KernelFacts(), family)
         assert not violations(full_input(render(Cluster(), on), on.options))
 
 
 def manifests(raw: bytes) -> None:
-    """Documents of YAML or JSON: objects, and one line for each that is none."""
+    """Read YAML and JSON documents: each result is an object or a one-line message."""
     for name in ("objects.yaml", "objects.json"):
         try:
             contents = documents.read(raw, name)
-        except documents.Unparsable as error:
+        except documents.InvalidManifest as error:
             assert str(error).isprintable()
         else:
-            assert all(line.isprintable() for line in (*contents.complaints, *contents.skipped))
+            assert all(line.isprintable() for line in (*contents.warnings, *contents.other_kinds))
 
 
 def saved(raw: bytes) -> None:
@@ -112,58 +113,61 @@ def saved(raw: bytes) -> None:
     except ValueError:
         return
     removal(live).restore_input(200)
-    Programmed(live)
+    AppliedState().adopt(live)
     with contextlib.suppress(RecursionError):
         document(views(live, {}))
-        trace_text(walk(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset())))
+        trace_text(trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset())))
 
 
 def rule(raw: bytes) -> None:
-    """One rule, somebody else's: taken apart, and met by a packet."""
+    """Parse a foreign rule and match a packet against it."""
     text = raw.decode("utf-8", "surrogateescape")
-    rule = read_rule(text)
+    rule = parse_rule(text)
     _ = rule.target, rule.comment, rule.destination, rule.port, rule.protocol, rule.unconditional
-    matching.parse_rule(text).meet(Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
+    compile_rule(text).match(Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
 
 
 def request(raw: bytes) -> None:
-    """The head of a request, and what pages make of it."""
-    with contextlib.suppress(http._Refused):
-        method, request = http._request(raw)
-        assert method in ("GET", "HEAD")
+    """Parse the head of a request and its page filters."""
+
+    def handle(request: http.Request) -> http.Response:
+        assert request.method in ("GET", "HEAD")
         assert request.path.startswith("/")
         pages.preferred(request.accept, (http.TEXT, http.HTML, http.JSON))
         with contextlib.suppress(ValueError):
             pages.read_filter(request.query)
+        return http.Response()
+
+    exchange(raw[:8192] + b"\r\n\r\n", handle)
 
 
 def status_of_an_agent(raw: bytes) -> None:
-    """The answer of something that is taken for an agent."""
+    """Decode an agent's status document."""
     with contextlib.suppress(ValueError):
         status.decode(raw)
 
 
 def objects_of_an_agent(raw: bytes) -> None:
-    """The same, asked for objects: they are explained, whatever stands in them."""
+    """Decode an agent's object document and explain its objects."""
     with contextlib.suppress(ValueError, config.ConfigError):
         answer = told.decode(raw)
         on = config.load(answer.config.encode(), {}).config
-        cluster, here = explain._told_objects(answer.objects)
+        cluster, here = explain._cluster(answer.objects)
         with contextlib.suppress(click.ClickException):
-            found = explain._explanations(cluster, on, here, Wanted("", "web", ""), [*Family])
-            explain_forms.text(found, explain._place(here))
-            msgspec.json.encode(explain_forms.document(found, explain._place(here)))
+            found = explain._explanations(cluster, on, here, ServiceFilter("", "web", ""), [*Family])
+            render_text.text(found, explain._topology(here))
+            msgspec.json.encode(render_json.document(found, explain._topology(here)))
 
 
 def printed(raw: bytes) -> None:
-    """Text that is printed."""
+    """Escape text for the terminal."""
     shown = terminal.printable(raw.decode("utf-8", "surrogateescape"))
     assert terminal.printable(shown) == shown
     shown.encode()
 
 
 class _Answers:
-    """A socket that gives these bytes in one read, and then nothing."""
+    """A socket that returns these bytes in one read, then nothing."""
 
     def __init__(self, raw: bytes) -> None:
         self._reads = [raw, b""]
@@ -181,12 +185,12 @@ class _Answers:
 
 
 def netlink(raw: bytes) -> None:
-    """What stands in the place of the kernel's answer."""
+    """Parse arbitrary bytes as a netlink response."""
     questions: Sequence[Callable[[], object]] = (
         lambda: [*conntrack.udp_flows(Family.IPV4)],
         lambda: [*conntrack.udp_flows(Family.IPV6)],
-        lambda: chains.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
-        lambda: [*chains._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
+        lambda: nftables.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
+        lambda: [*nftables._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
         lambda: nfacct.read("name"),
         lambda: netfilter.attributes(raw),
     )

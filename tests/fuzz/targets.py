@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from pykubeproxy import config
-from pykubeproxy.agent.observe import object_documents as told
+from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.kernel import netfilter
 from pykubeproxy.objects import Family, Kind, Node
 from tests.cases import NAMES, expected, load_case
 from tests.fuzz import readers
 from tests.fuzz.readers import CONFIG
-from tests.junk import WHOLE
+from tests.invalid_objects import WHOLE
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
@@ -151,7 +151,7 @@ def _answers() -> Iterator[Target]:
         readers.status_of_an_agent,
         (b'{"apiVersion":"pykubeproxy/v1","version":"1","node":"n","backend":"nft","syncs":[]}',),
     )
-    objects = told.Objects(
+    objects = object_documents.Objects(
         Node(NODE, ("192.0.2.1",), zone="a"),
         (service("web", external_ips=("192.0.2.5",), source_ranges=("10.0.0.0/8",), affinity_seconds=60),),
         (slice_of(endpoint("10.244.1.5", zone_hints=("a",)), service="web"),),
@@ -159,7 +159,7 @@ def _answers() -> Iterator[Target]:
     yield Target(
         "servicez",
         readers.objects_of_an_agent,
-        (told.encode(told.Told(objects, config.dump(CONFIG))),),
+        (object_documents.encode(object_documents.ObjectDocument(objects, config.dump(CONFIG))),),
         (b"null", b'""', b"[]", b"-1", b"1e999", b'"\\u0000"', b'"\\ud800"', b'"::1"', b"\\n"),
     )
     yield Target(

@@ -1,4 +1,4 @@
-"""A short look with random input at every reader, and all that ever broke one."""
+"""Every parser gets some random input, and all inputs that ever failed."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ CASES = Path(__file__).parents[1] / "data" / "fuzz"
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_random_input(name: str) -> None:
-    """Nothing but what the reader says it raises; `make fuzz` does this for longer."""
+    """The parser raises only documented errors; `make fuzz` runs longer."""
     target = TARGETS[name]
 
     @settings(max_examples=80, suppress_health_check=list(HealthCheck))
@@ -27,13 +27,13 @@ def test_random_input(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(CASES.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_once_broke_a_reader(path: Path) -> None:
-    """It no longer does."""
+def test_saved_inputs_pass(path: Path) -> None:
+    """Inputs that once failed pass now."""
     TARGETS[path.parent.name].run(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_are_read(name: str) -> None:
-    """A target whose seeds do not get through would look at nothing."""
+def test_seeds_are_parsed(name: str) -> None:
+    """The seeds are valid input, so mutations reach deep code."""
     for seed in TARGETS[name].seeds:
         TARGETS[name].run(seed)

@@ -1,16 +1,16 @@
-"""How benchmark figures are held against what is to be reached."""
+"""Benchmark figures are compared with their targets."""
 
 from tests.bench import figures as f
 from tests.bench.figures import Figure, judge
 from tests.bench.report import Report, as_table
-from tests.bench.work import Size
+from tests.bench.workload import Size
 
 BIG = Size(5000, 10)
 
 
 def figure(name: str, *runs: float, backend: str = "nft", size: Size = BIG, **fields: str) -> Figure:
-    """A figure of ours, in seconds."""
-    defaults = {"subject": f.OURS, "variant": "", "unit": "s"}
+    """Return a figure of pykubeproxy, in seconds."""
+    defaults = {"program": f.OURS, "variant": "", "unit": "s"}
     return Figure(backend, name, size, runs=runs, **{**defaults, **fields})
 
 
@@ -21,31 +21,31 @@ def test_the_median_counts() -> None:
     assert (missed.reached, round(missed.ratio or 0, 2)) == (False, 1.2)
 
 
-def test_held_against_another_figure() -> None:
-    """A ratio is to the figure named, of the same backend and size; without that nothing can be said."""
+def test_compares_with_another_figure() -> None:
+    """A ratio needs the named figure of the same backend and size."""
     change = figure(f.CHANGE, 0.5, backend="legacy")
     assert [verdict.reached for verdict in judge([change])] == [None]
-    elsewhere = figure(f.REWRITE, 9.0, subject=f.TOOL)
+    elsewhere = figure(f.REWRITE, 9.0, program=f.TOOL)
     assert [verdict.reached for verdict in judge([change, elsewhere])] == [None]
-    slow, fast = (figure(f.REWRITE, v, backend="legacy", subject=f.TOOL) for v in (0.5, 0.4))
+    slow, fast = (figure(f.REWRITE, v, backend="legacy", program=f.TOOL) for v in (0.5, 0.4))
     assert [verdict.reached for verdict in judge([change, slow])] == [True]
     assert [verdict.reached for verdict in judge([change, fast])] == [False]
 
 
-def test_ahead_of_both_modes_of_kube_proxy() -> None:
-    """First packets are held against kube-proxy's better mode, and those of flat dispatch against nothing."""
+def test_compares_with_the_better_mode_of_kube_proxy() -> None:
+    """First packets have kube-proxy's better mode as limit; flat dispatch has no target."""
     size = Size(5000, f.FIRST_ENDPOINTS)
     ours = [figure(f.FIRST, 20.0, size=size, variant=variant) for variant in ("flat", "tree")]
     modes = [
-        figure(f.FIRST, value, size=size, subject=f.PEER, variant=mode)
+        figure(f.FIRST, value, size=size, program=f.PEER, variant=mode)
         for value, mode in ((37.0, ""), (16.0, "nftables"))
     ]
     verdicts = [verdict for verdict in judge([*ours, *modes]) if verdict.target.of == f.PEER]
     assert [(verdict.figure.variant, verdict.ratio) for verdict in verdicts] == [("tree", 1.25)]
 
 
-def test_against_the_fewest_services() -> None:
-    """A first packet among many Services is held against one among the fewest, in the same dispatch."""
+def test_compares_with_the_fewest_services() -> None:
+    """A first packet at many Services is compared with the fewest Services and the same dispatch mode."""
     few, many = Size(100, f.FIRST_ENDPOINTS), Size(30_000, f.FIRST_ENDPOINTS)
     figures = [
         figure(f.FIRST, value, size=size, variant=variant)
@@ -61,14 +61,14 @@ def test_against_the_fewest_services() -> None:
 
 
 def test_the_table_fits() -> None:
-    """No line is longer than 100 columns, be the numbers and the notes as long as they may."""
+    """No line is longer than 100 columns, even with long numbers and notes."""
     report = Report(
         {"time": "now"}, [], ["kube-proxy, nft, 30000x2: " + "ended, and why is a long story " * 9]
     )
     size = Size(30_000, f.FIRST_ENDPOINTS)
     for name in (f.FIRST, f.POD):
         report.add(figure(name, 123.4, size=size, variant="tree", unit="us"))
-    report.add(figure(f.FIRST, 660.0, size=size, variant="nftables", unit="us", subject=f.PEER))
+    report.add(figure(f.FIRST, 660.0, size=size, variant="nftables", unit="us", program=f.PEER))
     for name in (f.START, f.START_CPU, f.MEMORY, f.CHANGE, f.IDLE, f.CHURN):
         report.add(figure(name, 10.0, size=Size(500, 10)))
         report.add(figure(name, 100.0))

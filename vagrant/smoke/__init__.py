@@ -1,1 +1,1 @@
-"""The smoke test: `python3 -m vagrant.smoke` tries pykubeproxy on a real cluster. Python and kubectl are all it takes."""
+"""The smoke test: `python3 -m vagrant.smoke` tests pykubeproxy on a real cluster with Python and kubectl."""

@@ -1,7 +1,7 @@
-"""Tries pykubeproxy on a cluster, with pods in a namespace of their own that goes away afterwards.
+"""Test pykubeproxy on a cluster, with pods in a temporary namespace.
 
-All scenarios are safe on a cluster in use, save proxy-stopped, which takes the agent off one node for some seconds, and
-client-address, which changes the externalTrafficPolicy of ingress-nginx and changes it back: leave them out with --skip.
+Two scenarios affect a cluster in use; leave them out with --skip: proxy-stopped removes the agent from one node for some
+seconds, and client-address changes the externalTrafficPolicy of ingress-nginx temporarily.
 """
 
 import argparse
@@ -14,42 +14,40 @@ from vagrant.smoke.scenarios import SCENARIOS, Scenario, Skipped
 
 
 def main() -> int:
-    """The exit status: 0 if no scenario failed."""
+    """Return the exit status: 0 if no scenario failed."""
     names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(prog="python3 -m vagrant.smoke", description=__doc__)
-    parser.add_argument("--kubeconfig", help="as kubectl takes it")
-    parser.add_argument("--context", help="as kubectl takes it")
+    parser.add_argument("--kubeconfig", help="passed to kubectl")
+    parser.add_argument("--context", help="passed to kubectl")
+    parser.add_argument("--image", help="image with python3 for the pods (default: the agents' image)")
+    parser.add_argument("--only", action="append", choices=names, help="run only this scenario; repeatable")
     parser.add_argument(
-        "--image", help="an image with python3 for the pods; that of the agents, unless given"
+        "--skip", action="append", choices=names, default=[], help="skip this scenario; repeatable"
     )
     parser.add_argument(
-        "--only", action="append", choices=names, help="this scenario; may stand several times"
+        "--seconds", type=float, default=120.0, help="timeout of each step (default: %(default)s)"
     )
-    parser.add_argument(
-        "--skip", action="append", choices=names, default=[], help="all but this one; likewise"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=120.0, help="how long anything may take (%(default)s)"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the pods in place")
-    given = parser.parse_args()
-    pairs = (("--kubeconfig", given.kubeconfig), ("--context", given.context))
+    parser.add_argument("--keep", action="store_true", help="keep the pods")
+    arguments = parser.parse_args()
+    pairs = (("--kubeconfig", arguments.kubeconfig), ("--context", arguments.context))
     options = tuple(f"{name}={value}" for name, value in pairs if value)
-    cluster = Cluster(kubectl(*options), options, given.seconds)
-    chosen = [it for it in SCENARIOS if it.name in (given.only or names) and it.name not in given.skip]
+    cluster = Cluster(kubectl(*options), options, arguments.seconds)
+    chosen = [
+        it for it in SCENARIOS if it.name in (arguments.only or names) and it.name not in arguments.skip
+    ]
     try:
-        cluster.deploy(given.image or cluster.image())
+        cluster.deploy(arguments.image or cluster.image())
         return run(cluster, chosen)
     except Failed as failure:
         _say(f"FAIL  {failure}")
         return 1
     finally:
-        if not given.keep:
+        if not arguments.keep:
             cluster.remove()
 
 
 def run(cluster: Cluster, chosen: Sequence[Scenario]) -> int:
-    """Go through the scenarios; one that fails does not stop the others."""
+    """Run the scenarios; a failure does not stop the others. Return the exit status."""
     failed = 0
     for scenario in chosen:
         started = time.monotonic()
@@ -64,7 +62,7 @@ def run(cluster: Cluster, chosen: Sequence[Scenario]) -> int:
         _say(
             f"{'FAIL' if why else 'ok  '}  {scenario.name}: {why or scenario.about}  ({time.monotonic() - started:.0f} s)"
         )
-    _say(f"{failed} of {len(chosen)} scenarios failed" if failed else "all is well")
+    _say(f"{failed} of {len(chosen)} scenarios failed" if failed else "all scenarios passed")
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""What was seen, and what that means: judgements without a cluster. Each gives why not, or "" if all is well."""
+"""Evaluate what probes saw, without a cluster. Each check returns the reason of the failure, or ""."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Seen(NamedTuple):
-    """What a probe saw: how many requests it made, how often each pod answered, how many failed, and why some did."""
+    """A probe's result: requests made, responses by pod, failed requests and reasons of some failures."""
 
     requests: int
     pods: Mapping[str, int]
@@ -15,56 +15,56 @@ class Seen(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One answer by way of the ingress controller: the client's address as that saw it."""
+    """A response through the ingress controller, with the client address that the controller saw."""
 
     forwarded_for: str
 
 
 def parse(output: str) -> Seen:
-    """The last line that a probe has printed. Raises ValueError."""
+    """Parse the last line that a probe printed. Raise ValueError."""
     lines = output.strip().splitlines()
     if not lines:
         raise ValueError("the probe printed nothing")
-    said = json.loads(lines[-1])
-    return Seen(said["requests"], said["pods"], said["failed"], tuple(said["failures"]))
+    result = json.loads(lines[-1])
+    return Seen(result["requests"], result["pods"], result["failed"], tuple(result["failures"]))
 
 
 def only(seen: Seen, pods: Collection[str]) -> str:
-    """Every request was answered, and by these pods, each of them at least once."""
+    """Check that all requests succeeded, that only these pods responded, and each at least once."""
     if seen.failed:
         return f"{seen.failed} of {seen.requests} requests failed: {'; '.join(sorted(set(seen.failures)))}"
     if foreign := seen.pods.keys() - set(pods):
-        return f"answered, and should not have: {', '.join(sorted(foreign))}"
+        return f"unexpected responses from: {', '.join(sorted(foreign))}"
     if silent := set(pods) - seen.pods.keys():
-        return f"of {seen.requests} requests none went to {', '.join(sorted(silent))}"
+        return f"none of {seen.requests} requests reached {', '.join(sorted(silent))}"
     return ""
 
 
 def unbroken(seen: Seen, at_least: int) -> str:
-    """A load that was worth the name, without a single failure."""
+    """Check that enough requests were made and none failed."""
     if seen.requests < at_least:
-        return f"only {seen.requests} requests were made, {at_least} are needed to tell"
+        return f"only {seen.requests} requests made, at least {at_least} needed"
     return only(seen, seen.pods)
 
 
 def hidden(replies: Mapping[str, Reply | None], ours: Mapping[str, str]) -> str:
-    """Under the Cluster policy: every node answers, and the client's address is not seen."""
+    """Check the policy Cluster: every node responds and hides the client's address."""
     if silent := sorted(node for node, reply in replies.items() if reply is None):
-        return f"no answer by way of {', '.join(silent)}"
+        return f"no response through {', '.join(silent)}"
     for node, reply in replies.items():
         if reply and reply.forwarded_for == ours[node]:
-            return f"{node} let the client's address through, {ours[node]}"
+            return f"{node} did not hide the client's address {ours[node]}"
     return ""
 
 
 def kept(replies: Mapping[str, Reply | None], ours: Mapping[str, str], local: Collection[str]) -> str:
-    """Under the Local policy: the nodes with an endpoint answer and see the client's address; the others are silent."""
+    """Check the policy Local: only nodes with an endpoint respond, and they keep the client's address."""
     for node, reply in replies.items():
         if node not in local:
             if reply is not None:
-                return f"{node} answers, and has no endpoint of its own"
+                return f"{node} responds without a local endpoint"
         elif reply is None:
-            return f"no answer by way of {node}, which has an endpoint"
+            return f"no response through {node}, which has an endpoint"
         elif reply.forwarded_for != ours[node]:
-            return f"by way of {node} the client is {reply.forwarded_for}, not {ours[node]}"
+            return f"through {node} the client address is {reply.forwarded_for}, not {ours[node]}"
     return ""

@@ -1,4 +1,4 @@
-"""A cluster as the smoke test uses it, by way of kubectl and of connections from this machine."""
+"""Access to the cluster under test through kubectl and connections from this machine."""
 
 import http.client
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from vagrant.smoke.answers import Reply, Seen, parse
 from vagrant.smoke.objects import HOST, NAMESPACE, PORT, Object, ingress, objects
 
-# The label that says which proxy a node has.
+# The node label that selects the proxy.
 LABEL = "service-proxy"
 _AGENTS = (
     "-n",
@@ -25,23 +25,23 @@ _CONNECT_SECONDS = 3.0
 
 
 class Failed(Exception):
-    """The cluster did not do as told; `str()` says what."""
+    """A command or wait failed; `str()` gives the reason."""
 
 
 class Run(Protocol):
-    """How kubectl is run: arguments, standard input, and the seconds it may take; returns its output or raises Failed."""
+    """Runs kubectl with standard input `text` and a timeout; returns its output or raises Failed."""
 
     def __call__(self, *arguments: str, text: str = "", seconds: float = 60.0) -> str: ...
 
 
 class Load(NamedTuple):
-    """Requests that go on until `stop`, which tells what was seen."""
+    """Continuous requests; `stop` ends them and returns the result."""
 
     stop: Callable[[], Seen]
 
 
 def kubectl(*options: str) -> Run:
-    """Runs kubectl with these options before all others, such as --context."""
+    """Return a function that runs kubectl with these global options, such as --context."""
 
     def run(*arguments: str, text: str = "", seconds: float = 60.0) -> str:
         command = ["kubectl", *options, *arguments]
@@ -59,30 +59,30 @@ def kubectl(*options: str) -> Run:
 
 
 class Cluster:
-    """What the scenarios need of a cluster. `options` are kubectl's, such as --kubeconfig."""
+    """Operations of the scenarios on a cluster. `options` are kubectl's, such as --kubeconfig."""
 
     def __init__(self, run: Run, options: tuple[str, ...] = (), seconds: float = 120.0) -> None:
         self._run, self._options, self.seconds = run, options, seconds
 
-    # What is there
+    # State
 
     def agents(self) -> dict[str, bool]:
-        """The nodes with an agent, and whether it is ready."""
+        """Return the nodes with an agent, and whether it is ready."""
         return {pod["spec"]["nodeName"]: _ready(pod) for pod in self._items("pods", *_AGENTS) if _placed(pod)}
 
-    def wanted_and_ready(self) -> tuple[int, int]:
-        """On how many nodes an agent is to be, and on how many one is ready."""
+    def desired_and_ready(self) -> tuple[int, int]:
+        """Return the numbers of desired and of ready agents."""
         status = self._get("daemonset", "pykubeproxy", "-n", "kube-system")["status"]
         return status["desiredNumberScheduled"], status["numberReady"]
 
     def image(self) -> str:
-        """The image of the agents. Raises Failed if there are none."""
+        """Return the image of the agents. Raise Failed if there are none."""
         for pod in self._items("pods", *_AGENTS):
             return str(pod["spec"]["containers"][0]["image"])
-        raise Failed("there are no pods of pykubeproxy in kube-system")
+        raise Failed("no pods of pykubeproxy in kube-system; deploy it first")
 
     def has_kube_proxy(self) -> bool:
-        """Whether the cluster has a DaemonSet kube-proxy too."""
+        """Return whether the cluster also has a DaemonSet kube-proxy."""
         return bool(
             self._run(
                 "-n", "kube-system", "get", "daemonset", "kube-proxy", "--ignore-not-found", "-o", "name"
@@ -90,7 +90,7 @@ class Cluster:
         )
 
     def node_addresses(self) -> dict[str, str]:
-        """The internal address of each node that is ready; of several the last."""
+        """Return the (last) internal address of each ready node."""
         return {
             node["metadata"]["name"]: address["address"]
             for node in self._items("nodes")
@@ -100,7 +100,7 @@ class Cluster:
         }
 
     def pods(self) -> set[str]:
-        """The web server's pods that are ready and stay."""
+        """Return the web server's pods that are ready and not terminating."""
         return {
             it["metadata"]["name"]
             for it in self._items("pods", "-n", NAMESPACE, "-l", "app=web")
@@ -110,7 +110,7 @@ class Cluster:
     # The workload
 
     def deploy(self, image: str) -> None:
-        """Put the workload in place, and wait for it."""
+        """Create the workload and wait until it is ready."""
         self._apply(objects(image))
         self.rolled_out()
         self._run(
@@ -124,37 +124,37 @@ class Cluster:
         )
 
     def remove(self) -> None:
-        """Take everything away again."""
+        """Delete the namespace of the workload."""
         self._run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
 
     def scale(self, replicas: int) -> set[str]:
-        """Have so many web servers; returns their names when they are ready and the others gone."""
+        """Scale the web servers; return their names when exactly these are ready."""
         self._run("-n", NAMESPACE, "scale", "deployment/web", f"--replicas={replicas}")
         self.rolled_out()
         self.until(lambda: len(self.pods()) == replicas, f"{replicas} web servers")
         return self.pods()
 
     def restart(self) -> None:
-        """Replace all web servers, one by one, and wait for it."""
+        """Replace all web servers in a rolling update and wait for its end."""
         self._run("-n", NAMESPACE, "rollout", "restart", "deployment/web")
         self.rolled_out()
 
     def rolled_out(self) -> None:
-        """Wait until the web servers are as wanted."""
+        """Wait until the web servers are rolled out."""
         self._run(
             "-n", NAMESPACE, "rollout", "status", "deployment/web", self._timeout(), seconds=self.seconds + 10
         )
 
     def client_node(self) -> str:
-        """Where the client runs."""
+        """Return the client's node."""
         return str(self._get("pod", "client", "-n", NAMESPACE)["spec"]["nodeName"])
 
     def probe(self, count: int = 60) -> Seen:
-        """What the client sees of so many requests to the Service."""
+        """Return the result of `count` requests of the client to the Service."""
         return parse(self._run(*_probe(count), seconds=self.seconds))
 
     def load(self) -> Load:
-        """Requests of the client that go on until they are told to stop."""
+        """Start continuous requests of the client."""
         process = subprocess.Popen(
             ["kubectl", *self._options, *_probe(0)],
             stdin=subprocess.PIPE,
@@ -166,7 +166,7 @@ class Cluster:
         def stop() -> Seen:
             output, errors = process.communicate("\n", timeout=self.seconds)
             if process.returncode:
-                raise Failed(f"the probe ended with {process.returncode}: {errors.strip()}")
+                raise Failed(f"the probe exited with status {process.returncode}: {errors.strip()}")
             return parse(output)
 
         return Load(stop)
@@ -174,46 +174,46 @@ class Cluster:
     # Nodes and their proxies
 
     def label(self, node: str) -> str:
-        """Which proxy its label says, "" if none."""
+        """Return the value of the node's proxy label, or ""."""
         return str(self._get("node", node)["metadata"].get("labels", {}).get(LABEL, ""))
 
     def relabel(self, node: str, value: str) -> None:
-        """Say which proxy it is to have; "" takes the label off."""
+        """Set the node's proxy label; "" removes it."""
         self._run("label", "node", node, f"{LABEL}={value}" if value else f"{LABEL}-", "--overwrite")
 
     # The ingress controller
 
     def has_ingress(self) -> bool:
-        """Whether ingress-nginx is there."""
+        """Return whether ingress-nginx is installed."""
         found = self._run(
             *_CONTROLLER, "get", "service", "ingress-nginx-controller", "--ignore-not-found", "-o", "name"
         )
         return bool(found)
 
     def expose(self) -> int:
-        """Let the ingress controller lead to the web server; returns its node port."""
+        """Create the Ingress of the web server; return the controller's node port."""
         self._apply([ingress()])
         ports = self._get("service", "ingress-nginx-controller", *_CONTROLLER)["spec"]["ports"]
         return next(int(port["nodePort"]) for port in ports if port["port"] == PORT)
 
     def policy(self) -> str:
-        """The controller's externalTrafficPolicy."""
+        """Return the controller's externalTrafficPolicy."""
         return str(
             self._get("service", "ingress-nginx-controller", *_CONTROLLER)["spec"]["externalTrafficPolicy"]
         )
 
     def set_policy(self, policy: str) -> None:
-        """Give the controller's Service that externalTrafficPolicy."""
+        """Set the controller's externalTrafficPolicy."""
         patch = json.dumps({"spec": {"externalTrafficPolicy": policy}})
         self._run(*_CONTROLLER, "patch", "service", "ingress-nginx-controller", "--type=merge", "-p", patch)
 
     def ingress_nodes(self) -> set[str]:
-        """Where the controller runs."""
+        """Return the controller's nodes."""
         pods = self._items("pods", *_CONTROLLER, "-l", "app.kubernetes.io/component=controller")
         return {it["spec"]["nodeName"] for it in pods if _ready(it)}
 
     def ask(self, address: str, port: int) -> Reply | None:
-        """One request from this machine to a node port, None if nobody answers."""
+        """Send a request from this machine to a node port; return None if there is no response."""
         connection = http.client.HTTPConnection(address, port, timeout=_CONNECT_SECONDS)
         with suppress(OSError, http.client.HTTPException, ValueError, KeyError):
             connection.request("GET", "/", headers={"Host": HOST})
@@ -225,18 +225,18 @@ class Cluster:
         return None
 
     def own_address(self, address: str) -> str:
-        """The address from which this machine talks to that one."""
+        """Return the source address of this machine for connections to `address`."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.connect((address, PORT))
-            return str(asking.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, PORT))
+            return str(probe.getsockname()[0])
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for it. Raises Failed when it takes too long."""
+        """Wait until the condition holds. Raise Failed after the timeout."""
         deadline = time.monotonic() + self.seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise Failed(f"waited {self.seconds:.0f} s in vain for {what}")
+                raise Failed(f"timed out after {self.seconds:.0f} s waiting for {what}")
             time.sleep(0.5)
 
     def _get(self, kind: str, name: str, *options: str) -> dict[str, Any]:
@@ -247,8 +247,8 @@ class Cluster:
         listed: list[dict[str, Any]] = json.loads(self._run("get", kind, *options, "-o", "json"))["items"]
         return listed
 
-    def _apply(self, wanted: Iterable[Object]) -> None:
-        document = {"apiVersion": "v1", "kind": "List", "items": list(wanted)}
+    def _apply(self, items: Iterable[Object]) -> None:
+        document = {"apiVersion": "v1", "kind": "List", "items": list(items)}
         self._run("apply", "-f", "-", text=json.dumps(document))
 
     def _timeout(self) -> str:
@@ -276,7 +276,7 @@ def _placed(pod: dict[str, Any]) -> bool:
 
 
 def _ready(it: dict[str, Any]) -> bool:
-    """Whether a pod or node is ready, and is to stay."""
+    """Return whether a pod or node is ready and not terminating."""
     conditions = it.get("status", {}).get("conditions", [])
     ready = any(of["type"] == "Ready" and of["status"] == "True" for of in conditions)
     return ready and "deletionTimestamp" not in it["metadata"]

@@ -1,4 +1,4 @@
-"""What the smoke test puts into the cluster: a web server, its Service and Ingress, and a client."""
+"""The smoke test's objects: a web server, its Service and Ingress, and a client."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def objects(image: str) -> list[Object]:
-    """All of it. The image is one with Python; the proxy's own will do."""
+    """Return all objects but the Ingress. The image needs Python; the proxy's own is fine."""
     return [
         _object("v1", "Namespace", NAMESPACE),
         _object("v1", "ConfigMap", "programs", data={it.name: it.read_text() for it in _POD.glob("*.py")}),
@@ -32,7 +32,7 @@ def objects(image: str) -> list[Object]:
 
 
 def ingress() -> Object:
-    """For the controller that is called nginx."""
+    """Return an Ingress of the class nginx."""
     backend = {"service": {"name": "web", "port": {"number": PORT}}}
     paths = [{"path": "/", "pathType": "Prefix", "backend": backend}]
     spec = {"ingressClassName": "nginx", "rules": [{"host": HOST, "http": {"paths": paths}}]}

@@ -1,4 +1,4 @@
-"""The situations, each with real pods. They raise Failed or give why not; "" means all is well."""
+"""The scenarios, with real pods. Each returns the reason of its failure or "", or raises Failed."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,25 +6,25 @@ from typing import NamedTuple
 from vagrant.smoke import answers
 from vagrant.smoke.cluster import Cluster, Failed
 
-# What keeps our agent off a node.
-_ELSEWHERE = "kube-proxy"
-_LOAD = 100  # requests at least during a rolling update
+# This label value keeps pykubeproxy off a node.
+_KUBE_PROXY = "kube-proxy"
+_LOAD = 100  # minimum number of requests during a rolling update
 
 
 class Skipped(Exception):
-    """This cluster does not allow for it; `str()` says why."""
+    """The cluster does not support the scenario; `str()` gives the reason."""
 
 
 def agents(cluster: Cluster) -> str:
-    """Every node that is to have an agent has one, and all are ready."""
-    wanted, ready = cluster.wanted_and_ready()
-    if not wanted:
-        return "no node is to have one"
-    return f"{ready} of {wanted} are ready" if ready < wanted else ""
+    """Every selected node has an agent, and all agents are ready."""
+    desired, ready = cluster.desired_and_ready()
+    if not desired:
+        return "the DaemonSet selects no node"
+    return f"{ready} of {desired} agents are ready" if ready < desired else ""
 
 
 def scale(cluster: Cluster) -> str:
-    """A deployment goes from one pod to three and back, and connections follow."""
+    """A deployment scales from one pod to three and back, and connections follow."""
     for replicas in (1, 3, 1):
         if why := _follows(cluster, cluster.scale(replicas)):
             return f"with {replicas} pods: {why}"
@@ -32,15 +32,15 @@ def scale(cluster: Cluster) -> str:
 
 
 def proxy_stopped(cluster: Cluster) -> str:
-    """While no agent is on a node its rules stay as they are; when one is back, they follow what has changed."""
+    """Without an agent, a node keeps its rules; a new agent updates them."""
     if cluster.has_kube_proxy():
-        raise Skipped("kube-proxy would take the agent's place")
+        raise Skipped("the cluster also has kube-proxy, which would run instead")
     node = cluster.client_node()
     before, label = cluster.scale(1), cluster.label(node)
     if why := _follows(cluster, before):
         return why
     try:
-        cluster.relabel(node, _ELSEWHERE)
+        cluster.relabel(node, _KUBE_PROXY)
         cluster.until(lambda: node not in cluster.agents(), f"the agent to leave {node}")
         after = cluster.scale(3)
         if why := answers.only(cluster.probe(), before):
@@ -52,9 +52,9 @@ def proxy_stopped(cluster: Cluster) -> str:
 
 
 def client_address(cluster: Cluster) -> str:
-    """Behind ingress-nginx the client's address is seen under the policy Local, and not under Cluster."""
+    """ingress-nginx sees the client's address with externalTrafficPolicy Local, but not with Cluster."""
     if not cluster.has_ingress():
-        raise Skipped("there is no ingress-nginx")
+        raise Skipped("ingress-nginx is not installed")
     cluster.scale(1)
     port, policy = cluster.expose(), cluster.policy()
     nodes = cluster.node_addresses()
@@ -76,7 +76,7 @@ def client_address(cluster: Cluster) -> str:
 
 
 def rolling_update(cluster: Cluster) -> str:
-    """All pods are replaced under load, and no request fails."""
+    """A rolling update under load fails no request."""
     before = cluster.scale(3)
     load = cluster.load()
     try:
@@ -85,18 +85,18 @@ def rolling_update(cluster: Cluster) -> str:
         seen = load.stop()
     if why := answers.unbroken(seen, _LOAD):
         return why
-    return "" if seen.pods.keys() - before else "no request went to a new pod"
+    return "" if seen.pods.keys() - before else "no request reached a new pod"
 
 
 class Scenario(NamedTuple):
-    """One of them, by name."""
+    """A scenario and its name."""
 
     name: str
     try_: Callable[[Cluster], str]
 
     @property
     def about(self) -> str:
-        """What it shows."""
+        """Return what the scenario shows."""
         return (self.try_.__doc__ or "").strip()
 
 
@@ -110,21 +110,21 @@ SCENARIOS = (
 
 
 def _follows(cluster: Cluster, pods: set[str]) -> str:
-    """Whether connections come to go to these pods, and then all of them do."""
+    """Wait until all connections go to exactly these pods; return the reason if they do not."""
     return _soon(cluster, lambda: answers.only(cluster.probe(), pods))
 
 
-def _soon(cluster: Cluster, judge: Callable[[], str]) -> str:
-    """The last judgement, once it is good or time is up: what was just changed takes a moment to arrive."""
-    why = judge()
+def _soon(cluster: Cluster, check: Callable[[], str]) -> str:
+    """Repeat a check until it passes or times out, because changes take a moment to arrive; return its last result."""
+    why = check()
 
     def good() -> bool:
         nonlocal why
-        why = why and judge()
+        why = why and check()
         return not why
 
     try:
-        cluster.until(good, "connections to be as they should")
+        cluster.until(good, "connections to follow the change")
     except Failed:
         return why
     return ""

@@ -1,4 +1,4 @@
-"""A cluster that is simulated as far as the smoke test looks, with faults for it to find."""
+"""A simulated cluster for the smoke test, with faults."""
 
 from collections.abc import Callable, Collection
 from itertools import count
@@ -11,7 +11,7 @@ OURS = "192.0.2.1"
 
 
 class Simulated:
-    """Three nodes, the client on n1, the ingress controller on n2. `faults` are names of what is wrong with it."""
+    """Three nodes, the client on n1, the ingress controller on n2. `faults` are names of simulated faults."""
 
     def __init__(self, *faults: str) -> None:
         self.faults = set(faults)
@@ -25,7 +25,7 @@ class Simulated:
     def agents(self) -> dict[str, bool]:
         return {node: True for node, label in self.labels.items() if label != "kube-proxy"}
 
-    def wanted_and_ready(self) -> tuple[int, int]:
+    def desired_and_ready(self) -> tuple[int, int]:
         return (0, 0) if "none" in self.faults else (3, 2 if "late" in self.faults else 3)
 
     def has_kube_proxy(self) -> bool:
@@ -106,10 +106,10 @@ class Simulated:
         for _ in range(3):
             if condition():
                 return
-        raise Failed(f"waited in vain for {what}")
+        raise Failed(f"timed out waiting for {what}")
 
     def _sync(self) -> None:
-        """What the rules of the client's node lead to."""
+        """Update the pods that the rules of the client's node use."""
         if "stuck" in self.faults and self._programmed:
             return
         if "n1" in self.agents() or "rules follow by themselves" in self.faults:
@@ -119,7 +119,7 @@ class Simulated:
 
 
 def seen(pods: Collection[str], requests: int, gone: Collection[str]) -> Seen:
-    """What requests see that are spread evenly over pods, of which some are gone."""
+    """Return the result of requests spread evenly over pods, some of which are gone."""
     if not pods:
         return Seen(requests, {}, requests, ("ConnectionRefusedError",))
     each = requests // len(pods)

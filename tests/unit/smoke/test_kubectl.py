@@ -1,4 +1,4 @@
-"""The smoke test's kubectl commands, given to a real kubectl."""
+"""A real kubectl accepts the smoke test's commands."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from vagrant.smoke.cluster import Cluster, Failed, kubectl
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
-# All that is done by way of kubectl, save what only reads the answer of another one.
+# All methods that run kubectl.
 COMMANDS: dict[str, Callable[[Cluster], object]] = {
     "agents": Cluster.agents,
-    "wanted_and_ready": Cluster.wanted_and_ready,
+    "desired_and_ready": Cluster.desired_and_ready,
     "has_kube_proxy": Cluster.has_kube_proxy,
     "node_addresses": Cluster.node_addresses,
     "pods": Cluster.pods,
@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[[Cluster], object]] = {
 
 @pytest.fixture
 def reaching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cluster]:
-    """A cluster at a URL, with nothing from this machine's kubeconfig or caches."""
+    """Return a cluster at a URL, without this machine's kubeconfig and caches."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
@@ -57,24 +57,24 @@ def api() -> Iterator[ApiServer]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_kubectl_takes_the_command(reaching: Callable[[str], Cluster], name: str) -> None:
-    """Each command and flag exists: all that fails, without a server, is to reach it."""
+def test_kubectl_accepts_the_command(reaching: Callable[[str], Cluster], name: str) -> None:
+    """Each command and flag exists: without a server, only the connection fails."""
     with pytest.raises(
         Failed, match=r"connection to the server 127\.0\.0\.1:1 was refused|connect: connection refused"
     ):
         COMMANDS[name](reaching("http://127.0.0.1:1"))
 
 
-def test_a_label_comes_and_goes(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
-    """On a real API's terms; taking off one that is not there is no failure."""
+def test_sets_and_removes_the_label(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """Removing a missing label is no error."""
     cluster = reaching(api.url)
     for value in ("kube-proxy", "pykubeproxy", "", ""):
         cluster.relabel("n1", value)
         assert cluster.label("n1") == value
 
 
-def test_only_nodes_that_are_ready_count(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
-    """With their internal address."""
+def test_node_addresses_include_only_ready_nodes(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """The address is the internal one."""
     ready = node("n2", "10.0.0.2")
     ready["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     ready["status"]["addresses"] += [
@@ -85,8 +85,8 @@ def test_only_nodes_that_are_ready_count(reaching: Callable[[str], Cluster], api
     assert reaching(api.url).node_addresses() == {"n2": "10.0.0.2"}
 
 
-def test_the_policy_of_the_ingress_controller(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
-    """It is read and changed, and a cluster without the controller is told from one that has it."""
+def test_reads_and_sets_the_ingress_policy(reaching: Callable[[str], Cluster], api: ApiServer) -> None:
+    """A cluster without the controller is recognized."""
     cluster = reaching(api.url)
     assert not cluster.has_ingress()
     controller = service("ingress-nginx-controller", type="NodePort", selector={"a": "b"})
@@ -98,15 +98,15 @@ def test_the_policy_of_the_ingress_controller(reaching: Callable[[str], Cluster]
         assert cluster.policy() == policy
 
 
-def test_nobody_answers(reaching: Callable[[str], Cluster]) -> None:
-    """A node port that refuses is no answer, and the own address towards it is told all the same."""
+def test_refused_connection_is_no_response(reaching: Callable[[str], Cluster]) -> None:
+    """The own address is known even if the node port refuses connections."""
     cluster = reaching("http://127.0.0.1:1")
     assert cluster.ask("127.0.0.1", 1) is None
     assert cluster.own_address("127.0.0.1") == "127.0.0.1"
 
 
 def test_without_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so."""
+    """The error names kubectl."""
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Failed, match="kubectl is not installed"):
         Cluster(kubectl()).remove()

@@ -1,4 +1,4 @@
-"""The programs that run in the pods of the smoke test, run here."""
+"""The programs of the smoke test's pods, run locally."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def port() -> int:
 
 @pytest.fixture
 def server(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A web server that lingers for as long as a test takes."""
+    """Run a web server that lingers for the whole test."""
     environment = {**os.environ, "PORT": str(port), "LINGER_SECONDS": "60"}
     process = subprocess.Popen([sys.executable, POD / "server.py"], env=environment)
     try:
@@ -47,25 +47,25 @@ def probe(port: int, count: int, text: str | None = None) -> answers.Seen:
     )
 
 
-def test_a_server_tells_who_it_is_and_who_asks(server: subprocess.Popen[bytes], port: int) -> None:
-    """Its name, the address of whoever connects, and what a controller before it has seen."""
+def test_server_returns_pod_and_client(server: subprocess.Popen[bytes], port: int) -> None:
+    """The response has the pod's name, the client's address and X-Forwarded-For."""
     for host in ("127.0.0.1", "::1"):
         connection = HTTPConnection(host, port, timeout=5)
         connection.request("GET", "/any", headers={"X-Forwarded-For": "192.0.2.1"})
-        said = json.loads(connection.getresponse().read())
+        response = json.loads(connection.getresponse().read())
         connection.close()
-        assert said == {"pod": socket.gethostname(), "client": host, "forwarded_for": "192.0.2.1"}
+        assert response == {"pod": socket.gethostname(), "client": host, "forwarded_for": "192.0.2.1"}
 
 
-def test_a_server_answers_while_it_is_taken_down(server: subprocess.Popen[bytes], port: int) -> None:
-    """Proxies learn a moment later than the pod that it is going."""
+def test_server_responds_after_sigterm(server: subprocess.Popen[bytes], port: int) -> None:
+    """Proxies learn of the termination later than the pod."""
     assert answers.unbroken(probe(port, 3), 3) == ""
     server.send_signal(signal.SIGTERM)
     assert answers.only(probe(port, 20), [socket.gethostname()]) == ""
 
 
-def test_a_probe_goes_on_until_its_input_ends(server: subprocess.Popen[bytes], port: int) -> None:
-    """Then it tells of what it saw."""
+def test_probe_runs_until_its_input_ends(server: subprocess.Popen[bytes], port: int) -> None:
+    """It prints its result at the end."""
     command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), "0"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:
@@ -77,8 +77,8 @@ def test_a_probe_goes_on_until_its_input_ends(server: subprocess.Popen[bytes], p
     assert seen.pods == {socket.gethostname(): seen.requests}
 
 
-def test_a_probe_counts_what_fails(port: int) -> None:
-    """With the reasons."""
+def test_probe_counts_failures(port: int) -> None:
+    """The result has the reasons."""
     seen = probe(port, 3)
     assert (seen.requests, seen.pods, seen.failed) == (3, {}, 3)
     assert "ConnectionRefusedError" in answers.only(seen, [])
@@ -86,7 +86,7 @@ def test_a_probe_counts_what_fails(port: int) -> None:
 
 @pytest.mark.parametrize("it", [*objects("pykubeproxy:1"), ingress()], ids=lambda it: it["kind"])
 def test_objects_are_valid(it: dict) -> None:
-    """All keep to the API's schemas, are in the namespace that is taken away, and name programs that there are."""
+    """All objects match the API's schemas and are in the temporary namespace; the ConfigMap has both programs."""
     kubernetes_validate.validate(it, kubernetes_validate.latest_version(), strict=True)
     assert (it["metadata"]["name"] if it["kind"] == "Namespace" else it["metadata"]["namespace"]) == NAMESPACE
     if it["kind"] == "ConfigMap":

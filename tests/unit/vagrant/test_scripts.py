@@ -1,4 +1,4 @@
-"""The scripts that bring up a cluster, with stand-ins for the tools they call."""
+"""The scripts that create the cluster, with fake tools."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ import pykubeproxy
 PROJECT = Path(__file__).parents[3]
 VAGRANT = PROJECT / "vagrant"
 SCRIPTS = ("tools.sh", "cluster.sh", "fetch.sh")
-# Every tool notes how it was called; kind has a cluster if there is a file of that name.
+# Every fake tool logs its arguments; kind has a cluster if the file kind-cluster exists.
 TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"{notes}"\n{more}\n'
 MORE = {"kind": '[ "$1 $2" != "get clusters" ] || [ ! -f "{folder}/kind-cluster" ] || echo kind'}
 
@@ -25,7 +25,7 @@ Bring = Callable[..., list[str]]
 
 @pytest.fixture
 def bring_up(tmp_path: Path) -> Bring:
-    """Runs cluster.sh, and gives the commands that it ran."""
+    """Return a function that runs cluster.sh and returns the commands it ran."""
     tools, notes = tmp_path / "bin", tmp_path / "notes"
     tools.mkdir()
     for name in ("docker", "kind", "kubectl", "curl", "python3"):
@@ -57,8 +57,8 @@ def versions() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_a_cluster_is_brought_up(bring_up: Bring) -> None:
-    """The image is built and loaded, the overlay applied, and the smoke test run, in that order and on that cluster."""
+def test_creates_a_cluster(bring_up: Bring) -> None:
+    """The script builds and loads the image, applies the overlay and runs the smoke test, in this order."""
     ran = bring_up()
     image = f"pykubeproxy:{pykubeproxy.__version__}"
     cluster = "--config manifests/overlays/kind/cluster.yaml"
@@ -76,26 +76,26 @@ def test_a_cluster_is_brought_up(bring_up: Bring) -> None:
     assert not [line for line in ran if line.startswith("kubectl ") and "--context kind-kind" not in line]
 
 
-def test_a_cluster_that_is_there_is_used_again(bring_up: Bring) -> None:
-    """A change takes a minute then."""
+def test_reuses_an_existing_cluster(bring_up: Bring) -> None:
+    """The script does not create the cluster again."""
     assert not [line for line in bring_up(cluster=True) if line.startswith("kind create")]
 
 
-def test_a_manifest_that_is_not_the_one_meant_is_not_applied(bring_up: Bring) -> None:
-    """What is fetched must have the pinned hash: here the stand-in for curl fetches nothing at all."""
+def test_refuses_a_manifest_with_another_hash(bring_up: Bring) -> None:
+    """The fake curl downloads nothing, so the hash does not match."""
     ran = bring_up(status=1, manifest=False)
     assert ran[-1].startswith("curl ")
 
 
-def test_a_name_that_the_nodes_can_resolve() -> None:
-    """The overlay asks for the API server by the name of the control plane of the cluster that is made."""
+def test_api_server_name_matches_the_cluster() -> None:
+    """The overlay uses the container name of the created cluster's control plane."""
     lines = (PROJECT / "manifests/overlays/kind/api-server.env").read_text().splitlines()
     (name,) = re.findall(r"^cluster=(\w+)$", (VAGRANT / "cluster.sh").read_text(), re.MULTILINE)
     assert f"KUBERNETES_SERVICE_HOST={name}-control-plane" in lines
 
 
 def test_versions_agree() -> None:
-    """The node image is of the version of kubectl; every download has a hash for each kind of processor."""
+    """The node image has kubectl's version; every download has a hash for each architecture."""
     pinned = versions()
     cluster = yaml.safe_load((PROJECT / "manifests/overlays/kind/cluster.yaml").read_text())
     for node in cluster["nodes"]:
@@ -109,8 +109,8 @@ def test_versions_agree() -> None:
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 @pytest.mark.parametrize("good", [True, False])
-def test_a_download_is_used_only_if_it_is_the_one_meant(tmp_path: Path, good: bool) -> None:
-    """Otherwise nothing is left of it."""
+def test_keeps_a_download_only_if_its_hash_matches(tmp_path: Path, good: bool) -> None:
+    """A file with another hash is deleted."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("contents")
     wanted = hashlib.sha256(b"contents" if good else b"other").hexdigest()
@@ -125,24 +125,24 @@ def test_a_download_is_used_only_if_it_is_the_one_meant(tmp_path: Path, good: bo
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck() -> None:
-    """All three."""
+    """shellcheck accepts all scripts."""
     subprocess.run(["shellcheck", *SCRIPTS], cwd=VAGRANT, check=True)
 
 
 @pytest.mark.skipif(not shutil.which("ruby"), reason="ruby is not installed")
-def test_the_vagrantfile_is_ruby() -> None:
-    """As far as ruby alone can tell; `vagrant validate` tells more."""
+def test_vagrantfile_is_valid_ruby() -> None:
+    """Ruby parses the file; `vagrant validate` checks more."""
     subprocess.run(["ruby", "-c", "Vagrantfile"], cwd=VAGRANT, check=True, capture_output=True)
 
 
 @pytest.mark.skipif(not shutil.which("vagrant"), reason="vagrant is not installed")
 def test_vagrant_validate() -> None:
-    """Without asking the providers, which need not be here."""
+    """vagrant accepts the file; the providers need not be installed."""
     subprocess.run(["vagrant", "validate", "--ignore-provider"], cwd=VAGRANT, check=True, capture_output=True)
 
 
-def test_both_providers_are_there() -> None:
-    """And the scripts that are to be run exist."""
+def test_both_providers_are_configured() -> None:
+    """The provisioning scripts exist and are executable."""
     text = (VAGRANT / "Vagrantfile").read_text()
     for provider in ("libvirt", "virtualbox"):
         assert f'config.vm.provider "{provider}"' in text

@@ -1,6 +1,6 @@
-"""Asks a web server again and again, each time on a new connection, and prints what it saw as one line of JSON.
+"""Send requests to a web server, each on a new connection, and print the result as one line of JSON.
 
-probe.py HOST PORT COUNT; a COUNT of 0 goes on until standard input ends.
+Usage: probe.py HOST PORT COUNT; with COUNT 0, send requests until standard input ends.
 """
 
 import http.client
@@ -15,7 +15,7 @@ PAUSE_SECONDS = 0.02
 
 
 def ask(host: str, port: int) -> str:
-    """The pod that answered. Raises OSError or HTTPException."""
+    """Return the pod that responded. Raise OSError or HTTPException."""
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/")
@@ -29,7 +29,7 @@ def ask(host: str, port: int) -> str:
 
 
 def main() -> None:
-    """Probe and tell."""
+    """Send the requests and print the result."""
     host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     pods: Counter[str] = Counter()
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""A web server that tells which pod it is and who asks; it goes on answering while its pod is being taken down."""
+"""A web server that returns its pod's name and the client's address, and keeps serving while its pod terminates."""
 
 import json
 import os
@@ -8,15 +8,15 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# Meanwhile the last proxy learns that this pod is going.
+# Time for all proxies to remove this pod from their rules.
 LINGER_SECONDS = float(os.environ.get("LINGER_SECONDS", "8"))
 
 
 class Answer(BaseHTTPRequestHandler):
-    """One request, one connection."""
+    """Handles one request per connection."""
 
     def do_GET(self) -> None:
-        """Answer with JSON, whatever the path."""
+        """Respond with JSON to every path."""
         about = {
             "pod": socket.gethostname(),
             "client": self.client_address[0].removeprefix("::ffff:"),
@@ -29,23 +29,23 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
-    """On all addresses of both families."""
+    """Listens on all addresses of both families."""
 
     address_family = socket.AF_INET6
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        """IPv4 as well."""
+        """Accept IPv4, too."""
         self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
 
 def main() -> None:
-    """Serve until told to stop, and a while longer."""
+    """Serve until SIGTERM and LINGER_SECONDS longer."""
 
     def stop(*_: object) -> None:
         time.sleep(LINGER_SECONDS)
@@ -53,7 +53,7 @@ def main() -> None:
 
     server = Server(("::", int(os.environ.get("PORT", "8080"))), Answer)
     signal.signal(signal.SIGTERM, stop)
-    # A handler runs in the main thread, which therefore only waits.
+    # Python runs signal handlers in the main thread, so it only waits.
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while True:
         signal.pause()

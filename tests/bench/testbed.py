@@ -1,4 +1,4 @@
-"""Where it all takes place: a network namespace for the node, one for everything else, and one to compare with.
+"""The testbed: a network namespace for the node, one for all other hosts, and one without rules for comparison.
 
     node 10.0.0.11 ── 10.0.0.1 outside: the API server and all pods
     bare 10.0.1.11 ── 10.0.1.1
@@ -16,33 +16,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pykubeproxy.lab import bodies
-from pykubeproxy.lab.api import SLICES, Api, in_namespace
-from pykubeproxy.lab.namespaces import Namespace
-from pykubeproxy.lab.requirements import require
-from pykubeproxy.lab.rundir import RunDirectory
-from pykubeproxy.lab.sweep import start_janitor
-from tests.bench import work
+from pykubeproxy.lab.api import SLICES, Api, in_namespace, kubeconfig
+from pykubeproxy.lab.machine import RunDirectory, check_requirements, start_janitor
+from pykubeproxy.lab.network import Namespace
+from tests.bench import workload
 from tests.bench.connects import Pods
-from tests.bench.work import Size
+from tests.bench.workload import Size
 
-# What connects a node, and the bare one, with outside: the addresses here and there.
-_NODE_LINK = tuple(zip(work.NODE_ADDRESSES, ("10.0.0.1", "fd00:10::1"), strict=True))
+# The links of the node and the bare node to the outside: addresses of both ends.
+_NODE_LINK = tuple(zip(workload.NODE_ADDRESSES, ("10.0.0.1", "fd00:10::1"), strict=True))
 _BARE_LINK = (("10.0.1.11", "10.0.1.1"), ("fd00:10:1::11", "fd00:10:1::1"))
 _API_ADDRESS = "10.0.0.1"
-# How long the API server may take to be full, and another process to end, in seconds.
+# Seconds until the API server has all objects, and until another process ends.
 _PATIENCE = 60.0
 
 
-class Site:
-    """The namespaces, of which `bare` never has a rule; `directory` is for files, and is gone with them."""
+class Testbed:
+    """The namespaces, of which `bare` never has rules; `directory` holds temporary files."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.directory = directory
         self._name = name
         self._nodes = 0
         self.outside = Namespace(name, "outside")
-        for address, length in work.OUTSIDE:
+        for address, length in workload.OUTSIDE:
             self.outside.address("lo", address, length)
         with self.outside.entered():
             self.pods = Pods()
@@ -50,7 +47,7 @@ class Site:
         self._connect(self.bare, "bare", _BARE_LINK)
 
     def _connect(self, node: Namespace, interface: str, link: tuple[tuple[str, str], ...]) -> None:
-        node.cable("eth0", self.outside, interface)
+        node.veth("eth0", self.outside, interface)
         for own, other in link:
             length = 64 if ":" in own else 24
             node.address("eth0", own, length)
@@ -59,7 +56,7 @@ class Site:
 
     @contextmanager
     def node(self) -> Iterator[Namespace]:
-        """A node on which no rule has ever been written."""
+        """Create a node without rules."""
         self._nodes += 1
         node, interface = Namespace(self._name, f"node{self._nodes}"), f"node{self._nodes}"
         try:
@@ -68,12 +65,12 @@ class Site:
             yield node
         finally:
             with suppress(LookupError):  # it never came to the cable
-                self.outside.unplug(interface)
+                self.outside.delete_link(interface)
             node.remove()
 
     @contextmanager
     def cluster(self, size: Size) -> Iterator["Cluster"]:
-        """An API server with Services of this size."""
+        """Start an API server with Services of this size."""
         command = [sys.executable, "-m", "tests.bench.server", str(size), "0.0.0.0"]
         log = self.directory / "apiserver.log"
         with log.open("wb") as errors:
@@ -89,40 +86,40 @@ class Site:
             end(process)
 
     def close(self) -> None:
-        """Let go of everything; the janitor takes it away."""
+        """Close the namespaces; the janitor deletes them."""
         self.pods.close()
         self.bare.close()
         self.outside.close()
 
 
 class Cluster:
-    """An API server full of Services, and writes to it."""
+    """An API server with Services, and writes to it."""
 
-    def __init__(self, site: Site, size: Size, port: int) -> None:
+    def __init__(self, site: Testbed, size: Size, port: int) -> None:
         self.size = size
         self.directory = site.directory
         self._api = Api(site.outside.name, _API_ADDRESS, port)
         self.kubeconfig = site.directory / "kubeconfig"
-        self.kubeconfig.write_text(bodies.kubeconfig(self._api.url))
+        self.kubeconfig.write_text(kubeconfig(self._api.url))
 
     def set_unready(self, service: int, *endpoints: int) -> None:
-        """Have these endpoints of a Service (numbers from 0 on) not ready, all others ready."""
-        for slice_ in work.slices(self.size, service, endpoints):
+        """Make these endpoints of a Service (numbers from 0) not ready and all others ready."""
+        for slice_ in workload.slices(self.size, service, endpoints):
             meta = slice_["metadata"]
             path = f"{in_namespace(SLICES, meta['namespace'])}/{meta['name']}"
             self._api.call("PATCH", path, {"endpoints": slice_["endpoints"]})
 
 
 @contextmanager
-def site() -> Iterator[Site]:
-    """Build it, and take it away whatever happens. Raises Unmet where that cannot be."""
-    require()
+def testbed() -> Iterator[Testbed]:
+    """Build the testbed and remove it at the end. Raise LabError if the machine does not support it."""
+    check_requirements()
     directory = RunDirectory(f"bench{os.getpid()}")
     directory.lock()
     janitor = start_janitor(directory.lab)
     built = None
     try:
-        built = Site(directory.lab, directory.path)
+        built = Testbed(directory.lab, directory.path)
         yield built
     finally:
         if built:
@@ -134,7 +131,7 @@ def site() -> Iterator[Site]:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = 15.0) -> None:
-    """Ask a process to end, and make it if it does not."""
+    """Terminate a process, and kill it after a timeout."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -147,6 +144,6 @@ def end(process: subprocess.Popen[bytes], seconds: float = 15.0) -> None:
 
 
 def pause_until(moment: float) -> None:
-    """Sleep until time.monotonic() has come to `moment`."""
+    """Sleep until time.monotonic() reaches `moment`."""
     if (rest := moment - time.monotonic()) > 0:
         time.sleep(rest)

@@ -1,4 +1,4 @@
-"""The programs that are measured: pykubeproxy and, if there is one to compare with, kube-proxy."""
+"""Start the programs to measure: pykubeproxy and, with --peer, kube-proxy."""
 
 import os
 import shutil
@@ -12,27 +12,27 @@ from pathlib import Path
 
 import yaml
 
-from pykubeproxy.lab.agents import SYSTEM_PATH
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.namespaces import Namespace
-from tests.bench import work
-from tests.bench.site import Cluster, end
+from pykubeproxy.lab.machine import SYSTEM_PATH
+from pykubeproxy.lab.network import Namespace
+from tests.bench import workload
+from tests.bench.testbed import Cluster, end
 
 OURS = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
 _FAMILIES = ("iptables", "ip6tables")
 _COMMANDS = ("", "-save", "-restore")
 _TICK = os.sysconf("SC_CLK_TCK")
-# A process that takes less than this share of a processor for some time has nothing to do.
+# A process is idle below this share of a CPU; stop waiting after this many seconds.
 _QUIET_SHARE, _QUIET_AT_LATEST = 0.02, 60.0
 
 
 class Ended(RuntimeError):
-    """A program that is measured has ended by itself; the text is its last line."""
+    """A measured program exited; the text is the last line of its output."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A program as it is started: its command less `--config FILE`, and what it is told besides."""
+class Program:
+    """A program: its command without `--config FILE`, and its settings."""
 
     name: str
     command: tuple[str, ...]
@@ -40,14 +40,14 @@ class Subject:
     dispatch: str = ""
 
     def configuration(self, backend: str, kubeconfig: Path) -> Object:
-        """A KubeProxyConfiguration. What is ours alone is left out for others."""
+        """Return a KubeProxyConfiguration, for kube-proxy without pykubeproxy's own settings."""
         common: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
-            "hostnameOverride": work.NODE,
+            "hostnameOverride": workload.NODE,
             "mode": self.mode,
-            "clusterCIDR": ",".join(work.POD_CIDRS),
+            "clusterCIDR": ",".join(workload.POD_CIDRS),
             "conntrack": {"maxPerCore": 0, "min": 0},
             "healthzBindAddress": "127.0.0.1:10256",
             "metricsBindAddress": "127.0.0.1:10249",
@@ -59,7 +59,7 @@ class Subject:
 
 
 class Running:
-    """A program at work on a node, and what it uses up."""
+    """A running program and its resource usage."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.started = time.monotonic()
@@ -67,26 +67,26 @@ class Running:
         self._log = log
 
     def check(self) -> None:
-        """Raises Ended if it has."""
+        """Raise Ended if the process has exited."""
         if (code := self._process.poll()) is not None:
-            last = (self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise Ended(f"ended with exit code {code}: {last[:300]}")
+            last = (self._log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise Ended(f"exited with status {code}: {last[:300]}")
 
     def cpu_seconds(self) -> float:
-        """Processor time so far, with that of the commands it has run. Raises Ended."""
+        """Return the CPU seconds so far, including child processes. Raise Ended."""
         self.check()
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / _TICK
 
     def memory(self) -> tuple[float, float]:
-        """Resident memory now and at its peak, in MB of a million bytes. Raises Ended."""
+        """Return the current and the peak resident memory in MB (1,000,000 bytes). Raise Ended."""
         self.check()
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         values = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         return tuple(int(values[name][0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
     def wait_quiet(self, seconds: float) -> None:
-        """Wait until it has had nothing to do for so long; a minute at most. Raises Ended."""
+        """Wait until the process was idle for `seconds`, at most a minute. Raise Ended."""
         deadline = time.monotonic() + _QUIET_AT_LATEST
         while time.monotonic() < deadline:
             before = self.cpu_seconds()
@@ -96,13 +96,13 @@ class Running:
 
 
 @contextmanager
-def running(subject: Subject, backend: str, node: Namespace, cluster: Cluster) -> Iterator[Running]:
-    """Start it on a node, and end it."""
+def running(program: Program, backend: str, node: Namespace, cluster: Cluster) -> Iterator[Running]:
+    """Run a program on a node."""
     directory = cluster.directory
-    configuration, log = directory / "config.yaml", directory / "subject.log"
-    configuration.write_text(yaml.safe_dump(subject.configuration(backend, cluster.kubeconfig)))
-    dispatch = ("--dispatch", subject.dispatch) if subject.dispatch else ()
-    command = [*subject.command, "--config", str(configuration), *dispatch]
+    configuration, log = directory / "config.yaml", directory / "program.log"
+    configuration.write_text(yaml.safe_dump(program.configuration(backend, cluster.kubeconfig)))
+    dispatch = ("--dispatch", program.dispatch) if program.dispatch else ()
+    command = [*program.command, "--config", str(configuration), *dispatch]
     with log.open("wb") as output:
         process = node.spawn(command, output=output, environment=environment(backend, directory))
     try:
@@ -112,9 +112,9 @@ def running(subject: Subject, backend: str, node: Namespace, cluster: Cluster) -
 
 
 def environment(backend: str, directory: Path) -> dict[str, str]:
-    """For programs on a node: its own lock of legacy tables, and `iptables` being the one of this backend.
+    """Return the environment of programs on a node: its own xtables lock, and `iptables` of this backend.
 
-    Raises FileNotFoundError without the commands of the backend.
+    Raise FileNotFoundError if the backend's commands are missing.
     """
     folder = directory / f"bin-{backend}"
     if not folder.exists():
@@ -130,6 +130,6 @@ def environment(backend: str, directory: Path) -> dict[str, str]:
 
 
 def dispatches() -> tuple[str, ...]:
-    """The ways to dispatch that our program can be told to take; one empty name if it cannot be told."""
+    """Return pykubeproxy's dispatch modes; one empty name if it has no such option."""
     options = subprocess.run([*OURS, "--help"], capture_output=True, text=True, check=True).stdout
     return ("flat", "tree") if "--dispatch" in options else ("",)

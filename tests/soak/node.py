@@ -1,4 +1,4 @@
-"""The node that a soak is about, and what is known of it from outside."""
+"""The node under test in a soak, with its expected state."""
 
 import fcntl
 import subprocess
@@ -13,16 +13,16 @@ import urllib3
 from pykubeproxy.kernel import Iptables
 from pykubeproxy.lab.agents import node_environment
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.apiserver.faults import Order
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import comparable
+from tests.fakes.faulty_apiserver import Order
 from tests.fakes.stage import Stage, dispatched, tables
 
 CROWD = 150
-_MARKER = CROWD  # the number of a Service that comes and goes to see whether all before it has arrived
-# Longer than an agent of ours waits between two syncs, in seconds.
+_MARKER = CROWD  # a Service created and deleted to see that all earlier changes have arrived
+# Seconds; longer than the agents wait between two syncs.
 LONGEST_PAUSE = 0.8
 
 Interval = tuple[float, float]
@@ -30,13 +30,13 @@ Rules = dict[ChainKey, list[str]]
 
 
 def difference(before: Rules, after: Rules) -> str:
-    """What differs, chain by chain."""
+    """Describe the differences, chain by chain."""
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     return "; ".join(f"{key.table} {key.chain}: {before.get(key)} is {after.get(key)}" for key in keys)
 
 
-class World:
-    """Node1 of a lab with its agent, whose tables and Services are known; node2's agent is left alone all the time."""
+class SoakNode:
+    """Node1 of a lab with its agent, tables and Services; node2's agent is never stopped."""
 
     def __init__(self, lab: Lab) -> None:
         self.stage = Stage(lab)
@@ -51,35 +51,35 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Start node1's agent, a running one anew."""
+        """Start or restart node1's agent."""
         self.stage.start(self.settings)
 
     def create(self, numbers: Sequence[int]) -> None:
-        """Have these Services of the crowd."""
+        """Create these Services."""
         for number in numbers:
             self.stage.crowd.create(range(number, number + 1))
         self.present.update(numbers)
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Have them no more."""
+        """Delete these Services."""
         for number in numbers:
             self.stage.crowd.delete(range(number, number + 1))
         self.present.difference_update(numbers)
 
     def order(self, order: Order) -> None:
-        """Have the API server do something wrong; one that drops all connections drops this one too."""
+        """Inject a fault into the API server; `drop` closes the connection of this request, too."""
         with suppress(urllib3.exceptions.ProtocolError):
             self.stage.lab.api.call("POST", "/_lab/faults", msgspec.to_builtins(order))
 
     def quiet(self) -> None:
-        """End all faults, and wait until the tables show everything: a last Service that came after all else, and went."""
+        """End all faults and wait until the tables show all changes, including a last marker Service."""
         self.order(Order("clear"))
         self.until(self.stage.is_in_place, "the rules are in place")
         self.create([_MARKER])
-        self.until(lambda: self._served() == self.present, "all that is there is served, and nothing else")
+        self.until(lambda: self._served() == self.present, "exactly the existing Services are served")
         self.delete([_MARKER])
-        self.until(lambda: self._served() == self.present, "what is gone is no longer served")
-        self.until(self._is_still, "nothing is written any more")
+        self.until(lambda: self._served() == self.present, "deleted Services are no longer served")
+        self.until(self._is_still, "the agent stops writing")
 
     def _served(self) -> set[int]:
         return self.stage.served([*self.numbers, _MARKER])
@@ -90,18 +90,18 @@ class World:
         return before == [self.rules(family) for family in Family]
 
     def rules(self, family: Family) -> Rules:
-        """The live rules of a family, in a form that can be compared."""
+        """Return the live rules of a family in comparable form."""
         return comparable(self.tables[family].save(["filter", "nat"]))
 
     def comes_back(self, family: Family, before: Rules) -> None:
-        """Wait until the rules are as they were. Raises TimeoutError, with what differs."""
+        """Wait until the rules are as before. Raise TimeoutError with the differences."""
         try:
             self.until(lambda: self.rules(family) == before, "the rules are back")
         except TimeoutError as error:
             raise TimeoutError(f"{error}: {difference(before, self.rules(family))}") from None
 
     def iptables(self, family: Family, *arguments: str) -> None:
-        """A command of somebody else, on node1."""
+        """Run an external iptables command on node1."""
         program = "iptables" if family is Family.IPV4 else "ip6tables"
         command = [f"{program}-{self.stage.lab.backend}", "-w", *arguments]
         environment = node_environment(self.stage.lab.logs, "node1")
@@ -110,17 +110,17 @@ class World:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Somebody else has the lock of the legacy tables."""
+        """Hold the lock of the legacy tables."""
         with self._lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until the condition holds; raises TimeoutError after a minute."""
+        """Wait until the condition holds. Raise TimeoutError after a minute."""
         self.stage.lab.until(condition, what)
 
     def memory(self) -> dict[str, float]:
-        """Resident memory of each agent, in MB; the one on node2 is never stopped."""
+        """Return the resident memory of each agent in MB."""
         found = {}
         for name, agent in self.stage.lab.agents.items():
             if agent.pid:

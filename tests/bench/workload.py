@@ -1,7 +1,7 @@
-"""What there is to program: Services with endpoints, as many as asked for, and the addresses they have.
+"""The workload: Services with endpoints, and their addresses.
 
-All Services are IPv4, with one port. Besides them there is always `default/kubernetes`, as in any cluster: it has both
-families, and that it can be reached in a family tells that the family is programmed.
+All Services are IPv4 with one port, except the dual-stack Service `default/kubernetes`, which is reachable in a family
+only after the program has written the rules of that family.
 """
 
 import random
@@ -20,7 +20,7 @@ POD_CIDRS = ("10.128.0.0/9", "fd00:10:128::/48")
 SERVICE_PORT, POD_PORT = 80, 8080
 KUBERNETES = ("10.96.0.1", "fd00:10:96::1")
 KUBERNETES_PODS = ("10.128.0.1", "fd00:10:128::1")
-# An IPv4 address of the loopback interface makes all of its subnet local.
+# Prefixes of the loopback interface; for IPv4 the kernel makes the whole subnet local.
 OUTSIDE = ((KUBERNETES[0], 12), (KUBERNETES_PODS[0], 9), (KUBERNETES[1], 128), (KUBERNETES_PODS[1], 128))
 _FIRST_SERVICE = int(IPv4Address("10.96.0.10"))
 _FIRST_POD = int(IPv4Address("10.128.1.0"))
@@ -29,7 +29,7 @@ _PER_SLICE = 100
 
 
 class Size(NamedTuple):
-    """So many Services with so many endpoints each."""
+    """The number of Services and of endpoints of each."""
 
     services: int
     endpoints: int
@@ -39,12 +39,12 @@ class Size(NamedTuple):
 
     @property
     def chains(self) -> int:
-        """How many chains that takes, about."""
+        """Return the approximate number of chains."""
         return self.services * (self.endpoints + 1)
 
     @classmethod
     def read(cls, text: str) -> "Size":
-        """From text such as 5000x10. Raises ValueError."""
+        """Parse text such as 5000x10. Raise ValueError."""
         services, _, endpoints = text.partition("x")
         size = cls(int(services), int(endpoints))
         if size.services < 0 or size.endpoints < 1:
@@ -53,17 +53,17 @@ class Size(NamedTuple):
 
 
 def vip(service: int) -> str:
-    """The cluster IP of the Service of this number, from 0 on."""
+    """Return the cluster IP of a Service; numbers start at 0."""
     return str(IPv4Address(_FIRST_SERVICE + service))
 
 
 def pod(number: int) -> str:
-    """The address of the pod of this number; Service i of size S x E has the pods from i * E on."""
+    """Return the address of a pod; Service i of size S x E has the pods from i * E on."""
     return str(IPv4Address(_FIRST_POD + number))
 
 
 def draw(size: Size, count: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """So many Services, and as many of their pods, at random but always the same: addresses and ports."""
+    """Return addresses and ports of `count` Services and pods, from a fixed random seed."""
     drawn, pods = random.Random(SERVICE_PORT), size.services * size.endpoints
     return (
         [(vip(drawn.randrange(size.services)), SERVICE_PORT) for _ in range(count)],
@@ -72,12 +72,12 @@ def draw(size: Size, count: int) -> tuple[list[tuple[str, int]], list[tuple[str,
 
 
 def chain(service: int) -> str:
-    """The chain in table nat that balances over the endpoints of a Service."""
+    """Return the chain of table nat that balances over the endpoints of a Service."""
     return cluster_chain(PortName(*_key(service), "http", "TCP"))
 
 
 def objects(size: Size) -> Iterator[Object]:
-    """Everything that a node's proxy asks the API server for."""
+    """Yield all objects that a proxy reads from the API server."""
     yield _node()
     yield _service("default", "kubernetes", KUBERNETES)
     for family, address in zip(("IPv4", "IPv6"), KUBERNETES_PODS, strict=True):
@@ -89,7 +89,7 @@ def objects(size: Size) -> Iterator[Object]:
 
 
 def slices(size: Size, service: int, unready: Collection[int] = ()) -> list[Object]:
-    """The EndpointSlices of a Service, of which the endpoints `unready` (numbers from 0 on) are not ready."""
+    """Return the EndpointSlices of a Service; the endpoints `unready` (numbers from 0) are not ready."""
     namespace, name = _key(service)
     endpoints = [
         _endpoint(pod(service * size.endpoints + i), service + i, i not in unready)
@@ -107,7 +107,7 @@ def _key(service: int) -> tuple[str, str]:
 
 def _service(namespace: str, name: str, addresses: tuple[str, ...]) -> Object:
     families = ["IPv4", "IPv6"][: len(addresses)]
-    # The annotation is there to make the object about as long as those of a cluster are.
+    # The annotation makes the object about as long as in a real cluster.
     applied = f'{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}"}},"spec":{{}}}}' + " " * 400
     return {
         "apiVersion": "v1",
