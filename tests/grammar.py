@@ -17,7 +17,7 @@ _COMMENT = re.compile(
     rf"{_PORT_NAME}"
     rf"|{_PORT_NAME} (?:cluster IP|external IP|loadbalancer IP|health check node port)"
     rf"|{_PORT_NAME} has no (?:local )?endpoints"
-    rf"|{_PORT_NAME}(?: port \d{{1,5}})? is set aside"
+    rf"|{_PORT_NAME}(?: port \d{{1,5}})? is quarantined"
     rf"|{_PORT_NAME} -> (?:{_ADDRESS}:\d{{1,5}}|\d+ endpoints)"
     rf"|{_PORT_NAME} traffic not accepted by {_OWN}"
     rf"|other traffic to {_PORT_NAME} will be dropped by KUBE-PROXY-FIREWALL"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pykubeproxy.agent.sync.report import Report
+from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
@@ -19,20 +19,21 @@ def report(
     seconds: float = 0.01,
     gone: Iterable[PortName] = (),
     rules_written: dict[str, int] | None = None,
-) -> Report:
+    rules: dict[str, int] | None = None,
+) -> SyncReport:
     """The report of a sync on node1 that looked at these Services."""
-    served = _served(objects, family)
-    return Report(
+    resolved = _resolved(objects, family)
+    return SyncReport(
         family=family,
         full=full,
-        services=len({item.port.name.service_key for item in served}),
-        endpoints=sum(len(item.selection.verdicts) for item in served),
+        services=len({item.port.name.service_key for item in resolved}),
+        endpoints=sum(len(item.selection.verdicts) for item in resolved),
         chains_written=0,
         chains_deleted=0,
         rules_written=rules_written or {},
-        rules={},
+        rules=rules or {},
         seconds={"plan": seconds / 2, "apply": seconds / 2},
-        served=served,
+        resolved=resolved,
         gone=tuple(gone),
         wrote=True,
     )
@@ -40,10 +41,10 @@ def report(
 
 def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) -> list[PortName]:
     """The service ports of these Services."""
-    return [item.port.name for item in _served(objects, family)]
+    return [item.port.name for item in _resolved(objects, family)]
 
 
-def _served(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[ResolvedPort, ...]:
+def _resolved(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     keys: set[Key] = set()
     for object_ in objects:

@@ -21,12 +21,11 @@ _PORTS = f"{_CONFIG}config_flags.py::test_the_deprecated_ports"
 _PERIODS = f"{_CONFIG}config_flags.py::test_a_period_of_zero_is_refused"
 _RULES = f"{_SYSTEM}run_settings.py::test_rules"
 _KERNEL = "kernel/test_privileged.py::test_settings_are_made_once"
-_TABLE_SIZE = f"{_AGENT}privileged.py::test_table_size"
+_TABLE_SIZE = f"{_AGENT}node_setup.py::test_table_size"
 _KUBEADM = f"{_SYSTEM}run_actions.py::test_the_file_of_kubeadm"
 _HARD_FAIL = f"{_SYSTEM}agent_observed.py::test_an_address_that_cannot_be_had_ends_it_if_wanted"
-_LIVE = f"{_SYSTEM}agent_reload.py::test_what_is_taken_up_live"
-_SERVERS = f"{_AGENT}observers.py::test_an_unspecified_address_is_every_address"
-_SERVERS_OFF = f"{_AGENT}observers.py::test_servers_that_are_turned_off_are_not_there"
+_SERVERS = f"{_AGENT}observers.py::test_an_unspecified_address_means_both_families"
+_SERVERS_OFF = f"{_AGENT}observers.py::test_an_empty_address_disables_the_server"
 
 
 class Setting(NamedTuple):
@@ -42,7 +41,12 @@ def _row(flag: str, field: str, *tests: str) -> Setting:
 
 
 SETTINGS = (
-    _row("config", "", "unit/cli/test_flags_options.py::test_the_file_is_read"),
+    _row(
+        "config",
+        "",
+        "unit/cli/test_flags_options.py::test_config_file",
+        f"{_SYSTEM}agent_config_file.py::test_a_changed_file_ends_the_process",
+    ),
     _row("kubeconfig", "clientConnection.kubeconfig", _SAME, _KUBEADM),
     _row("master", "", _BESIDE_A_FILE, "unit/sources/test_credentials.py::test_master_wins"),
     _row("kube-api-qps", "clientConnection.qps", _SAME, f"{_SYSTEM}run_settings.py::test_requests_are_paced"),
@@ -73,26 +77,25 @@ SETTINGS = (
     _row(
         "proxy-mode",
         "mode",
-        "unit/cli/test_flags_options.py::test_the_file_is_read",
+        "unit/cli/test_flags_options.py::test_config_file",
         f"{_CONFIG}config_errors.py::test_an_impossible_value_is_refused",
     ),
     _row("iptables-masquerade-bit", "iptables.masqueradeBit", _SAME, _RULES),
-    _row("masquerade-all", "iptables.masqueradeAll", _SAME, _RULES, _LIVE),
+    _row("masquerade-all", "iptables.masqueradeAll", _SAME, _RULES),
     _row(
         "iptables-localhost-nodeports",
         "iptables.localhostNodePorts",
         _SAME,
         _RULES,
-        f"{_AGENT}privileged.py::test_route_localnet",
+        f"{_AGENT}node_setup.py::test_route_localnet",
     ),
     _row(
         "iptables-sync-period",
         "iptables.syncPeriod",
         _SAME,
         _PERIODS,
-        f"{_AGENT}loop_reconfigured.py::test_a_shorter_sync_period_counts_at_once",
         f"{_AGENT}loop.py::test_a_flushed_table_is_noticed",
-        f"{_AGENT}health.py::test_a_change_that_waits_too_long_is_ill_health",
+        f"{_AGENT}health.py::test_an_overdue_sync_fails_all_pages",
     ),
     _row(
         "iptables-min-sync-period",
@@ -101,7 +104,7 @@ SETTINGS = (
         f"{_AGENT}loop.py::test_the_first_change_is_acted_on_at_once_and_more_of_them_together",
     ),
     _row("detect-local-mode", "detectLocalMode", _SAME, _RULES, f"{_SYSTEM}agent_node.py::test_pod_cidrs"),
-    _row("cluster-cidr", "clusterCIDR", _SAME, _RULES, _LIVE),
+    _row("cluster-cidr", "clusterCIDR", _SAME, _RULES),
     _row("pod-bridge-interface", "detectLocal.bridgeInterface", _SAME, _RULES),
     _row("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", _SAME, _RULES),
     _row(
@@ -109,8 +112,7 @@ SETTINGS = (
         "nodePortAddresses",
         _SAME,
         _RULES,
-        _LIVE,
-        f"{_AGENT}healthchecks.py::test_hosts_are_where_node_ports_are_served",
+        f"{_AGENT}healthchecks.py::test_hosts_follow_node_port_addresses",
     ),
     _row("oom-score-adj", "oomScoreAdj", _SAME, _KERNEL),
     _row("conntrack-max-per-core", "conntrack.maxPerCore", _SAME, _TABLE_SIZE),
@@ -121,7 +123,7 @@ SETTINGS = (
     _row("conntrack-udp-timeout", "conntrack.udpTimeout", _SAME, _KERNEL),
     _row("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", _SAME, _KERNEL),
     _row("config-sync-period", "configSyncPeriod", _SAME, _PERIODS),
-    _row("v", "logging.verbosity", _SAME, _LIVE, f"{_AGENT}journal.py::test_less_is_told_at_less_verbosity"),
+    _row("v", "logging.verbosity", _SAME, f"{_AGENT}sync_log.py::test_verbosity_2_logs_no_endpoints"),
     _row("logging-format", "logging.format", _SAME, f"{_SYSTEM}run_settings.py::test_log_lines_as_json"),
     _row("log-flush-frequency", "logging.flushFrequency", _SAME),
     _row("vmodule", "logging.vmodule", _SAME),
@@ -152,7 +154,7 @@ SETTINGS = (
     _row("", "windowsRunAsService", _NO_EFFECT),
     _row("boot-id-file", "", _FLAGZ),
     _row("machine-id-file", "", _FLAGZ),
-    _row("help", "", "unit/cli/test_flags_options.py::test_help_shows_what_has_an_effect"),
+    _row("help", "", "unit/cli/test_flags_options.py::test_help_lists_effective_flags"),
     _row("version", "", f"{_SYSTEM}run_actions.py::test_version"),
     _row("init-only", "", f"{_SYSTEM}run_actions.py::test_init_only"),
     _row(
@@ -165,14 +167,14 @@ SETTINGS = (
 )
 
 _SYNCS = f"{_AGENT}metrics.py::test_syncs_are_measured"
-_BUCKETS = f"{_AGENT}metrics.py::test_buckets_are_kube_proxys"
-_CHANGES = f"{_AGENT}metrics.py::test_changes_are_counted_until_they_are_in_force"
-_PENDING = f"{_AGENT}observers.py::test_changes_are_pending_until_all_families_have_them"
-_FAILURES = f"{_AGENT}metrics.py::test_failures_count_once_there_are_some"
-_FLOWS = f"{_AGENT}metrics.py::test_flows_and_latencies"
-_LOCAL = f"{_AGENT}metrics.py::test_local_policies_without_local_endpoints_are_counted"
-_PACKETS = f"{_AGENT}metrics.py::test_packets_are_read_when_asked_for"
-_ASKED = f"{_AGENT}observers.py::test_an_agent_is_healthy_once_all_is_in_place"
+_BUCKETS = f"{_AGENT}metrics.py::test_buckets_equal_kube_proxys"
+_CHANGES = f"{_AGENT}metrics.py::test_changes_are_pending_until_synced"
+_PENDING = f"{_AGENT}observers.py::test_changes_are_pending_until_all_families_are_synced"
+_FAILURES = f"{_AGENT}metrics.py::test_failure_counters_appear_with_the_first_failure"
+_FLOWS = f"{_AGENT}metrics.py::test_conntrack_and_latency"
+_LOCAL = f"{_AGENT}metrics.py::test_services_without_local_endpoints_are_counted"
+_PACKETS = f"{_AGENT}metrics.py::test_packet_counters_are_read_at_each_scrape"
+_ASKED = f"{_AGENT}observers.py::test_an_agent_is_healthy_after_all_families_are_synced"
 # A whole agent, in whose life each of these has a reason to be there.
 _ALIVE = f"{_SYSTEM}agent_observed.py::test_metrics_of_a_whole_agent"
 _UDP = f"{_SYSTEM}agent_udp.py::test_a_replaced_pod"
@@ -188,7 +190,7 @@ METRICS = {
         _FLOWS,
         _BUCKETS,
         _ALIVE,
-        f"{_AGENT}observers.py::test_latency_is_measured_from_the_trigger_to_the_sync",
+        f"{_AGENT}observers.py::test_latency_is_measured_from_trigger_to_sync",
     ),
     "sync_proxy_rules_last_timestamp_seconds": (_SYNCS, _ALIVE),
     "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _ALIVE),
@@ -202,52 +204,52 @@ METRICS = {
     "sync_proxy_rules_service_changes_total": (_CHANGES, _ALIVE),
     "sync_proxy_rules_iptables_restore_failures_total": (
         _FAILURES,
-        f"{_AGENT}observers.py::test_a_sync_that_keeps_failing_is_ill_health",
+        f"{_AGENT}observers.py::test_repeated_sync_failures_are_unhealthy",
     ),
     "sync_proxy_rules_iptables_partial_restore_failures_total": (_FAILURES,),
     "sync_proxy_rules_iptables_total": (_SYNCS, _ALIVE),
     "sync_proxy_rules_iptables_last": (_SYNCS, _ALIVE),
     "sync_proxy_rules_no_local_endpoints_total": (_LOCAL, _ALIVE),
-    "proxy_healthz_total": (_ASKED, f"{_AGENT}health.py::test_answers_are_counted"),
-    "proxy_livez_total": (_ASKED, f"{_AGENT}health.py::test_answers_are_counted"),
+    "proxy_healthz_total": (_ASKED, f"{_AGENT}health.py::test_responses_are_counted"),
+    "proxy_livez_total": (_ASKED, f"{_AGENT}health.py::test_responses_are_counted"),
     "iptables_ct_state_invalid_dropped_packets_total": (_PACKETS, _ALIVE),
     "iptables_localhost_nodeports_accepted_packets_total": (_PACKETS, _ALIVE),
 }
 
-_HEALTH = f"{_AGENT}health.py::test_the_answer_is_kube_proxys"
-_PAGES = f"{_AGENT}pages.py::test_the_answer_is_kube_proxys"
+_HEALTH = f"{_AGENT}health.py::test_responses_equal_kube_proxys"
+_PAGES = f"{_AGENT}pages.py::test_responses_equal_kube_proxys"
 _IN_SERVICE = f"{_SYSTEM}agent_observed.py::test_a_node_in_service"
 
 # By port and path, as in the recording.
 ENDPOINTS = {
     ":10256/healthz": (_HEALTH, _IN_SERVICE, f"{_SYSTEM}agent_node.py::test_taint_and_deletion"),
-    ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_asks_for_the_node"),
+    ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_depends_on_the_node"),
     ":10256/readyz": (
         f"{_AGENT}health.py::test_before_the_first_sync_a_node_is_alive_but_not_ready",
         f"{_SYSTEM}agent_observed.py::test_a_node_without_rules_is_not_ready",
     ),
     ":10249/healthz": (_PAGES,),
     ":10249/proxyMode": (_PAGES, _IN_SERVICE),
-    ":10249/configz": (_PAGES, _LIVE),
-    ":10249/flagz": (f"{_AGENT}pages.py::test_flagz_is_kube_proxys_with_our_flags_beside",),
-    ":10249/statusz": (f"{_AGENT}pages.py::test_statusz_is_kube_proxys_but_for_the_versions",),
-    ":10249/metrics": (f"{_AGENT}metrics.py::test_names_types_and_labels_are_kube_proxys", _IN_SERVICE),
-    ":32000/": (f"{_AGENT}healthchecks.py::test_the_answer_is_kube_proxys", _IN_SERVICE),
+    ":10249/configz": (_PAGES,),
+    ":10249/flagz": (f"{_AGENT}pages.py::test_flagz_has_kube_proxys_flags_and_ours",),
+    ":10249/statusz": (f"{_AGENT}pages.py::test_statusz_equals_kube_proxys_except_versions",),
+    ":10249/metrics": (f"{_AGENT}metrics.py::test_names_types_and_labels_equal_kube_proxys", _IN_SERVICE),
+    ":32000/": (f"{_AGENT}healthchecks.py::test_responses_equal_kube_proxys", _IN_SERVICE),
 }
 
 # By the event's reason.
 EVENTS = {
-    "Starting": (f"{_AGENT}events.py::test_an_event_has_what_the_api_requires", _IN_SERVICE),
+    "Starting": (f"{_AGENT}events.py::test_event_objects_are_valid", _IN_SERVICE),
     "FailedToStartServiceHealthcheck": (
-        f"{_AGENT}events.py::test_troubles_are_warnings",
+        f"{_AGENT}events.py::test_failures_are_warnings",
         f"{_SYSTEM}agent_observed.py::test_a_taken_check_port_is_told_on_the_service",
     ),
-    "FailedToStartProxierHealthcheck": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
-    "FailedToStartMetricServer": (f"{_AGENT}events.py::test_troubles_are_warnings", _HARD_FAIL),
+    "FailedToStartProxierHealthcheck": (f"{_AGENT}events.py::test_failures_are_warnings", _HARD_FAIL),
+    "FailedToStartMetricServer": (f"{_AGENT}events.py::test_failures_are_warnings", _HARD_FAIL),
     # Beyond kube-proxy's.
-    "RulesRepaired": (
-        f"{_AGENT}events.py::test_troubles_are_warnings",
+    "DriftRepaired": (
+        f"{_AGENT}events.py::test_failures_are_warnings",
         f"{_SYSTEM}agent_drift.py::test_it_is_told_of",
     ),
-    "ServiceSetAside": (f"{_AGENT}events.py::test_troubles_are_warnings",),
+    "ServiceQuarantined": (f"{_AGENT}events.py::test_failures_are_warnings",),
 }

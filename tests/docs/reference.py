@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import click
 import msgspec
 
-from pykubeproxy.agent import reload
 from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.cli import cleanup, main
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting, Zero
 from pykubeproxy.config.kinds import BOOL
-from pykubeproxy.inspect import changes_forms, explain_forms, forms, ruleset_forms, trace_forms
-from pykubeproxy.inspect.preflight import forms as fitness
-from pykubeproxy.lab import documents
+from pykubeproxy.inspect import render_json as render
+from pykubeproxy.inspect.diff import render_json as diff
+from pykubeproxy.inspect.dump import render_json as dump
+from pykubeproxy.inspect.explain import render_json as explain
+from pykubeproxy.inspect.preflight import render_json as preflight
+from pykubeproxy.inspect.trace import render_json as trace
+from pykubeproxy.lab import report
 from tests.docs.pages import DOCS
 
 _MARK = "<!-- Made by `make docs` from the code; what is written here by hand is lost. -->"
@@ -67,9 +70,8 @@ pykubeproxy:
 **File and flags.** With `--config`, flags are ignored as kube-proxy ignores them, except those marked *beside a file*:
 these win over the file.
 
-**Changes.** A changed file is taken up while the agent runs: what needs other rules is rewritten at once, and
-connections go on. For a setting that *needs a restart* the agent ends with status 1, to be started again by the kubelet.
-A file with an error in it is told in the log, and the agent goes on with what it has.
+**Changes.** A file that is written, or replaced by a rename, ends the agent with status 1, and the kubelet starts it
+again. An updated ConfigMap does not: restart the DaemonSet (`kubectl rollout restart`), as with kube-proxy.
 
 **Errors.** A misspelt field is a warning, as with kube-proxy; an impossible value ends the start with one line that
 names the field and what it may be.
@@ -104,8 +106,8 @@ _JSON = f"""# JSON forms
 {_MARK}
 
 With `-o json`, commands print a document for programs. Each says its version, `pykubeproxy/v1`, under which keys and
-reasons may be added and none changes its meaning. Reasons for programs stand under `reason`, the same for people under
-`why`; only the former are stable. In the sketches below, a key without a value is a text, or what its name says.
+reasons may be added and none changes its meaning. Where an entry has both, `reason` is a
+stable word for programs and `message` the same for people. In the sketches below, a key without a value is a text, or what its name says.
 """
 
 
@@ -143,7 +145,6 @@ def _entry(setting: Setting) -> str:
         "no default" if default in ("", "[]") else f"default `{default}`",
         "*beside a file*" * (setting.beside_config and bool(setting.field)),
         _ZERO[setting.zero] * (default not in ("", "[]")),
-        "needs a restart" * (bool(setting.field) and not setting.field.startswith(reload._LIVE)),
     ]
     told = " · ".join(fact for fact in facts if fact)
     return f"### `{setting.field or f'--{setting.flag}'}`\n\n{setting.help}\n\n{told}\n"
@@ -227,17 +228,17 @@ def json_forms() -> str:
 
 
 _FORMS: dict[str, Callable[..., object]] = {
-    "dump-rules": forms.document,
-    "explain": explain_forms.document,
-    "diff": changes_forms.document,
-    "trace": trace_forms.document,
-    "check": fitness.document,
-    "render": ruleset_forms.document,
+    "dump-rules": dump.document,
+    "explain": explain.document,
+    "diff": diff.document,
+    "trace": trace.document,
+    "check": preflight.document,
+    "render": render.document,
     "cleanup": cleanup.document,
-    "lab demo": documents.demonstrated,
-    "lab demo --list": documents.listed,
-    "lab up, lab status": documents.standing,
-    "lab down": documents.removed,
+    "lab demo": report.demo_document,
+    "lab demo --list": report.list_document,
+    "lab up, lab status": report.status_document,
+    "lab down": report.down_document,
 }
 
 

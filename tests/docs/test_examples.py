@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.lab import standing
+from pykubeproxy.lab import daemon
 from tests.docs.pages import Block, Example, blocks, examples, name, pages
 from tests.docs.sessions import Session, agrees
 
@@ -33,7 +33,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     lab = f"td{os.getpid()}x{next(_numbers)}"
     yield Session(tmp_path, lab)
     if os.geteuid() == 0:
-        standing.down(lab)
+        daemon.down(lab)
 
 
 @pytest.mark.parametrize("page", with_examples())

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pykubeproxy.http import Handler, Limits, serve
+
 RECORDING = Path(__file__).parent.parent / "data" / "http.txt"
 # Headers of the connection rather than of the answer; the recording is without them.
 TRANSPORT = {"Date", "Connection"}
@@ -41,6 +43,18 @@ def send(port: int, request: bytes) -> bytes:
         while piece := connection.recv(65536):
             answer += piece
         return bytes(answer)
+
+
+def exchange(raw: bytes, handler: Handler) -> bytes:
+    """Return the answer to these bytes on a connection that the client then half-closes."""
+    client, server = socket.socketpair()
+    with client, server:
+        client.sendall(raw)
+        client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            serve(server, handler, Limits(), lambda: None)
+        server.close()
+        return client.makefile("rb").read()
 
 
 def free_port() -> int:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Timing, Watch, api_watches
+from tests.fakes.faulty_apiserver import FaultyApiServer
 
 # Bookmarks of the test server come often, so that a short silence means something.
 BOOKMARKS = 0.2
@@ -50,6 +50,6 @@ def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[
     return [it for it in all_of_them if kind is None or it.name == names[kind]]
 
 
-def server(**options: Any) -> ApiServer:
+def server(**options: Any) -> FaultyApiServer:
     """A server that is not running yet."""
-    return ApiServer(**{"bookmark_seconds": BOOKMARKS} | options)
+    return FaultyApiServer(**{"bookmark_seconds": BOOKMARKS} | options)

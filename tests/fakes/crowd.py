@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from pykubeproxy.lab.api import POD_PORT as PORT
 from pykubeproxy.lab.api import SERVICES, SLICES, Api, Object, in_namespace
-from pykubeproxy.lab.pods import PORT
 from pykubeproxy.lab.prober import Target
 from pykubeproxy.services.ports import PortName
 

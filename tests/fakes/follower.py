@@ -1,5 +1,6 @@
-"""A stand-in for the agent: runs watches in threads and keeps the state that their events lead to."""
+"""A stand-in for the agent: runs watches in threads and keeps their state."""
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ State = dict[Kind, dict[Key, Object]]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until the condition holds; fails the test if it does not in time."""
+    """Wait for the condition; fail the test after a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass in time"
@@ -21,7 +22,11 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 class Follower:
-    """A context manager; on exit all watches must have ended within a second and without an exception."""
+    """Run watches in threads and keep their state; a context manager.
+
+    On exit no watch may have failed. A watch never ends by itself, so its thread gets a SystemExit, which it raises
+    as soon as its present wait is over.
+    """
 
     def __init__(self, watches: Iterable[Watch]) -> None:
         self.watches = list(watches)
@@ -29,16 +34,23 @@ class Follower:
         self.state: State = {}
         self.errors: list[BaseException] = []
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, args=(it,), name=it.name) for it in self.watches]
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(it,), name=it.name, daemon=True) for it in self.watches
+        ]
 
     def _run(self, watch: Watch) -> None:
         try:
             watch.run(self._emit)
+        except SystemExit:
+            pass
         except BaseException as error:
             self.errors.append(error)
 
     def _emit(self, event: Event) -> None:
         with self._lock:
+            if self._stopped:
+                raise SystemExit
             self.events.append(event)
             match event:
                 case Listed():
@@ -50,16 +62,16 @@ class Follower:
                     del self.state[event.kind][event.key]
 
     def names(self, kind: Kind = Kind.SERVICE) -> set[str]:
-        """The names of the objects of a kind that are there now."""
+        """The names of the present objects of a kind."""
         with self._lock:
             return {key.name for key in self.state.get(kind, {})}
 
     def sees(self, *names: str, kind: Kind = Kind.SERVICE, seconds: float = 10.0) -> None:
-        """Wait until exactly these objects are there."""
+        """Wait for exactly these objects."""
         eventually(lambda: kind in self.state and self.names(kind) == set(names), seconds)
 
     def lists(self, kind: Kind = Kind.SERVICE) -> int:
-        """How many whole lists of a kind have come."""
+        """The number of complete lists of a kind."""
         return sum(isinstance(it, Listed) and it.kind is kind for it in self.events)
 
     def __enter__(self) -> Self:
@@ -67,19 +79,12 @@ class Follower:
             thread.start()
         return self
 
-    def stop(self) -> float:
-        """Stop all watches; the seconds until the last of them has ended."""
-        started = time.monotonic()
-        for watch in self.watches:
-            watch.stop()
-        for thread in self._threads:
-            thread.join(10)
-        return time.monotonic() - started
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = self.stop()
+        self._stopped = True
+        for thread in self._threads:
+            raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         if error is None:
-            assert seconds < 1.0
             assert not self.errors

@@ -1,14 +1,15 @@
-"""A stand-in for iptables: carries out restore input in memory and hands the tables out again.
+"""A test double for iptables that applies restore input to tables in memory.
 
-Takes rules in the form iptables-save prints; it keeps them as they are and does not put other forms into that one.
-tests/kernel runs the same tests on this and on the real thing.
+It takes rules in the form iptables-save prints, and does not normalize other forms. tests/kernel runs the same tests on
+it and on real iptables.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
-from pykubeproxy.kernel import Backend, Failed, KernelError, Refused
+from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -81,9 +82,15 @@ class FakeIptables:
         self._fail()
         return rule in self.tables.get(key.table, {}).get(key.chain, ())
 
-    def restore(self, text: str | Iterable[str]) -> None:
+    @contextmanager
+    def session(self) -> Iterator["FakeSession"]:
+        """As Iptables.session, but all is restored at the end."""
+        session = FakeSession()
+        yield session
+        self.restore("".join(session.written))
+
+    def restore(self, text: str) -> None:
         """As Iptables.restore."""
-        text = "".join(text)
         if not text:
             return
         self.texts.append(text)
@@ -103,7 +110,7 @@ class FakeIptables:
                 continue
             if block is None:
                 if not line.startswith("*"):
-                    raise Refused(number, line, "failed", 1)
+                    raise Rejected(number, line, "failed", 1)
                 block = self._begin(line[1:])
             elif line == "COMMIT":
                 block.finish(number)
@@ -112,12 +119,22 @@ class FakeIptables:
             else:
                 block.line(number, line)
         if block is not None:
-            raise Refused(len(lines), lines[-1], "COMMIT expected", 1)
+            raise Rejected(len(lines), lines[-1], "COMMIT expected", 1)
 
     def _begin(self, table: str) -> "_Block":
         if table not in BUILT_IN:
             raise Failed("iptables-restore", 2, f"table name '{table}' invalid")
         return _Block(self, table, dict(self.tables.get(table) or _new_table(table)))
+
+
+class FakeSession:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.written.append(text)
 
 
 class _Block:
@@ -130,20 +147,20 @@ class _Block:
         self._nft = owner.backend is Backend.NFT
         # The nft backend reads the whole block before it looks at its chains; in both the kernel has the last word.
         self._read: list[tuple[int, str]] = []
-        self._refused: list[Refused] = []
+        self._refused: list[Rejected] = []
         self._references: set[str] | None = None
 
     def line(self, number: int, line: str) -> None:
-        """Read one line, or raise Refused."""
+        """Read one line, or raise Rejected."""
         match = _CHAIN.match(line) or _COMMAND.match(line)
         if match is None:
             if line.startswith("-"):
                 raise NotImplementedError(f"the stand-in does not know {line!r}")
-            raise Refused(number, line, "Bad argument", 2)
+            raise Rejected(number, line, "Bad argument", 2)
         if line.startswith(":") and len(match[1]) > 28:
-            raise Refused(number, line, "chain name too long", 2)
+            raise Rejected(number, line, "chain name too long", 2)
         if unknown := [name for name in _values(line, "-m") if name not in MATCHES]:
-            raise Refused(number, line, f"Couldn't load match `{unknown[0]}'", 2)
+            raise Rejected(number, line, f"Couldn't load match `{unknown[0]}'", 2)
         if self._nft:
             self._read.append((number, line))
         else:
@@ -176,7 +193,7 @@ class _Block:
             self._carry_out(at, line)
         if self._refused:
             first = self._refused[0]
-            raise first if self._nft else Refused(number, "COMMIT", "the kernel refused the block", 1)
+            raise first if self._nft else Rejected(number, "COMMIT", "the kernel rejected the block", 1)
 
     def _change(self, number: int, line: str, command: str, chain: str, rest: str) -> None:
         position = 0
@@ -207,11 +224,11 @@ class _Block:
         """What the tools, then the kernel, have against a rule in itself."""
         for target in (*_values(rule, "-j"), *_values(rule, "-g")):
             if target not in TARGETS and target not in self.chains:
-                raise Refused(number, line, f"Chain '{target}' does not exist", 2)
+                raise Rejected(number, line, f"Chain '{target}' does not exist", 2)
         if not self.owner.counters.issuperset(_values(rule, "--nfacct-name")):
-            self._refused.append(Refused(number, line, "RULE_APPEND failed (No such file or directory)", 4))
+            self._refused.append(Rejected(number, line, "RULE_APPEND failed (No such file or directory)", 4))
         if self.owner.refuses(rule):
-            self._refused.append(Refused(number, line, "RULE_APPEND failed (Invalid argument)", 4))
+            self._refused.append(Rejected(number, line, "RULE_APPEND failed (Invalid argument)", 4))
 
     def _delete(self, number: int, line: str, name: str) -> None:
         self._require(name in self.chains and name not in BUILT_IN[self.table], number, line)
@@ -221,7 +238,7 @@ class _Block:
                 target for rule in every for target in (*_values(rule, "-j"), *_values(rule, "-g"))
             }
         if self.chains[name] or name in self._references:
-            refused = Refused(
+            refused = Rejected(
                 number, line, "CHAIN_DEL failed (Device or resource busy)", 4 if self._nft else 1
             )
             if not self._nft:
@@ -237,7 +254,7 @@ class _Block:
         self, fine: bool, number: int, line: str, message: str = "No chain/target/match by that name."
     ) -> None:
         if not fine:
-            raise Refused(number, line, message, 1)
+            raise Rejected(number, line, message, 1)
 
 
 def _values(rule: str, option: str) -> list[str]:

@@ -1,20 +1,20 @@
 """A recorder of events that keeps what it is told."""
 
-from pykubeproxy.agent.observe.events import Event
+from pykubeproxy.agent.observe.events import KubernetesEvent
 
 
 class Notes:
     """`events` in the order they came; `closed` once nothing more is to come."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[KubernetesEvent] = []
         self.closed = False
 
     @property
     def reasons(self) -> list[str]:
         return [event.reason for event in self.events]
 
-    def record(self, event: Event) -> None:
+    def record(self, event: KubernetesEvent) -> None:
         """Keep it."""
         assert not self.closed
         self.events.append(event)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyroute2 import netns
 
-from pykubeproxy.kernel import sysctl
+from pykubeproxy.kernel import system
 from tests.fakes.asking import ask
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
@@ -29,7 +29,7 @@ def inside_a_namespace() -> Iterator[str]:
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         # A new namespace takes this over from the first one, where a proxy may have turned it on.
-        sysctl.write("net/ipv4/conf/all/route_localnet", 0)
+        system.write_setting("net/ipv4/conf/all/route_localnet", 0)
         yield name
     finally:
         netns.popns()

@@ -1,4 +1,4 @@
-"""A lab in which connections are held while things happen to node1: its pods stay on the line, and a crowd is there."""
+"""A lab for tests of node1's agent, with long-lived connections and a crowd of Services."""
 
 import time
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ _STICKY = ["10.96.0.50", "fd00:10:96::50"]
 
 
 def tables(lab: Lab, node: str, family: Family = Family.IPV4) -> Iptables:
-    """The tables of a node, as a program on it would see them."""
+    """The tables of a node."""
     lock = node_environment(lab.logs, node)["XTABLES_LOCKFILE"]
-    inside = ("ip", "netns", "exec", lab.nodes[node].namespace.name)
-    return open_iptables(Backend(lab.backend), family, Runner(inside, {"XTABLES_LOCKFILE": lock}))
+    prefix = ("ip", "netns", "exec", lab.nodes[node].namespace.name)
+    return open_iptables(Backend(lab.backend), family, Runner(prefix, {"XTABLES_LOCKFILE": lock}))
 
 
-def dispatched(how: str, **settings: object) -> Object:
-    """Settings of an agent that finds Services so."""
-    return {"pykubeproxy": {"dispatch": how}, **settings}
+def dispatched(mode: str, **settings: object) -> Object:
+    """Settings of an agent with this dispatch mode."""
+    return {"pykubeproxy": {"dispatch": mode}, **settings}
 
 
 class Stage:
-    """Node1 serves default/web and default/sticky, of three pods on both nodes; its agent is not started yet."""
+    """default/web and default/sticky with three pods on both nodes; node1's agent is not started yet."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -48,12 +48,12 @@ class Stage:
             clusterIP=_STICKY[0],
             clusterIPs=_STICKY,
         )
-        self.crowd = Crowd(lab.api, [pod.identity.addresses for pod in pods], stride=2, both=5)
+        self.crowd = Crowd(lab.api, [pod.addresses for pod in pods], stride=2, both=5)
         self.agent: Agent = lab.agents["node1"]
         self.tables = tables(lab, "node1")
 
     def ways(self) -> list[Way]:
-        """From a pod of the node and from outside, over both families."""
+        """Connections from a pod of the node and from outside, over both families."""
         pod, client = self._caller.namespace.entered, self.lab.client.namespace.entered
         outside = self.lab.nodes["node1"]
         return [
@@ -65,25 +65,25 @@ class Stage:
         ]
 
     def start(self, settings: Object | None = None) -> None:
-        """Start the agent, a running one anew."""
+        """Start or restart the agent."""
         if self.agent.pid:
             self.agent.stop()
         self._logged, self._started = len(self.agent.log()), time.time()
         self.agent.start(settings)
 
     def is_in_place(self) -> bool:
-        """Whether the agent has brought the tables up to date since it was started."""
+        """Whether the agent has synced since its start."""
         return "rules are in place" in self.agent.log()[self._logged :]
 
     def is_busy(self) -> bool:
-        """Whether the agent has begun to write since it was started, or found nothing to write."""
+        """Whether the agent has started to write since its start, or had nothing to write."""
         return bool(self.agent.restores(since=self._started)) or self.is_in_place()
 
     def chain(self, number: int) -> ChainKey:
-        """The chain of a Service of the crowd, which is there while it has endpoints."""
+        """The chain of a Service of the crowd; it exists while the Service has endpoints."""
         return ChainKey("nat", names.cluster_chain(self.crowd.port_name(number)))
 
     def served(self, numbers: Sequence[int]) -> set[int]:
-        """Those of the crowd that have their chain."""
+        """The Services of the crowd that have a chain."""
         nat = self.tables.save(["nat"]).chains
         return {number for number in numbers if self.chain(number) in nat}

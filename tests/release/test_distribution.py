@@ -1,4 +1,4 @@
-"""What `make dist` builds: whole, without what is for developers, the same each time, and fit to run."""
+"""`make dist` builds complete, reproducible packages that run."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ OBJECTS = ROOT / "tests" / "data" / "manifests"
 
 
 def build(folder: Path, tree: Path = ROOT) -> tuple[Path, Path]:
-    """Wheel and sdist of a tree, as of a day in 2024."""
+    """Build wheel and sdist of a tree with a fixed date."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1717200000"}
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -33,8 +33,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return build(tmp_path_factory.mktemp("dist"))
 
 
-def test_the_wheel_is_the_package(built: tuple[Path, Path]) -> None:
-    """Every file of the package is in it, the mark of being typed too, and nothing beside it."""
+def test_wheel_has_exactly_the_package(built: tuple[Path, Path]) -> None:
+    """The wheel has every file of the package, including py.typed, and no others."""
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     kept = (path for path in (ROOT / "pykubeproxy").rglob("*") if path.is_file() and path.suffix != ".pyc")
@@ -42,20 +42,20 @@ def test_the_wheel_is_the_package(built: tuple[Path, Path]) -> None:
     assert "pykubeproxy/py.typed" in names
 
 
-def test_the_wheel_says_what_it_is(built: tuple[Path, Path]) -> None:
-    """Name, version, license, and the README as its description."""
+def test_wheel_metadata(built: tuple[Path, Path]) -> None:
+    """The metadata has name, version, license and the README as description."""
     with zipfile.ZipFile(built[0]) as wheel:
         info = f"pykubeproxy-{pykubeproxy.__version__}.dist-info"
-        told = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+        metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
         licenses = [name for name in wheel.namelist() if name.startswith(f"{info}/licenses/")]
-    assert (told["Name"], told["Version"]) == ("pykubeproxy", pykubeproxy.__version__)
-    assert told["License-Expression"] == "Apache-2.0"
+    assert (metadata["Name"], metadata["Version"]) == ("pykubeproxy", pykubeproxy.__version__)
+    assert metadata["License-Expression"] == "Apache-2.0"
     assert licenses == [f"{info}/licenses/LICENSE"]
-    assert str(told.get_payload()).startswith("# pykubeproxy")
+    assert str(metadata.get_payload()).startswith("# pykubeproxy")
 
 
-def test_the_sdist_builds_and_tests_itself(built: tuple[Path, Path]) -> None:
-    """It holds what `make test` needs, and nothing that is made here."""
+def test_sdist_has_sources_and_tests(built: tuple[Path, Path]) -> None:
+    """The sdist has what `make test` needs and no build results."""
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "mkdocs.yml"} <= names
@@ -64,8 +64,8 @@ def test_the_sdist_builds_and_tests_itself(built: tuple[Path, Path]) -> None:
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_an_sdist_builds_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """Who builds a release again, be it from its sdist, can compare."""
+def test_builds_are_reproducible(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """A build from the sdist gives the same bytes."""
     with tarfile.open(built[1]) as sdist:
         sdist.extractall(tmp_path)
     (tree,) = tmp_path.iterdir()
@@ -74,8 +74,8 @@ def test_an_sdist_builds_the_same_bytes(built: tuple[Path, Path], tmp_path: Path
     assert once[0].read_bytes() == built[0].read_bytes()
 
 
-def test_the_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """Installed in an environment of its own, with the dependencies of this one, away from the checkout."""
+def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """The wheel runs in a clean environment outside the checkout, with this environment's dependencies."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     install = [
@@ -91,7 +91,7 @@ def test_the_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     ]
     subprocess.run([sys.executable, *install], check=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    # Behind what is installed there, so that the package is that of the wheel.
+    # Last on the path, so that Python imports the package of the wheel.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
 
     def run(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""The hooks of pre-commit are the tools of `make lint`."""
+"""pre-commit runs the tools of `make lint`."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_hooks_are_make_lint() -> None:
-    """Each command of the one is one of the other, and none fetches anything."""
+    """The commands are the same, and no hook downloads anything."""
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert repository["repo"] == "local"
     assert {hook["language"] for hook in repository["hooks"]} == {"system"}

@@ -1,4 +1,4 @@
-"""The version is the same wherever it stands, and the changelog has the form of Keep a Changelog."""
+"""Versions agree, and the changelog has the format of Keep a Changelog."""
 
 import re
 from pathlib import Path
@@ -12,14 +12,14 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 SECTIONS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 
 
-def test_the_manifests_ask_for_this_version() -> None:
-    """The image's tag is the version of the program."""
+def test_manifests_use_this_version() -> None:
+    """The image tag is the version of the package."""
     content = yaml.safe_load((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())
     assert [image["newTag"] for image in content["images"]] == [pykubeproxy.__version__]
 
 
-def test_the_changelog_has_its_form() -> None:
-    """Versions from the newest on, each with its date, and under them only the sections that there are."""
+def test_changelog_format() -> None:
+    """Versions are sorted, newest first, with dates and only known sections."""
     first, *others = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
     assert first == "[Unreleased]"
     found = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", other) for other in others]
@@ -32,6 +32,6 @@ def test_the_changelog_has_its_form() -> None:
 
 
 def test_every_entry_is_a_sentence() -> None:
-    """Under a section stand entries, each one a sentence of its own."""
+    """Every entry ends with a period."""
     for entry in re.findall(r"^- (.*(?:\n  .*)*)", CHANGELOG, re.MULTILINE):
         assert entry.endswith("."), entry

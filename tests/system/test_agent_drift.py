@@ -150,12 +150,12 @@ def test_it_is_told_of(backend: str, tmp_path: Path) -> None:
         at.iptables(4, "-t nat -D KUBE-SERVICES 1")
         eventually(lambda: at.metric('pykubeproxy_drift_repairs_total{ip_family="IPv4",table="nat"}') == 1)
         assert at.metric('pykubeproxy_drift_repair_duration_seconds_count{ip_family="IPv4"}') == 1
-        assert "others changed our rules; they are as they were" in at.log.read_text()
+        assert "drift repaired" in at.log.read_text()
         (repair,) = decode(ask(METRICS, "/statusz", accept="application/json").body.encode()).repairs
         assert (repair.family, repair.what, repair.seconds < 5) == ("IPv4", "nat: 1 rule gone", True)
         assert repair.writers == () if backend == "legacy" else "iptables" in repair.writers[0]
-        eventually(lambda: [it for it in events(at) if it["reason"] == "RulesRepaired"])
-        (event,) = (it for it in events(at) if it["reason"] == "RulesRepaired")
+        eventually(lambda: [it for it in events(at) if it["reason"] == "DriftRepaired"])
+        (event,) = (it for it in events(at) if it["reason"] == "DriftRepaired")
         assert event["regarding"]["name"] == "node1"  # type: ignore[index]
         assert "nat: 1 rule gone" in str(event["note"])
 
@@ -185,7 +185,7 @@ def test_somebody_undoes_it_again_and_again(tmp_path: Path) -> None:
         thread.join()
         eventually(lambda: at.ours(4) == before)
         eventually(lambda: answers(HEALTH, "/readyz", 200), seconds=30)
-        assert "left alone again" in at.log.read_text()
+        assert "drift no longer contested" in at.log.read_text()
 
 
 def test_changed_while_a_sync_runs(backend: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.process import METRICS, answers, inside_a_namespace, running, s
 
 pytestmark = pytest.mark.root
 
-GAUGE = 'pykubeproxy_services_set_aside{{ip_family="IPv4"}} {}'
+GAUGE = 'pykubeproxy_services_quarantined{{ip_family="IPv4"}} {}'
 
 
 def spoiling(folder: Path, backend: str) -> dict[str, str]:
@@ -62,25 +62,21 @@ def test_one_bad_service(backend: str, tmp_path: Path) -> None:
             eventually(lambda: GAUGE.format("1.0") in ask(METRICS, "/metrics").body)
             rules = "\n".join(saved(f"iptables-{backend}-save"))
             assert "-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp" in rules
-            assert '-d 10.96.0.10/32 -p tcp -m comment --comment "default/bad is set aside"' in rules
-            eventually(lambda: ("bad", made["metadata"]["uid"], "ServiceSetAside") in events(api))
-            (aside,) = (
-                decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
-                .families[0]
-                .set_aside
-            )
-            assert (aside.title, aside.refuses) == ("default/bad", True)
-            assert (
-                "default/bad" in ask(METRICS, "/statusz", accept="text/html").body.partition("Set aside")[2]
-            )
-            assert "Set aside: 1. Not served, for iptables refuses their rules." in command("status")
+            assert '-d 10.96.0.10/32 -p tcp -m comment --comment "default/bad is quarantined"' in rules
+            eventually(lambda: ("bad", made["metadata"]["uid"], "ServiceQuarantined") in events(api))
+            status = decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
+            (quarantined,) = status.families[0].quarantined
+            assert (str(quarantined.port_name), quarantined.rejects_clients) == ("default/bad", True)
+            page = ask(METRICS, "/statusz", accept="text/html").body
+            assert "default/bad" in page.partition("Quarantined")[2]
+            assert "Quarantined: 1. iptables rejects their rules." in command("status")
             dumped = command("dump-rules", "bad", "--iptables-backend", backend)
             assert "cluster IP 10.96.0.10:80 refused: set aside, for iptables refuses its rules" in dumped
-            assert log.read_text().count("a service is set aside") == 1
+            assert log.read_text().count("service quarantined") == 1
 
             (tmp_path / "well").touch()
             api.store.replace(made | {"spec": made["spec"] | {"ports": [{"port": 81, "protocol": "TCP"}]}})
             eventually(lambda: GAUGE.format("0.0") in ask(METRICS, "/metrics").body)
             assert "-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp" in "\n".join(saved(f"iptables-{backend}-save"))
-            assert "a service is served again" in log.read_text()
-            assert "set aside" not in ask(METRICS, "/statusz", accept="text/html").body.lower()
+            assert "service released from quarantine" in log.read_text()
+            assert "quarantined" not in ask(METRICS, "/statusz", accept="text/html").body.lower()

@@ -40,4 +40,4 @@ def test_all_three_forms(tmp_path: Path) -> None:
             assert said.stdout.startswith("node1  ")
         gone = subprocess.run(STATUS, capture_output=True, text=True)
         assert (gone.returncode, gone.stdout) == (1, "")
-        assert "no agent answers at http://127.0.0.1:10249: Connection refused" in gone.stderr
+        assert "cannot reach an agent at http://127.0.0.1:10249: Connection refused" in gone.stderr

@@ -1,4 +1,4 @@
-"""The benchmarks run, on next to no work. What they measure is theirs to say: no time is asserted here."""
+"""The benchmarks run on a small workload; the tests assert no times."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from pyroute2 import netns
 
 from tests.bench.plan import QUICK as EFFORT
-from tests.bench.plan import ROWS, Scale, stations
-from tests.bench.work import Size
+from tests.bench.plan import ROWS, Scale, steps
+from tests.bench.workload import Size
 
 EVERYTHING = {
     "start",
@@ -32,14 +32,14 @@ EVERYTHING = {
 
 
 def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """What it wrote as JSON, and what it printed. No namespace is left behind."""
+    """Return the JSON report and the standard output of a run. Check that no namespace is left."""
     command = [sys.executable, "-m", "tests.bench", "--quick", "--out", str(out), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            printed, complaints = process.communicate(timeout=150)
+            printed, errors = process.communicate(timeout=150)
         finally:
             process.kill()
-    assert process.returncode == 0, complaints
+    assert process.returncode == 0, errors
     assert not [name for name in netns.listnetns() if f"bench{process.pid}-" in name]
     return json.loads((out / "bench.json").read_bytes()), printed
 
@@ -47,7 +47,7 @@ def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
 @pytest.mark.root
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
 def test_everything_is_measured(tmp_path: Path, backend: str) -> None:
-    """Each row gives figures that can be true, in the table and in the JSON."""
+    """Each row has plausible figures in the table and in the JSON."""
     report, table = bench(tmp_path, "--backend", backend, "--sizes", "0x1,4x2", "--services", "4")
     assert report["notes"] == []
     measured = {figure["name"]: figure for figure in report["figures"]}
@@ -63,8 +63,8 @@ def test_everything_is_measured(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.root
-def test_another_program_on_the_same_work(tmp_path: Path) -> None:
-    """A peer stands next to ours with the ratio of the two; one that ends by itself is noted, with its last line."""
+def test_compares_a_peer(tmp_path: Path) -> None:
+    """The report compares a peer with pykubeproxy; a peer that exits is noted with its last line."""
     peer = tmp_path / "peer"
     script = f"#!/bin/sh\nexec {sys.executable} -c 'from pykubeproxy.cli import main; main()' run \"$@\"\n"
     peer.write_text(script)
@@ -72,7 +72,7 @@ def test_another_program_on_the_same_work(tmp_path: Path) -> None:
     options = ("--backend", "nft", "--rows", "start,change", "--sizes", "4x2", "--peer", str(peer))
     report, table = bench(tmp_path / "good", *options)
     assert report["notes"] == []
-    assert {figure["name"] for figure in report["figures"] if figure["subject"] == "kube-proxy"} == {
+    assert {figure["name"] for figure in report["figures"] if figure["program"] == "kube-proxy"} == {
         "start",
         "CPU of a start",
         "one endpoint changed",
@@ -82,14 +82,14 @@ def test_another_program_on_the_same_work(tmp_path: Path) -> None:
     assert ratio == pytest.approx(ours / theirs, abs=0.02)
     peer.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
     report, _ = bench(tmp_path / "bad", *options)
-    assert report["notes"] == ["kube-proxy, nft, 4x2: ended with exit code 3: no such luck"]
-    assert {figure["subject"] for figure in report["figures"]} == {"pykubeproxy", "iptables-restore"}
+    assert report["notes"] == ["kube-proxy, nft, 4x2: exited with status 3: no such luck"]
+    assert {figure["program"] for figure in report["figures"]} == {"pykubeproxy", "iptables-restore"}
 
 
-def test_what_takes_long_is_done_at_the_ends() -> None:
-    """Changes and idle minutes are measured at the fewest and the most Services alone, first packets apart."""
+def test_long_measurements_run_only_at_the_ends() -> None:
+    """Changes and idle minutes are measured at the smallest and largest number of Services only."""
     sizes = tuple(map(Size.read, ("0x1", "500x10", "1000x10", "5000x10", "5000x20")))
-    found = {station.size: station.rows for station in stations(Scale(sizes, (100,)), ROWS, EFFORT)}
+    found = {step.size: step.rows for step in steps(Scale(sizes, (100,)), ROWS, EFFORT)}
     assert [str(size) for size, rows in found.items() if "idle" in rows] == ["500x10", "5000x10"]
     assert [str(size) for size, rows in found.items() if "first" in rows] == ["100x2"]
     assert all("memory" in found[size] for size in sizes)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.root
 
 
 def of(document: dict[str, Any], name: str) -> list[tuple[str, str]]:
-    return [(it["level"], it["text"]) for it in document["checks"] if it["check"] == name]
+    return [(it["level"], it["message"]) for it in document["checks"] if it["check"] == name]
 
 
 def test_after_installing(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_after_installing(tmp_path: Path) -> None:
             assert saved() == before
             assert of(document, "proxies") == [("ok", f"the agent is running (process {agent.pid})")]
             assert of(document, "ports") == [
-                ("ok", f"port {HEALTH} is the agent's"),
-                ("ok", f"port {METRICS} is the agent's"),
+                ("ok", f"the agent uses port {HEALTH}"),
+                ("ok", f"the agent uses port {METRICS}"),
             ]
             assert of(document, "node") == [("ok", "the cluster has a Node node1")]
             assert " chains of a service proxy" in of(document, "tables")[0][1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pykubeproxy.inspect.preflight import cluster
-from pykubeproxy.inspect.preflight.finding import Finding
+from pykubeproxy.inspect.preflight.model import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole
@@ -84,7 +84,7 @@ def test_all_is_well() -> None:
     with api() as (url, asked):
         found = asked_of(url)
     assert levels(found) == ("ok", "ok", "ok")
-    assert found["api-server"].text == f"{url} answers"
+    assert found["api-server"].message == f"{url} answers"
     assert {(it["verb"], it["resource"], it["group"]) for it in asked} == {
         *((verb, "services", "") for verb in ("list", "watch")),
         *((verb, "endpointslices", "discovery.k8s.io") for verb in ("list", "watch")),
@@ -106,7 +106,7 @@ def test_a_right_is_missing() -> None:
     with api(lambda about: about["resource"] != "endpointslices") as (url, _):
         found = asked_of(url)
     assert levels(found) == ("ok", "ok", "fail")
-    assert found["permissions"].text == "not granted: list endpointslices and watch endpointslices"
+    assert found["permissions"].message == "not granted: list endpointslices and watch endpointslices"
     with api(lambda about: about["resource"] != "events") as (url, _):
         found = asked_of(url)
     assert levels(found) == ("ok", "ok", "warn")
@@ -141,7 +141,7 @@ def test_reviews_that_cannot_be_read(review: str) -> None:
     with CannedServer(answer) as odd:
         found = asked_of(odd.url)
     assert levels(found) == ("ok", "ok", "skip")
-    assert "an access review cannot be read" in found["permissions"].text
+    assert "invalid access review" in found["permissions"].message
 
 
 def test_nobody_answers() -> None:
@@ -166,4 +166,4 @@ def test_the_whole_command() -> None:
         assert [(it["family"], it["level"]) for it in forwarding] == [("IPv4", "fail"), ("IPv6", "fail")]
         checks = checked(1, "--kubeconfig", "/nowhere")["checks"]
     (found,) = [it for it in checks if it["check"] == "api-server"]
-    assert (found["level"], "/nowhere" in found["text"]) == ("fail", True)
+    assert (found["level"], "/nowhere" in found["message"]) == ("fail", True)

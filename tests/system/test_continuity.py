@@ -41,7 +41,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Stage]:
     settings = {"logging": {"verbosity": 2}, "pykubeproxy": {"iptablesBackend": request.param}}
     name = f"on{request.param}{os.getpid()}"
     with Lab(name, backend=request.param, settings=settings, agents=False) as lab:
-        lab.patience = 60.0
+        lab.timeout = 60.0
         made = Stage(lab)
         made.crowd.create(CROWD)
         made.start(dispatched("flat"))
@@ -73,10 +73,10 @@ def killed(node: Stage, chance: random.Random) -> None:
 
 
 def rearranged(node: Stage, chance: random.Random) -> None:
-    """Another way to find Services, there and back, while the agent runs and by a new start."""
-    node.agent.configure(dispatched("tree"))
+    """Dispatch changes by a restart: to a tree, to flat and back."""
+    node.start(dispatched("tree"))
     settles(node, len(CROWD), tree=True)
-    node.agent.configure(dispatched("flat"))
+    node.start(dispatched("flat"))
     settles(node, len(CROWD), tree=False)
     node.start(dispatched("tree"))
     settles(node, len(CROWD), tree=True)
@@ -86,7 +86,7 @@ def reconfigured(node: Stage, chance: random.Random) -> None:
     """A changed setting that every Service's chain has to show: all of them are decided and written anew."""
     for masquerades in (True, False):
         config = {"iptables": {"masqueradeAll": masquerades, "minSyncPeriod": "200ms"}}
-        node.agent.configure(dispatched("tree", **config))
+        node.start(dispatched("tree", **config))
         settles(node, len(CROWD), tree=True, masquerades=masquerades)
 
 

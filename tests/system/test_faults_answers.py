@@ -33,7 +33,7 @@ def test_a_list_without_end_is_given_up() -> None:
             assert not follower.events
             api.faults.clear()
             follower.sees("a")
-        assert reasons(lines)[0] == "the API server's answer takes too long: it was given up"
+        assert reasons(lines)[0] == "the API server's response takes too long"
 
 
 def test_a_watch_that_drips_and_tells_nothing_is_given_up() -> None:
@@ -70,9 +70,9 @@ def test_pages_without_end_are_given_up() -> None:
 
 def test_more_objects_than_any_cluster_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that goes on past all reason is given up before memory ends."""
-    monkeypatch.setattr("pykubeproxy.sources.api._MOST", 20)
+    monkeypatch.setattr("pykubeproxy.sources.api._MAX_OBJECTS", 20)
     with endless_pages("a", "b") as canned:
-        with pytest.raises(SourceError, match="has no end: 20 objects, and more to come"):
+        with pytest.raises(SourceError, match="has no end: more than 20 objects"):
             watches(canned.url, Kind.SERVICE)[0].once()
         assert len(canned.requests) == 11
 

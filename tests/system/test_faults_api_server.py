@@ -15,10 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from pykubeproxy.agent.observe.status import decode
-from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.lab.prober import Target
 from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
 from tests.fakes.traffic import Traffic, Way, echo_command
@@ -52,7 +52,7 @@ class Stand:
             stack.callback(pod.kill)
             assert pod.stdout
             assert pod.stdout.readline() == b"ready\n"
-        self.api: ApiServer = stack.enter_context(server())
+        self.api: FaultyApiServer = stack.enter_context(server())
         self.log = directory / "agent.log"
         self.api.store.create(node("node1", "192.168.99.10"))
         self.create("web", "10.96.0.10")
@@ -95,26 +95,28 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 class Fault(NamedTuple):
     """`begin` orders it, `says` is what the log says of it; it ends with `end`."""
 
-    begin: Callable[[ApiServer], object]
+    begin: Callable[[FaultyApiServer], object]
     says: str
-    end: Callable[[ApiServer], object] = lambda api: api.faults.clear()
+    end: Callable[[FaultyApiServer], object] = lambda api: api.faults.clear()
 
 
-def again(order: Callable[[ApiServer], object]) -> Callable[[ApiServer], object]:
+def again(order: Callable[[FaultyApiServer], object]) -> Callable[[FaultyApiServer], object]:
     """The fault, and watches that end, so that they meet it."""
 
-    def begin(api: ApiServer) -> None:
+    def begin(api: FaultyApiServer) -> None:
         order(api)
         api.faults.end_watches()
 
     return begin
 
 
-def failing(status: int, retry_after: int | None = None, verb: str = "") -> Callable[[ApiServer], object]:
+def failing(
+    status: int, retry_after: int | None = None, verb: str = ""
+) -> Callable[[FaultyApiServer], object]:
     return again(lambda api: api.faults.fail(status, 100_000, retry_after=retry_after, verb=verb))
 
 
-def resets(api: ApiServer) -> None:
+def resets(api: FaultyApiServer) -> None:
     for _ in range(25):
         api.faults.drop_connections()
         time.sleep(0.05)
@@ -129,7 +131,7 @@ FAULTS = {
     "410": Fault(failing(410, verb="watch"), "too old (410"),
     "truncated": Fault(again(lambda api: api.faults.truncate(100_000)), "the API server"),
     "repeated": Fault(again(lambda api: api.faults.echo()), ""),
-    "hanging": Fault(again(lambda api: api.faults.hang()), "nothing was heard from"),
+    "hanging": Fault(again(lambda api: api.faults.hang()), "no data from"),
     "resets": Fault(resets, "the connection to"),
 }
 

@@ -26,12 +26,12 @@ main()
 """
 # Who reads the wall clock, and what for: to tell a time to people and other machines, never to wait for one.
 READERS = {
-    "agent/desk.py": "the times on the status page",
-    "agent/events.py": "the times of an Event",
-    "agent/health.py": "lastUpdated on /healthz",
-    "agent/observers.py": "metrics that are times, and the latency since the API server's own time stamp",
-    "agent/pages.py": "the times on /statusz",
-    "agent/set_aside.py": "since when a Service is set aside",
+    "agent/observe/status_service.py": "the times on the status page",
+    "agent/observe/events.py": "the times of an Event",
+    "agent/observe/health.py": "lastUpdated on /healthz",
+    "agent/observe/observers.py": "metrics that are times, and the latency since the API server's own time stamp",
+    "agent/observe/pages.py": "the times on /statusz",
+    "agent/quarantine/quarantine.py": "since when a Service is quarantined",
     "sources/manifests.py": "files that have just changed are read once more",
 }
 

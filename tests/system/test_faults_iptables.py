@@ -26,8 +26,8 @@ PROGRAM = """
 import functools
 from pykubeproxy import kernel
 from pykubeproxy.cli import main
-from pykubeproxy.kernel import iptables
-iptables.LOCK_SECONDS = 1
+from pykubeproxy.kernel import tools
+tools.LOCK_SECONDS = 1
 kernel.open_iptables = functools.partial(kernel.open_iptables, seconds=1.5)
 main()
 """
@@ -147,7 +147,7 @@ def test_health_while_it_lasts(faulty: Node) -> None:
         inside = ("nsenter", f"--mount=/proc/{process.pid}/ns/mnt", f"--root=/proc/{process.pid}/root")
         subprocess.run([*inside, "mount", "--bind", str(empty), "/usr/sbin"], check=True)
         rule = faulty.new_service()
-        eventually(lambda: faulty.logged("was not found on PATH"))
+        eventually(lambda: faulty.logged("not found on PATH"))
         eventually(lambda: answers(HEALTH, "/livez", 503))
         assert answers(HEALTH, "/healthz", 503)
         counted = 'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"}'

@@ -1,8 +1,9 @@
-"""A lab comes, can be used from the command line, and leaves nothing behind however it ends."""
+"""A lab starts, works from the command line, and removes everything however it ends."""
 
 import itertools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.lab import namespaces, standing, sweep
+from pykubeproxy.lab import daemon, machine
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.rundir import AlreadyRunning, RunDirectory
+from pykubeproxy.lab.machine import LabExists, RunDirectory
+from pykubeproxy.lab.network import lab_namespaces
 
 pytestmark = pytest.mark.root
 
@@ -25,10 +27,10 @@ PROGRAM = [sys.executable, "-c", "from pykubeproxy.cli import main; main()", "la
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name that no other test has; whatever a failed test left goes."""
+    """A unique lab name; a lab that the test leaves is removed."""
     name = f"tl{os.getpid()}x{next(_numbers)}"
     yield name
-    standing.down(name)
+    daemon.down(name)
 
 
 def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
@@ -42,20 +44,18 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 def processes(name: str) -> list[int]:
-    """Handles (pidfds) on the processes inside a lab; a process number or a namespace's may be used again."""
-    found = [Path("/run/netns", entry).stat() for entry in namespaces.names(name)]
-    inside = {(status.st_dev, status.st_ino) for status in found}
-    return [os.pidfd_open(pid) for pid in sweep.processes_in(inside)]
+    """Pidfds of the processes in a lab; pids may be reused."""
+    return [os.pidfd_open(pid) for pid in machine.processes_in(lab_namespaces(name))]
 
 
-def nothing_left(name: str, inside: list[int]) -> bool:
-    """No namespace, no directory, and the processes that were inside have ended."""
+def is_removed(name: str, inside: list[int]) -> bool:
+    """Whether namespaces, directory and processes are gone."""
     ended = select.select(inside, [], [], 0)[0]
-    return not namespaces.names(name) and not RunDirectory(name).path.exists() and len(ended) == len(inside)
+    return not lab_namespaces(name) and not RunDirectory(name).path.exists() and len(ended) == len(inside)
 
 
 def links() -> str:
-    """What the machine's own namespace looks like from outside of any lab."""
+    """The links, addresses and routes of the machine's own namespace."""
     own = ["ip -o link", "ip -o addr", "ip route", "ip -6 route", "cat /proc/sys/net/ipv4/ip_forward"]
     return subprocess.run(["sh", "-c", "; ".join(own)], capture_output=True, text=True, check=True).stdout
 
@@ -70,7 +70,7 @@ def lab_command(*arguments: str) -> str:
 def driver(name: str) -> Iterator[subprocess.Popen[str]]:
     """A driver in the background, as `lab up` starts it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pykubeproxy.lab.standing", name, "auto", "1"],
+        [sys.executable, "-m", "pykubeproxy.lab.daemon", name, "auto", "1"],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -88,62 +88,64 @@ def first_line(driver: subprocess.Popen[str]) -> str:
 
 
 def test_up_exec_status_down(name: str) -> None:
-    """`lab up` leaves a lab standing that can be looked at and used, `lab down` takes it away."""
+    """`lab up` starts a lab, `status` and `exec` use it, `down` removes it."""
     lab_command("up", "--name", name, "--pods", "2")
     inside = processes(name)
     status = lab_command("status", "--name", name)
     assert "agent running" in status
     assert "web-2   node2" in status
     document = json.loads(lab_command("status", "--name", name, "-o", "json"))
-    places = {it["place"]: it for it in document["places"]}
+    hosts = {host["name"]: host for host in document["hosts"]}
     assert (document["apiVersion"], document["lab"]) == ("pykubeproxy/v1", name)
-    assert (places["web-2"]["kind"], places["web-2"]["node"], places["web-2"]["state"]) == (
+    assert (hosts["web-2"]["kind"], hosts["web-2"]["node"], hosts["web-2"]["state"]) == (
         "pod",
         "node2",
         "ready",
     )
-    assert places["node1"]["agent"] and places["client"]["addresses"][0] == "203.0.113.10"
+    assert hosts["node1"]["agent"] and hosts["client"]["addresses"][0] == "203.0.113.10"
     assert document["services"][0]["ports"][0]["nodePort"]
-    ask = (
+    code = (
         "import urllib.request as u; print(u.urlopen('http://10.0.0.1:6443/api/v1/services').read().decode())"
     )
-    services = json.loads(lab_command("exec", "--name", name, "client", "--", sys.executable, "-c", ask))
+    services = json.loads(lab_command("exec", "--name", name, "client", "--", sys.executable, "-c", code))
     node_port = services["items"][0]["spec"]["ports"][0]["nodePort"]
-    ask = f"import urllib.request as u; print(u.urlopen('http://10.0.0.12:{node_port}/').read().decode())"
-    answer = lab_command("exec", "--name", name, "client", sys.executable, "-c", ask)
+    code = f"import urllib.request as u; print(u.urlopen('http://10.0.0.12:{node_port}/').read().decode())"
+    answer = lab_command("exec", "--name", name, "client", sys.executable, "-c", code)
     assert json.loads(answer)["pod"] in ("web-1", "web-2")
     down = json.loads(lab_command("down", "--name", name, "-o", "json"))
     assert down == {"apiVersion": "pykubeproxy/v1", "lab": name, "removed": True}
-    assert nothing_left(name, inside)
-    assert "there is no lab" in lab_command("down", "--name", name)
+    assert is_removed(name, inside)
+    assert "no lab" in lab_command("down", "--name", name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
-def test_driver_dies(name: str, driver: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Whatever ends the driver, its processes, namespaces and directory go within seconds."""
-    assert first_line(driver) == "standing\n"
+def test_driver_death_removes_the_lab(
+    name: str, driver: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    """Any signal that ends the driver removes processes, namespaces and directory within seconds."""
+    assert first_line(driver) == "ready\n"
     inside = processes(name)
     assert len(inside) >= 4, "an API server, two agents and a pod are running"
     driver.send_signal(number)
     driver.wait(20)
-    assert until(lambda: nothing_left(name, inside))
+    assert until(lambda: is_removed(name, inside))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("made", [1, 3, 5])
-def test_dies_while_building(
+def test_driver_death_while_building_removes_the_lab(
     name: str, driver: subprocess.Popen[str], number: signal.Signals, made: int
 ) -> None:
-    """The same when it is hit in the middle of building."""
-    assert until(lambda: len(namespaces.names(name)) >= made)
+    """A signal while the lab is built removes it too."""
+    assert until(lambda: len(lab_namespaces(name)) >= made)
     driver.send_signal(number)
     driver.wait(20)
-    assert until(lambda: nothing_left(name, []))
+    assert until(lambda: is_removed(name, []))
 
 
-def test_taken_up_after_a_crash(name: str, driver: subprocess.Popen[str]) -> None:
-    """A lab can be started at once after one of its name was killed."""
-    assert first_line(driver) == "standing\n"
+def test_name_is_free_after_a_crash(name: str, driver: subprocess.Popen[str]) -> None:
+    """A lab starts at once after one of the same name was killed."""
+    assert first_line(driver) == "ready\n"
     driver.kill()
     driver.wait()
     with Lab(name, agents=False) as lab:
@@ -152,17 +154,17 @@ def test_taken_up_after_a_crash(name: str, driver: subprocess.Popen[str]) -> Non
             assert lab.client.prober.tcp(pod.target()).pods == {"web-1": 1}
 
 
-def test_name_is_taken(name: str) -> None:
-    """A second lab of the same name is refused and does the first no harm."""
+def test_name_in_use_is_rejected(name: str) -> None:
+    """A second lab of the same name is rejected and does not affect the first."""
     with Lab(name, agents=False) as lab:
-        with pytest.raises(AlreadyRunning, match="lab down"), Lab(name):
+        with pytest.raises(LabExists, match="lab down"), Lab(name):
             pass
         (pod,) = lab.deploy("web", 1)
         assert lab.client.prober.tcp(pod.target()).pods == {"web-1": 1}
 
 
-def test_side_by_side(name: str) -> None:
-    """Two labs have the same addresses and do not see each other; the machine's own network sees neither."""
+def test_labs_run_side_by_side(name: str) -> None:
+    """Two labs use the same addresses without conflict, and the machine's own network does not change."""
     before = links()
     with Lab(f"{name}a", agents=False) as first, Lab(f"{name}b", agents=False) as second:
         (one,) = first.deploy("one", 1)
@@ -174,25 +176,25 @@ def test_side_by_side(name: str) -> None:
     assert links() == before
 
 
-def test_down_after_everything_died(name: str, driver: subprocess.Popen[str]) -> None:
-    """`lab down` clears up even when both the driver and the janitor were killed."""
-    assert first_line(driver) == "standing\n"
+def test_down_removes_a_lab_without_driver_and_janitor(name: str, driver: subprocess.Popen[str]) -> None:
+    """`lab down` cleans up after both the driver and the janitor were killed."""
+    assert first_line(driver) == "ready\n"
     inside = processes(name)
     children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
     janitors = [
-        pid for pid in children if b"pykubeproxy.lab.sweep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in children if b"pykubeproxy.lab.machine" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     assert len(janitors) == 1
     os.kill(int(janitors[0]), signal.SIGKILL)
     driver.kill()
     driver.wait()
-    assert namespaces.names(name), "nobody was left to clear up"
-    assert "is gone" in lab_command("down", "--name", name)
-    assert nothing_left(name, inside)
+    assert lab_namespaces(name), "no process is left to clean up"
+    assert "removed" in lab_command("down", "--name", name)
+    assert is_removed(name, inside)
 
 
-def test_demo_fails_with_its_scenario(name: str) -> None:
-    """`lab demo` tells which scenario failed and why, and exits with 1: here the agents end at once."""
+def test_demo_reports_a_failed_scenario(name: str) -> None:
+    """`lab demo` names the failed scenario and its reason and exits with 1: here the agents end at once."""
     broken = (
         "from pykubeproxy.lab import agents; agents.COMMAND = ['sh', '-c', 'echo cannot go on; exit 3'];"
         "from pykubeproxy.cli import main; main()"
@@ -206,27 +208,27 @@ def test_demo_fails_with_its_scenario(name: str) -> None:
     )
     assert done.returncode == 1
     assert "exit code 3: cannot go on" in " ".join(done.stdout.split())
-    assert "1 of 1 scenarios failed: scale" in done.stdout
-    assert nothing_left(name, [])
+    assert re.search(r"1 of 1 scenarios failed in \d+ s: scale", done.stdout)
+    assert is_removed(name, [])
 
 
-def test_demo_shows_what_it_saw(name: str) -> None:
-    """`lab demo SCENARIO` prints numbers in 80 columns, exits with 0 and leaves nothing behind."""
+def test_demo_prints_observations(name: str) -> None:
+    """`lab demo SCENARIO` prints observations in 80 columns, exits with 0 and cleans up."""
     done = subprocess.run(
         [*PROGRAM, "demo", "scale", "--name", name], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "web-1 200" in done.stdout
-    assert "As it should be" in done.stdout
+    assert "1 of 1 scenarios passed" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert nothing_left(name, [])
+    assert is_removed(name, [])
 
 
-def test_demo_as_a_document(name: str) -> None:
-    """With -o json it prints what was seen as one document, and nothing besides."""
+def test_demo_prints_json(name: str) -> None:
+    """With -o json `lab demo` prints one document only."""
     document = json.loads(lab_command("demo", "scale", "--name", name, "-o", "json"))
     assert (document["ok"], document["lab"], document["backend"]) == (True, name, "auto")
     (scale,) = document["scenarios"]
     assert scale["name"] == "scale"
-    assert any("web-1 200" in it["text"] for it in scale["seen"])
-    assert nothing_left(name, [])
+    assert any("web-1 200" in entry["text"] for entry in scale["log"])
+    assert is_removed(name, [])

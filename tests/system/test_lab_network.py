@@ -1,4 +1,4 @@
-"""What the lab's network is before any rule is written."""
+"""The lab's network without any proxy rules."""
 
 import itertools
 import os
@@ -21,32 +21,32 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_everybody_reaches_every_pod(lab: Lab, family: int) -> None:
-    """Pods, nodes and the client reach each pod directly, TCP and UDP, with their own addresses."""
+def test_hosts_reach_every_pod(lab: Lab, family: int) -> None:
+    """Pods, nodes and the client reach each pod over TCP and UDP with their own addresses."""
     lab.reset()
     pods = lab.deploy("web", 3)
-    places = [(place.prober, place.addresses[family == 6]) for place in lab.nodes.values()]
-    places.append((lab.client.prober, CLIENT[family == 6]))
-    places += [(pod.prober, pod.identity.addresses[family == 6]) for pod in pods]
-    for (prober, address), pod in itertools.product(places, pods):
+    sources = [(node.prober, node.addresses[family == 6]) for node in lab.nodes.values()]
+    sources.append((lab.client.prober, CLIENT[family == 6]))
+    sources += [(pod.prober, pod.addresses[family == 6]) for pod in pods]
+    for (prober, address), pod in itertools.product(sources, pods):
         if prober._namespace is pod.namespace:
-            continue  # whom a pod sees that asks itself is its own affair
-        for seen in (prober.tcp(pod.target(family)), prober.udp(pod.target(family))):
-            assert seen.pods == {pod.name: 1}
-            assert set(seen.clients) == {address}
+            continue  # a pod that calls itself may use another source address
+        for result in (prober.tcp(pod.target(family)), prober.udp(pod.target(family))):
+            assert result.pods == {pod.name: 1}
+            assert set(result.clients) == {address}
 
 
-def test_readiness_reaches_the_slices(lab: Lab) -> None:
-    """What a pod says of itself, and what befalls it, stands in the EndpointSlices when the call returns."""
+def test_slices_follow_pod_status(lab: Lab) -> None:
+    """The EndpointSlices have each change of a pod's status when the call returns."""
     lab.reset()
     (pod,) = lab.deploy("web", 1, gates=["outside"])
     lab.service("web")
 
     def conditions() -> list[tuple[bool, bool, bool]]:
         return [
-            (said["ready"], said["serving"], said["terminating"])
+            (status["ready"], status["serving"], status["terminating"])
             for slice_ in lab.api.items(SLICES)
-            for said in (endpoint["conditions"] for endpoint in slice_["endpoints"])
+            for status in (endpoint["conditions"] for endpoint in slice_["endpoints"])
         ]
 
     assert conditions() == [(False, False, False)] * 2, "the gate is closed; one slice for each family"
@@ -62,31 +62,31 @@ def test_readiness_reaches_the_slices(lab: Lab) -> None:
     assert conditions() == []
 
 
-def test_a_pod_that_is_gone_refuses(lab: Lab) -> None:
-    """Who connects to a pod that ended is refused at once."""
+def test_stopped_pod_refuses_connections(lab: Lab) -> None:
+    """Connections to a stopped pod are refused at once."""
     lab.reset()
     (pod,) = lab.deploy("web", 1)
     lab.stop_pod(pod)
     for family in (4, 6):
-        seen = lab.nodes["node2"].prober.tcp(pod.target(family), 20)
-        assert seen.errors == {"refused": 20}
-        assert seen.slowest < 0.5
+        result = lab.nodes["node2"].prober.tcp(pod.target(family), 20)
+        assert result.errors == {"refused": 20}
+        assert result.slowest < 0.5
 
 
-def test_linger(lab: Lab) -> None:
-    """A pod with a linger time serves on after SIGTERM, then it is gone."""
+def test_pod_serves_while_it_lingers(lab: Lab) -> None:
+    """A pod with a linger time serves after SIGTERM, then ends."""
     lab.reset()
     (pod,) = lab.deploy("web", 1, linger=0.5)
     stream = lab.client.prober.stream(pod.target(), pause=0.01)
     pod.terminate()
     assert lab.client.prober.tcp(pod.target(), 20).pods == {"web-1": 20}
-    pod.wait_gone()
+    pod.wait_ended()
     assert stream.stop().pods["web-1"] > 20
     assert lab.client.prober.tcp(pod.target()).errors == {"refused": 1}
 
 
-def test_service_addresses_without_rules(lab: Lab) -> None:
-    """Without rules a cluster IP leads nowhere: what a scenario reaches there, an agent programmed."""
+def test_cluster_ip_fails_without_rules(lab: Lab) -> None:
+    """Without rules a cluster IP does not answer, so answers in scenarios prove the agent's rules."""
     lab.reset()
     lab.deploy("web", 1)
     vip = lab.service("web").vip()

@@ -1,4 +1,4 @@
-"""The lab's scenarios, each with real agents, real rules and real connections."""
+"""The lab's scenarios with real agents, rules and connections."""
 
 import itertools
 import os
@@ -14,20 +14,20 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.crowd import Crowd
-from tests.witness import Witness
+from tests.trace_check import TraceCheck
 
 pytestmark = pytest.mark.root
 
-# The backend and the dispatch of a lab's agents, by what the lab is called here. There are too few Services in a
-# scenario for a tree, so there the lab has a crowd besides.
+# Backend and dispatch of the agents by setup. A scenario has too few Services for a dispatch tree, so the tree setup
+# adds a crowd.
 SETUPS = {"nft": ("nft", "auto"), "tree": ("nft", "tree"), "legacy": ("legacy", "auto")}
 CROWD = 64
 BRANCHES = {
     names.SERVICES: re.compile(r"-d \S+ -j (KUBE-SVC-\w+)"),
     names.NODEPORTS: re.compile(r"-p tcp -m tcp --dport \d+:\d+ -j (KUBE-SVC-\w+)"),
 }
-# On legacy those whose rules the two backends treat differently: balancing, recent, REJECT, masquerading.
-LEGACY = ("scale", "affinity", "node-port", "corners")
+# Scenarios whose rules differ by backend: balancing, recent, REJECT, masquerading.
+LEGACY = ("scale", "affinity", "client-address", "edge-cases")
 CASES = [
     *((setup, scenario) for setup in ("nft", "tree") for scenario in SCENARIOS),
     *(("legacy", scenario) for scenario in SCENARIOS if scenario.name in LEGACY),
@@ -36,13 +36,13 @@ _numbers = itertools.count()
 
 
 def lab_name(purpose: str) -> str:
-    """A name that no other test has."""
+    """A unique lab name."""
     return f"{purpose}{os.getpid()}x{next(_numbers)}"
 
 
 @pytest.fixture(scope="module")
 def labs() -> Iterator[dict[str, Lab]]:
-    """A lab for each setup, made when it is first asked for."""
+    """The lab of each setup, started on first use."""
     made: dict[str, Lab] = {}
     try:
         yield made
@@ -52,7 +52,7 @@ def labs() -> Iterator[dict[str, Lab]]:
 
 
 def start_lab(setup: str) -> Lab:
-    """A lab with agents; for a tree with a crowd of Services, with room for those of the scenarios in between."""
+    """A lab with agents; for a tree with a crowd whose addresses leave gaps for the scenarios' Services."""
     backend, dispatch = SETUPS[setup]
     settings = {"pykubeproxy": {"iptablesBackend": backend, "dispatch": dispatch}}
     lab = Lab(lab_name(f"t{setup}"), backend=backend, settings=settings).__enter__()
@@ -68,22 +68,22 @@ def start_lab(setup: str) -> Lab:
 def test_scenario(
     labs: dict[str, Lab], monkeypatch: pytest.MonkeyPatch, setup: str, scenario: Scenario
 ) -> None:
-    """Connections see what the scenario promises, and what trace says of them."""
+    """Connections agree with the scenario's checks and with trace."""
     if setup not in labs:
         labs[setup] = start_lab(setup)
     lab = labs[setup]
     lab.reset()
-    told: list[object] = []
-    witness = Witness(lab, Backend(SETUPS[setup][0]), monkeypatch)
-    scenario.run(lab, lambda *seen: told.append(seen))
-    assert told, "a scenario tells what it saw"
-    assert witness.compared, "trace was asked"
+    entries: list[object] = []
+    trace_check = TraceCheck(lab, Backend(SETUPS[setup][0]), monkeypatch)
+    scenario.run(lab, lambda *entry: entries.append(entry))
+    assert entries, "the scenario has a log"
+    assert trace_check.compared, "trace was compared"
     if setup == "tree":
-        assert_found_through_branches(lab)
+        assert_dispatched_by_branches(lab)
 
 
-def assert_found_through_branches(lab: Lab) -> None:
-    """On node1 no Service of the scenario stands in a chain that packets come to first: all are below, in both families."""
+def assert_dispatched_by_branches(lab: Lab) -> None:
+    """On node1 the Services of the scenario are in branch chains only, in both families."""
     inside = ("ip", "netns", "exec", lab.nodes["node1"].namespace.name)
     for family in Family:
         nat = open_iptables(Backend.NFT, family, Runner(inside)).save(["nat"]).chains
@@ -97,11 +97,11 @@ def assert_found_through_branches(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_fails_without_rules(labs: dict[str, Lab], scenario: Scenario) -> None:
-    """A scenario notices when nobody programs the nodes: none of them passes by itself."""
+def test_scenario_fails_without_rules(labs: dict[str, Lab], scenario: Scenario) -> None:
+    """No scenario passes without agents."""
     if "none" not in labs:
         labs["none"] = Lab(lab_name("tnone"), agents=False).__enter__()
-        labs["none"].patience = 0.3
+        labs["none"].timeout = 0.3
     lab = labs["none"]
     lab.reset()
     with pytest.raises((ScenarioFailed, TimeoutError)):

@@ -73,7 +73,7 @@ def test_nodes(api: ApiServer) -> None:
     result = explained(api, "default/a", *HERE, "--node", "n2")
     assert (result.stdout.splitlines()[0], result.stderr) == ("On n2 in z2:", "")
     result = explained(api, "default/a", "--hostname-override", "n9")
-    assert result.stderr == "The API server has no Node n9; --hostname-override names another.\n"
+    assert result.stderr == "The API server has no Node n9; use --hostname-override to select another one.\n"
     assert result.stdout.startswith("On n9, whose zone is not known:\n")
 
 

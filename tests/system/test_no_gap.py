@@ -35,7 +35,7 @@ class Node:
         self.pods = lab.deploy("web", 3)
         (self.caller,) = lab.deploy("caller", 1, nodes=["node1"])
         self.web = lab.service("web", type="NodePort")
-        self.crowd = Crowd(lab.api, [pod.identity.addresses for pod in self.pods], stride=2, both=5)
+        self.crowd = Crowd(lab.api, [pod.addresses for pod in self.pods], stride=2, both=5)
         self.agent: Agent = lab.agents["node1"]
         lock = node_environment(lab.logs, "node1")["XTABLES_LOCKFILE"]
         inside = ("ip", "netns", "exec", lab.nodes["node1"].namespace.name)
@@ -86,7 +86,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     settings = {"logging": {"verbosity": 2}, "pykubeproxy": {"iptablesBackend": request.param}}
     name = f"gap{request.param}{os.getpid()}"
     with Lab(name, backend=request.param, settings=settings, agents=False) as lab:
-        lab.patience = 60.0
+        lab.timeout = 60.0
         made = Node(lab)
         made.start()
         made.settles(0, tree=False)
@@ -155,8 +155,8 @@ def attempt(node: Node, number: int) -> int:
 
 
 def switch(node: Node, chance: random.Random) -> None:
-    """Dispatch changes: to flat while the agent runs, back to a tree by a new start, and while it is killed."""
-    node.agent.configure(dispatched("flat"))
+    """Dispatch changes by a restart, to flat and back to a tree, also after a kill."""
+    node.start("flat")
     node.settles(MANY, tree=False)
     node.start("tree")
     node.settles(MANY, tree=True)
@@ -164,7 +164,7 @@ def switch(node: Node, chance: random.Random) -> None:
         kill_at_work(node, chance.uniform(0.0, 0.15), dispatch)
     node.start("flat")
     node.settles(MANY, tree=False)
-    node.agent.configure(dispatched("auto"))
+    node.start()
     node.settles(MANY, tree=True)
 
 

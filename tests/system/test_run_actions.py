@@ -61,7 +61,7 @@ def test_what_is_passed_over_is_told_when_a_file_is_written(tmp_path: Path) -> N
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """It names the flag, the path and the reason."""
     path = tmp_path / "none" / "file"
-    complaint = f'Error: --write-config-to: "{path}" cannot be written: No such file or directory\n'
+    complaint = f"Error: --write-config-to: cannot write {path}: No such file or directory\n"
     assert run(f"--write-config-to={path}") == (1, "", complaint)
 
 
@@ -97,7 +97,7 @@ def test_cleanup(namespace: str, tmp_path: Path) -> None:
     left = [line for line in saved() + saved("ip6tables-nft-save") if line.startswith("-A")]
     # The chain KUBE-FIREWALL is the kubelet's.
     assert [line for line in left if "KUBE-FIREWALL" not in line] == ["-A FORWARD -i docker0 -j ACCEPT"]
-    assert run("--cleanup")[:2] == (0, "There is nothing to do.\n")
+    assert run("--cleanup")[:2] == (0, "Nothing to remove.\n")
 
 
 @pytest.mark.root

@@ -1,4 +1,4 @@
-"""The soak in short: `make soak` goes on for longer."""
+"""A short soak test; `make soak` runs longer."""
 
 import pytest
 
@@ -11,5 +11,5 @@ SECONDS = 6.0
 
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
 def test_soak(backend: str) -> None:
-    """No connection fails by our doing, the rules are those of a fresh start, and memory stays; the seed is printed."""
+    """No connection fails because of the agent, the rules equal a fresh start's, and memory does not grow."""
     assert soak(backend, new_seed(), SECONDS) == []

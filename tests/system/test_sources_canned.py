@@ -1,4 +1,4 @@
-"""Answers that no proper API server gives."""
+"""Responses that violate the API."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ from tests.fakes.follower import Follower, eventually
 
 
 def listing(version: int, *names: str) -> bytes:
-    """A complete answer with a list of Services."""
+    """A complete response with a list of Services."""
     items = [{k: v for k, v in service(name).items() if k in ("metadata", "spec")} for name in names]
     body = {"kind": "ServiceList", "metadata": {"resourceVersion": str(version)}, "items": items}
     return whole(json.dumps(body).encode())
@@ -55,7 +55,7 @@ GARBAGE = [
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("watching", [False, True])
 def test_garbage_is_survived(garbage: bytes, watching: bool) -> None:
-    """Whatever comes instead of a list or a watch, one line says what is wrong and the next try is made."""
+    """Garbage instead of a list or watch is one log line, and the next try succeeds."""
     tries = []
 
     def answer(target: str, connection: socket.socket) -> None:
@@ -78,7 +78,7 @@ def test_garbage_is_survived(garbage: bytes, watching: bool) -> None:
 
 
 def test_garbage_in_a_single_try() -> None:
-    """With a single try it is an error of one line."""
+    """A single try ends with an error of one line."""
     with (
         CannedServer(lambda target, connection: connection.sendall(whole(b"<html>"))) as canned,
         pytest.raises(SourceError, match="no list of Services"),
@@ -87,7 +87,7 @@ def test_garbage_in_a_single_try() -> None:
 
 
 def test_event_without_end() -> None:
-    """A line that does not end is given up, and the objects are listed."""
+    """An endless line is a failure, and a list follows."""
     sent: list[int] = []
 
     def answer(target: str, connection: socket.socket) -> None:
@@ -123,7 +123,7 @@ def test_event_without_end() -> None:
     ],
 )
 def test_odd_event_before_a_good_one(line: bytes) -> None:
-    """An event that makes no sense does not keep later ones from arriving, be it by a list."""
+    """Changes after an invalid event arrive, if need be by a list."""
     watched: list[str] = []
 
     def answer(target: str, connection: socket.socket) -> None:
@@ -140,7 +140,7 @@ def test_odd_event_before_a_good_one(line: bytes) -> None:
 
 
 def test_duplicates_change_nothing() -> None:
-    """Events that are sent twice, and the deletion of what is not there, lead to the same state."""
+    """Repeated events and the deletion of an unknown object change nothing."""
 
     def answer(target: str, connection: socket.socket) -> None:
         if "watch=true" not in target:
@@ -155,7 +155,7 @@ def test_duplicates_change_nothing() -> None:
 
 
 def test_watch_without_chunks() -> None:
-    """A proxy may pass the stream on until it closes the connection; events are not held back until then."""
+    """Events of a stream without chunks are not delayed until the connection closes."""
 
     def answer(target: str, connection: socket.socket) -> None:
         if "watch=true" not in target:
@@ -171,7 +171,7 @@ def test_watch_without_chunks() -> None:
 
 
 def test_two_lists_of_half_a_page() -> None:
-    """A connection that breaks in the middle of a list makes no list of its first half."""
+    """Half a list is not a list."""
     count: list[int] = []
 
     def answer(target: str, connection: socket.socket) -> None:
@@ -189,7 +189,7 @@ def test_two_lists_of_half_a_page() -> None:
 
 
 def test_list_without_end() -> None:
-    """A server whose list always goes on with the same page is not followed for ever."""
+    """A list that repeats the same page is a failure."""
     body = {"kind": "ServiceList", "metadata": {"resourceVersion": "5", "continue": "x"}, "items": []}
     text = whole(json.dumps(body).encode())
     with (
@@ -200,7 +200,7 @@ def test_list_without_end() -> None:
 
 
 def test_list_that_fails_in_the_middle_complains_once() -> None:
-    """A bad object on the first page is told once, however often the second page fails."""
+    """A faulty object on the first page is logged once, however often the second page fails."""
     bad = {"metadata": {"name": "bad", "resourceVersion": "3"}, "spec": 5}
     failures: list[str] = []
 
@@ -224,4 +224,4 @@ def test_list_that_fails_in_the_middle_complains_once() -> None:
     with CannedServer(answer) as canned, capture_logs() as lines:
         with Follower(watches(canned.url, Kind.SERVICE)) as follower:
             follower.sees("a")
-        assert sum("passed over" in line["event"] for line in lines) == 1
+        assert sum(line["event"] == "object skipped" for line in lines) == 1

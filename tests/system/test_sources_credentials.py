@@ -1,4 +1,4 @@
-"""Credentials that are wrong, end or renew, and TLS."""
+"""Wrong, expired and renewed credentials, and TLS."""
 
 import subprocess
 import time
@@ -27,7 +27,7 @@ def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    """A self-signed certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = (
@@ -39,7 +39,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_wrong_token_is_told(tmp_path: Path) -> None:
-    """A token that is not accepted is a clear message, and the watch waits for better ones."""
+    """A rejected token is a clear message, and the watch retries."""
     with (
         server(token="right") as api,
         capture_logs() as lines,
@@ -52,7 +52,7 @@ def test_wrong_token_is_told(tmp_path: Path) -> None:
 
 
 def test_token_file_renewed_after_a_401(tmp_path: Path) -> None:
-    """When a token is no longer accepted, its file is read again for the next try."""
+    """After a rejected token its file is read again."""
     token = tmp_path / "token"
     token.write_text("first\n")
     with (
@@ -68,7 +68,7 @@ def test_token_file_renewed_after_a_401(tmp_path: Path) -> None:
 
 
 def test_token_file_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token file is read again before it is old, so that a token that ends is never sent."""
+    """A token file is read again before the token expires."""
     monkeypatch.setattr(client, "_FRESH", 0.1)
     token = tmp_path / "token"
     token.write_text("first")
@@ -90,7 +90,7 @@ def test_token_file_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
-    """A credential plugin whose token is refused is run again."""
+    """A credential plugin runs again after its token was rejected."""
     (tmp_path / "token").write_text("first")
     program = tmp_path / "plugin"
     program.write_text(
@@ -109,7 +109,7 @@ def test_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
 
 
 def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubeconfig that is gone for a while is a warning, not the end."""
+    """A missing kubeconfig is a warning; the watch continues."""
     monkeypatch.setattr(client, "_FRESH", 0.0)
     with server() as api, capture_logs() as lines:
         path = tmp_path / "kubeconfig"
@@ -127,7 +127,7 @@ def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:
-    """Over TLS with the certificate authority of the kubeconfig everything works, stop included."""
+    """The watch works over TLS with the certificate authority of the kubeconfig."""
     with (
         server(tls=tls, token="right") as api,
         Follower(api_watches(Client(str(api.kubeconfig(tmp_path / "k"))), "n1", SHORT)) as follower,
@@ -142,7 +142,7 @@ def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:
 
 
 def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
-    """A server with a certificate of unknown origin is not talked to, and the reason is given."""
+    """An unknown certificate authority is an error with its reason."""
     with server(tls=tls) as api:
         with pytest.raises(SourceError, match=r"no TLS connection .*certificate verify failed") as caught:
             api_watches(Client(master=api.url), "n1")[0].once()
@@ -151,7 +151,7 @@ def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
 
 
 def test_tls_with_a_server_that_speaks_none() -> None:
-    """https:// to a plain server is told as what it is."""
+    """https:// to a plain HTTP server is a clear error."""
     with server() as api, pytest.raises(SourceError, match="no TLS connection"):
         api_watches(Client(master=api.url.replace("http:", "https:")), "n1", SHORT)[0].once()
 

@@ -1,4 +1,4 @@
-"""An API server that is watched while things go wrong."""
+"""Watches of a faulty API server."""
 
 import re
 import time
@@ -19,7 +19,7 @@ def warnings(lines: list[dict[str, object]]) -> list[str]:
 
 
 def test_dropped_connections_go_on_where_they_broke() -> None:
-    """After a drop the watch goes on at the last version, without a list; loss and recovery are one line each."""
+    """After a drop the watch continues at the last version, without a list; loss and recovery are one line each."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -30,13 +30,11 @@ def test_dropped_connections_go_on_where_they_broke() -> None:
             assert follower.lists() == 1
         (warning,) = warnings(lines)
         assert re.fullmatch("the connection to .* broke(: .*)?", warning)
-        assert [line["event"] for line in lines if line["log_level"] == "info"] == [
-            "services are watched again"
-        ]
+        assert [line["event"] for line in lines if line["log_level"] == "info"] == ["watch recovered"]
 
 
 def test_silent_connection_is_noticed() -> None:
-    """A connection over which nothing comes any more is given up after the idle time."""
+    """A silent connection is closed after the idle timeout."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -48,11 +46,11 @@ def test_silent_connection_is_noticed() -> None:
             assert 0.5 < time.monotonic() - started < 2.5
             api.faults.thaw_watches()
             follower.sees("a")
-        assert warnings(lines)[0].startswith("nothing was heard from")
+        assert warnings(lines)[0].startswith("no data from")
 
 
 def test_watch_that_stays_silent_is_listed() -> None:
-    """Two silent watches in a row lead to a list: so a server restored from a backup, with versions gone back, is seen."""
+    """Two silent watches in a row lead to a list, as a server restored from a backup requires."""
     with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
         follower.sees()
         api.requests.wait(1, "watch")
@@ -63,7 +61,7 @@ def test_watch_that_stays_silent_is_listed() -> None:
 
 
 def test_compacted_history_is_listed_again() -> None:
-    """A version that is gone (410) leads to a list at once, from the latest state, and no warning."""
+    """An expired version (410) leads to a list of the latest state at once, without a warning."""
     with server() as api, capture_logs() as lines:
         api.store.load([service("a"), service("b")])
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
@@ -82,7 +80,7 @@ def test_compacted_history_is_listed_again() -> None:
 
 
 def test_versions_that_always_expire_are_no_hot_loop() -> None:
-    """A server that answers every watch with 410 is listed ever more slowly; the state is there nevertheless."""
+    """If every watch ends with 410, lists get slower; the state is complete."""
     with server() as api:
         api.faults.fail(410, times=10_000, verb="watch")
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
@@ -95,7 +93,7 @@ def test_versions_that_always_expire_are_no_hot_loop() -> None:
 
 
 def test_watches_that_end_at_once_are_no_hot_loop() -> None:
-    """A server that ends every watch immediately is asked at a measured pace, and once noted in the log."""
+    """If every watch ends at once, requests slow down, with one warning."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -111,7 +109,7 @@ def test_watches_that_end_at_once_are_no_hot_loop() -> None:
 @pytest.mark.parametrize("status", [500, 503, 403, 404, 400, 422, 302])
 @pytest.mark.parametrize("verb", ["list", "watch"])
 def test_errors_are_waited_out(status: int, verb: str) -> None:
-    """Whatever status comes, the next tries succeed."""
+    """After any error status the next tries succeed."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.fail(status, times=3, verb=verb)
@@ -123,7 +121,7 @@ def test_errors_are_waited_out(status: int, verb: str) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_honoured(status: int) -> None:
-    """A server that asks for a second gets it."""
+    """The next request waits for the Retry-After of one second."""
     with server() as api:
         api.faults.fail(status, verb="list", retry_after=1)
         started = time.monotonic()
@@ -142,8 +140,8 @@ def test_retry_after_is_honoured(status: int) -> None:
         (500, "failed"),
     ],
 )
-def test_refusals_are_told_in_a_line(status: int, words: str) -> None:
-    """With a single try, the reason is in the error."""
+def test_error_of_a_single_try(status: int, words: str) -> None:
+    """The error of a single try holds the reason."""
     with server() as api:
         api.faults.fail(status)
         with pytest.raises(SourceError, match=words) as caught:
@@ -154,7 +152,7 @@ def test_refusals_are_told_in_a_line(status: int, words: str) -> None:
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 def test_truncated_json(verb: str) -> None:
-    """JSON that ends in the middle is not believed, and what it told of arrives another way."""
+    """Truncated JSON is rejected, and its changes arrive later."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.truncate(2, verb=verb)
@@ -166,8 +164,8 @@ def test_truncated_json(verb: str) -> None:
             follower.sees("a", "b", "c")
 
 
-def test_server_that_is_slow() -> None:
-    """Late answers are awaited."""
+def test_slow_server() -> None:
+    """The watch waits for late responses."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.delay(0.6)
@@ -178,8 +176,8 @@ def test_server_that_is_slow() -> None:
             assert follower.lists() == 1
 
 
-def test_server_that_says_nothing() -> None:
-    """A request that is never answered is given up and made again."""
+def test_hanging_server() -> None:
+    """A request without a response times out and is repeated."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.hang(verb="list")
@@ -189,8 +187,8 @@ def test_server_that_says_nothing() -> None:
             follower.sees("a")
 
 
-def test_server_that_is_away() -> None:
-    """Refused connections are one warning; when the server is back, so are the objects."""
+def test_unreachable_server() -> None:
+    """Refused connections are one warning; the objects arrive when the server is back."""
     api = server()
     with api:
         api.store.create(service("a"))
@@ -204,7 +202,7 @@ def test_server_that_is_away() -> None:
 
 
 def test_state_stays_while_the_server_is_away() -> None:
-    """The loss of the server is no event."""
+    """A lost server causes no event."""
     api = server()
     with api:
         api.store.create(service("a"))
@@ -217,7 +215,7 @@ def test_state_stays_while_the_server_is_away() -> None:
 
 
 def test_object_that_cannot_be_decoded() -> None:
-    """A bad object is one warning for each of its versions and counts as gone; a good version brings it back."""
+    """A faulty object is one warning per version and counts as deleted until a valid version."""
     with server() as api, capture_logs() as lines:
         api.store.create(service("bad", ports=[{"port": 99999}]), verbatim=True)
         api.store.create(service("a"))
@@ -239,13 +237,13 @@ def test_object_that_cannot_be_decoded() -> None:
             follower.sees("b", "end")
             api.store.replace(service("a", clusterIP="10.96.0.77"), verbatim=True)
             follower.sees("a", "b", "end")
-    told = [it for it in warnings(lines) if "passed over" in it]
-    assert len([it for it in told if "default/bad is passed over: spec.ports[0].port is 99999" in it]) == 1
+    told = [it for it in warnings(lines) if "is skipped" in it]
+    assert len([it for it in told if "default/bad is skipped: spec.ports[0].port is 99999" in it]) == 1
     assert len(told) == 3
 
 
 def test_slow_node_watch_does_not_hold_up_the_others() -> None:
-    """Kinds are watched each for themselves."""
+    """Each kind is watched independently."""
     with server() as api:
         api.store.load([service("a"), slice_of("a", "10.1.0.1")])
         api.faults.fail(500, times=10_000, path="/nodes")

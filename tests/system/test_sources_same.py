@@ -1,4 +1,4 @@
-"""An API server and manifests are the same to those who listen."""
+"""An API server and manifests give the same events."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def api_world(folder: Path) -> Iterator[World]:
 
 @contextmanager
 def manifest_world(folder: Path) -> Iterator[World]:
-    """A folder of manifests, one file for each kind."""
+    """A directory of manifests, one file per kind."""
 
     def apply(objects: Objects) -> None:
         for kind in Kind:
@@ -75,13 +75,13 @@ def manifest_world(folder: Path) -> Iterator[World]:
 
 
 def final(objects: Objects) -> dict[str, set[str]]:
-    """The names that are to be seen of each kind, after a change."""
+    """The expected names of each kind after a change."""
     good = [(kind, name) for (kind, name), it in objects.items() if "70000" not in json.dumps(it)]
     return {kind.value: {name for of, name in good if of == kind.value} for kind in Kind}
 
 
 def states(world: World) -> list[Any]:
-    """The state after each step of the scenario, as soon as it is the right one by name and no longer changes."""
+    """The state after each step of the scenario, once the names are right and nothing changes."""
     sources, apply = world
     objects: Objects = {}
     seen: list[Any] = []
@@ -103,7 +103,7 @@ def states(world: World) -> list[Any]:
 
 
 def quiet(follower: Follower) -> None:
-    """Wait until no event has come for a while."""
+    """Wait for a pause in the events."""
     last, since = len(follower.events), time.monotonic()
     while time.monotonic() - since < 0.15:
         time.sleep(0.01)
@@ -112,7 +112,7 @@ def quiet(follower: Follower) -> None:
 
 
 def test_same_states(tmp_path: Path) -> None:
-    """The same changes lead through the same states, objects equal to the last field, on both kinds of source."""
+    """The same changes give the same states, with equal objects, from both sources."""
     with api_world(tmp_path) as world:
         from_api = states(world)
     with manifest_world(tmp_path) as world:
@@ -124,7 +124,7 @@ def test_same_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [api_world, manifest_world])
 def test_once_is_what_run_begins_with(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    """A single read gives the same lists that a watch begins with, one for each kind."""
+    """A single read gives the lists with which a watch starts, one per kind."""
     objects: Objects = {}
     for change in SCENARIO[:3]:
         change(objects)

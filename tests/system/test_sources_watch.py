@@ -1,10 +1,11 @@
-"""An API server watched while nothing goes wrong."""
+"""Watches of a healthy API server."""
 
 import random
 import threading
 import time
 from urllib.parse import parse_qs
 
+import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy import __version__
@@ -16,7 +17,7 @@ from tests.fakes.follower import Follower, eventually
 
 
 def test_selectors_are_sent_to_the_server() -> None:
-    """Of everything the server holds only what this node's proxy needs comes over."""
+    """The server sends only what this node's proxy needs."""
     with server() as api:
         api.store.load(
             [
@@ -71,7 +72,7 @@ def test_requests_are_those_of_a_good_client() -> None:
 
 
 def test_objects_come_change_and_go() -> None:
-    """Each change is one event with the object as it is now; leaving a selector is going."""
+    """Each change is one event with the new object; an object that leaves the selector is deleted."""
     with server() as api:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -91,7 +92,7 @@ def test_objects_come_change_and_go() -> None:
 
 
 def test_list_in_pages() -> None:
-    """More objects than fit a page arrive as one list, and are complete."""
+    """Several pages arrive as one complete list."""
     with server() as api:
         api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
@@ -104,7 +105,7 @@ def test_list_in_pages() -> None:
 
 
 def test_list_that_expires_between_pages() -> None:
-    """When the server forgets a list in the middle, it is listed anew, whole."""
+    """If a list expires between pages, it starts over."""
     with server() as api:
         api.store.load(slice_of(f"s{i}", "10.1.0.1") for i in range(1201))
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
@@ -122,8 +123,8 @@ def test_list_that_expires_between_pages() -> None:
         assert sum("continue=" not in it.query for it in api.requests.entries("list")) == 2
 
 
-def test_normal_end_of_a_watch_is_no_news() -> None:
-    """A watch whose time is up goes on at the last version: no list, no event, no line of the log."""
+def test_normal_end_of_a_watch_is_silent() -> None:
+    """After its timeout a watch continues at the last version, without list, event or log line."""
     with server() as api, capture_logs() as lines:
         api.store.create(service("a"))
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
@@ -141,7 +142,7 @@ def test_normal_end_of_a_watch_is_no_news() -> None:
 
 
 def test_bookmarks_move_the_version() -> None:
-    """After changes to other objects and a bookmark, the next watch starts behind them; nothing is asked twice."""
+    """The next watch starts at the version of the last bookmark."""
     with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
         follower.sees()
         for i in range(5):
@@ -157,8 +158,8 @@ def test_bookmarks_move_the_version() -> None:
         assert follower.lists() == 1
 
 
-def test_changes_are_seen_soon() -> None:
-    """A change is with the consumer within milliseconds."""
+def test_changes_arrive_soon() -> None:
+    """A change arrives within milliseconds."""
     delays = []
     with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
         follower.sees()
@@ -175,9 +176,9 @@ def test_changes_are_seen_soon() -> None:
 
 
 def test_nothing_is_missed_while_everything_changes() -> None:
-    """With changes, dropped connections, ended watches and compactions side by side, the last state is the right one.
+    """With changes, dropped connections, ended watches and compactions at once, the last state is right.
 
-    No object goes back to an earlier state either, except where a whole list is given.
+    No object returns to an earlier state, except by a list.
     """
     draw = random.Random(7)
     with server() as api, Follower(watches(api.url, timing=SHORT)) as follower:
@@ -211,6 +212,17 @@ def test_nothing_is_missed_while_everything_changes() -> None:
         )
 
 
+def test_exception_of_the_consumer_passes_through() -> None:
+    """It does not count as a fault of the server."""
+    with server() as api:
+
+        def broken(event: object) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            watches(api.url, Kind.SERVICE)[0].run(broken)
+
+
 def test_timing_of_a_real_server_by_default() -> None:
-    """The silence that counts as death is several times the interval of a real server's bookmarks."""
+    """The idle timeout is several times the interval of a real server's bookmarks."""
     assert Timing().idle >= 3 * 60

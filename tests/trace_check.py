@@ -7,15 +7,14 @@ from contextlib import AbstractContextManager
 import pytest
 
 from pykubeproxy import kernel
-from pykubeproxy.inspect.dump import Verdict
-from pykubeproxy.inspect.packet import Host, Packet, Route
-from pykubeproxy.inspect.trace import Trace, walk
+from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.trace.model import Trace, trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Runner, open_iptables
-from pykubeproxy.kernel.routes import routes
+from pykubeproxy.kernel.addresses import routes
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.namespaces import Namespace, prefix
-from pykubeproxy.lab.network import CLIENT_CROWD
-from pykubeproxy.lab.prober import Prober, Seen, Target
+from pykubeproxy.lab.network import CLIENT_CROWD, Namespace, namespace_prefix
+from pykubeproxy.lab.prober import Prober, ProbeResult, Target
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
 
@@ -26,7 +25,7 @@ _CHANCE = 1e-9
 _ERRORS = {Verdict.REJECT: {"refused"}, Verdict.DROP: {"timeout"}}
 
 
-class Witness:
+class TraceCheck:
     """Follows the probes of a lab: of each whose rules did not change meanwhile, trace has to tell what it saw.
 
     `compared` counts those by what trace said of them.
@@ -39,15 +38,14 @@ class Witness:
         for protocol in ("tcp", "udp"):
             patch.setattr(Prober, protocol, self._watched(protocol, getattr(Prober, protocol)))
 
-    def _watched(self, protocol: str, probe: Callable[..., Seen]) -> Callable[..., Seen]:
+    def _watched(self, protocol: str, probe: Callable[..., ProbeResult]) -> Callable[..., ProbeResult]:
         @functools.wraps(probe)
-        def watched(prober: Prober, target: Target, count: int = 1, **options: object) -> Seen:
-            place = prober._namespace.name.removeprefix(prefix(self._lab.name))
+        def watched(prober: Prober, target: Target, count: int = 1, **options: object) -> ProbeResult:
+            place = prober._namespace.name.removeprefix(namespace_prefix(self._lab.name))
             where = self._node_of(place, target)
-            # From a port that was used before, connection tracking leads where it led then.
             # Of clients that look like many one will do: looking takes time, and affinity runs out.
             another = options.get("source", CLIENT_CROWD[0]) != CLIENT_CROWD[0]
-            if count < _FEW or "port" in options or another or where is None:
+            if count < _FEW or another or where is None:
                 return probe(prober, target, count, **options)
             before = self._rules(where, target)
             seen = probe(prober, target, count, **options)
@@ -64,12 +62,12 @@ class Witness:
         if place in self._lab.nodes:
             return place
         if place in self._lab.pods:
-            return self._lab.pods[place].identity.node
+            return self._lab.pods[place].site.name
         return next((name for name, it in self._lab.nodes.items() if target.address in it.addresses), None)
 
     def _address(self, place: str, target: Target) -> str:
         pod, node = self._lab.pods.get(place), self._lab.nodes.get(place, self._lab.client)
-        return (pod.identity.addresses if pod else node.addresses)[":" in target.address]
+        return (pod.addresses if pod else node.addresses)[":" in target.address]
 
     def _inside(self, node: str) -> Namespace:
         return self._lab.nodes[node].namespace
@@ -84,11 +82,11 @@ class Witness:
         entered: AbstractContextManager[object] = self._inside(node).entered()
         with entered:
             host = _host(family_of(target.address))
-        return walk(ruleset, Packet(protocol, source, target.address, target.port, starts_here), host)
+        return trace_packet(ruleset, Packet(protocol, source, target.address, target.port, starts_here), host)
 
-    def _agree(self, told: Trace, seen: Seen, what: str) -> None:
+    def _agree(self, told: Trace, seen: ProbeResult, what: str) -> None:
         self.compared[told.verdict.value] = self.compared.get(told.verdict.value, 0) + seen.total
-        pods = {address: pod.identity.name for pod in self._pods() for address in pod.identity.addresses}
+        pods = {address: pod.name for pod in self._pods() for address in pod.addresses}
         said = {pods.get(it.address, it.address): it for it in told.endpoints}
         if told.verdict is Verdict.PASS:  # it gets where it wants to go, and who is there need not be a pod
             assert set(seen.pods) <= {pods.get(told.packet.destination, "")}, f"{what}: {seen}; trace: pass"

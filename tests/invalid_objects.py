@@ -1,4 +1,4 @@
-"""API objects with something wrong in them: valid ones in which a random place holds something else."""
+"""API objects with invalid or unusual values in random fields."""
 
 import copy
 import json
@@ -107,7 +107,7 @@ anything = st.recursive(
 
 
 def paths(value: Json, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """The way to every place within."""
+    """Return the paths of all values."""
     found = [path] if path else []
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, it in inner:
@@ -123,7 +123,7 @@ def _put(document: Json, path: tuple[str | int, ...], value: object) -> None:
 
 @st.composite
 def spoilt(draw: st.DrawFn, kind: Kind) -> bytes:
-    """JSON of an object in which up to three places hold something else."""
+    """Draw JSON of an object with up to three arbitrary values."""
     document = copy.deepcopy(WHOLE[kind])
     for path in draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=3)):
         try:
@@ -165,7 +165,7 @@ _NETWORKS = tuple(
     if ":" in address or length < 33
 )
 _NAMES = ("a", "0", "x" * 63, "a-b", "1" * 63)
-# Values that are legal, or nearly, for places of objects.
+# Legal or nearly legal values by field.
 _ODD: dict[Kind, dict[tuple[str | int, ...], tuple[Json, ...]]] = {
     Kind.SERVICE: {
         ("metadata", "name"): _NAMES,
@@ -200,7 +200,7 @@ _ODD: dict[Kind, dict[tuple[str | int, ...], tuple[Json, ...]]] = {
 
 @st.composite
 def odd(draw: st.DrawFn, kind: Kind) -> bytes:
-    """JSON of an object with up to four values that are legal but odd, or nothing but syntax."""
+    """Draw JSON of an object with up to four unusual values or pieces of syntax."""
     document = copy.deepcopy(WHOLE[kind])
     places = _ODD[kind]
     for path in draw(st.lists(st.sampled_from(list(places)), max_size=4, unique=True)):

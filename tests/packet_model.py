@@ -1,7 +1,7 @@
-"""An evaluator of rules of its own: what becomes of a packet, with which probability.
+"""An independent evaluator of rules: the outcomes of a packet and their probabilities.
 
-It knows nothing of how rules are made. Packets are the first of their connection. A client is not known to `recent`
-unless `remembered` says so.
+It shares no code with the renderer. Packets are the first of their connection. `recent` matches a client only if
+`remembered` names its list.
 """
 
 import functools
@@ -15,13 +15,13 @@ import msgspec
 
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
-# An option's name without its value's meaning; all take one value but these.
+# Options without a value; all others take one.
 _WITHOUT_VALUE = {"--reap", "--rsource", "--set", "--rcheck", "--random-fully"}
 _FINAL = {"DROP", "REJECT", "ACCEPT", "MASQUERADE"}
 
 
 class Packet(msgspec.Struct, frozen=True):
-    """`local_source` and `local_destination`: whether the address is one of the node's own (addrtype LOCAL)."""
+    """`local_source` and `local_destination` tell whether the node owns the address (addrtype LOCAL)."""
 
     source: str
     destination: str
@@ -35,7 +35,7 @@ class Packet(msgspec.Struct, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """`verdict` is DROP, REJECT, ACCEPT, "to ADDRESS:PORT", or "" where nothing was decided."""
+    """`verdict` is DROP, REJECT, ACCEPT, "to ADDRESS:PORT", or "" if no rule decided."""
 
     verdict: str
     mark: int
@@ -46,14 +46,14 @@ _Rule = tuple[tuple[str, str, bool], ...]
 
 
 class Walker:
-    """Walks packets through the chains of one ruleset."""
+    """Evaluates packets in the chains of one ruleset."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._chains = ruleset.chains
         self._parsed: dict[str, _Rule] = {}
 
     def walk(self, packet: Packet, table: str, *chains: str) -> Outcomes:
-        """What becomes of a packet in some chains one after the other; probabilities add up to 1."""
+        """Return the outcomes of a packet in these chains, in order; the probabilities add up to 1."""
         states: Counter[int] = Counter({0: 1.0})
         done: Counter[Outcome] = Counter()
         for chain in chains:
@@ -65,7 +65,7 @@ class Walker:
     def _chain(
         self, packet: Packet, table: str, chain: str, states: Counter[int], done: Counter[Outcome]
     ) -> Counter[int]:
-        """Adds what is decided to `done`; returns the marks, with weights, of what comes out at the end."""
+        """Add the final outcomes to `done`; return the marks and weights of packets that pass the chain."""
         left: Counter[int] = Counter()
         for text in self._chains[ChainKey(table, chain)]:
             rule = self._parse(text)

@@ -1,0 +1,395 @@
+"""The lab's API server with faults on demand: dropped and hung connections, errors, latency, broken or endless
+responses, watches gone wrong.
+
+`python -m tests.fakes.faulty_apiserver --listen ADDR:PORT` runs it as a process; POST /_lab/faults takes an Order.
+"""
+
+import argparse
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+
+from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
+from pykubeproxy.lab.apiserver import ApiError, ApiServer
+from pykubeproxy.lab.apiserver.errors import bad_request
+from pykubeproxy.lab.apiserver.routes import locate, verb_of
+from tests.fakes.request_log import Entry, RequestLog
+
+DRIP_SECONDS = 0.05
+# How often a frozen watch looks for its end.
+FROZEN_SECONDS = 0.02
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault; also the JSON that POST /_lab/faults takes.
+
+    drop: close all connections. hang: do not answer requests, for some seconds or until release. error: answer with
+    a status. delay: answer some seconds late. truncate: end the JSON in the middle (of the last event, on a watch),
+    in a response that is complete HTTP. drip: a response that never ends, with a blank now and then. echo: a watch
+    on which each event comes again after the one that follows it. end-watches: end running watches.
+    freeze-watches and thaw-watches: stop and resume all watches, new ones too. compact: drop the history, so that
+    old versions get a 410. clear: everything back to normal.
+    """
+
+    do: Literal[
+        "drop",
+        "hang",
+        "release",
+        "error",
+        "delay",
+        "truncate",
+        "drip",
+        "echo",
+        "end-watches",
+        "freeze-watches",
+        "thaw-watches",
+        "compact",
+        "clear",
+    ]
+    verb: str = ""  # only requests with this verb, such as list or watch
+    path: str = ""  # only requests whose path contains this
+    times: int | None = None  # for so many requests; error and truncate: 1 if not given, else until cleared
+    seconds: float | None = None  # delay: how late; hang: for how long from now, for ever if not given
+    status: int = 500
+    retry_after: int | None = None  # seconds, for error
+
+
+class Watches:
+    """Ends, freezes and thaws the watches of a server."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: set[_Watch] = set()
+        self._frozen = False
+        self._compacted = False  # while frozen
+
+    @property
+    def running(self) -> int:
+        """How many watches there are."""
+        return len(self._running)
+
+    def end(self) -> None:
+        """End all running watches as if their time were up."""
+        with self._changed:
+            for watch in self._running:
+                watch.end()
+
+    def freeze(self, frozen: bool) -> None:
+        """Let watches send nothing at all, not even their end, or go on and catch up."""
+        with self._changed:
+            self._frozen, self._compacted = frozen, self._compacted and not frozen
+            self._changed.notify_all()
+
+    def compacted(self) -> None:
+        """Frozen watches have missed what they have not sent: they end when thawed."""
+        with self._changed:
+            self._compacted = self._frozen
+
+    def wrap(self, stream: Stream) -> Stream:
+        """The stream of a watch that can be ended and frozen."""
+
+        def wrapped(send: Send, client: int) -> None:
+            watch = _Watch(client)
+
+            def gated(data: bytes) -> None:
+                if not data:  # the headers: from now on the client misses nothing
+                    with self._changed:
+                        self._running.add(watch)
+                elif self._wait_until_thawed(watch):
+                    raise _Cut
+                send(data)
+
+            try:
+                stream(gated, watch.fileno())
+                self._wait_until_thawed(watch)
+            except _Cut:
+                pass
+            finally:
+                with self._changed:
+                    self._running.discard(watch)
+                watch.close()
+
+        return wrapped
+
+    def _wait_until_thawed(self, watch: "_Watch") -> bool:
+        """Returns whether the watch is to end."""
+        with self._changed:
+            if not self._frozen:
+                return False
+            while self._frozen and not watch.ended():
+                self._changed.wait(FROZEN_SECONDS)
+            return watch.ended() or self._compacted
+
+
+class _Watch:
+    """A descriptor that becomes readable when the client leaves or the watch is to end."""
+
+    def __init__(self, client: int) -> None:
+        self._poll = select.epoll()
+        self._end = os.eventfd(0)
+        self._poll.register(client, select.EPOLLIN)
+        self._poll.register(self._end, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def end(self) -> None:
+        os.eventfd_write(self._end, 1)
+
+    def ended(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        self._poll.close()
+        os.close(self._end)
+
+
+class Faults:
+    """The faults of one server. If several orders match a request all apply, the oldest first."""
+
+    def __init__(self, server: "FaultyApiServer") -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._released = threading.Event()
+
+    def drop_connections(self) -> None:
+        """Close every connection, in the middle of whatever it is doing."""
+        self._server.drop_connections()
+
+    def hang(self, seconds: float | None = None, *, verb: str = "", path: str = "") -> None:
+        """Accept matching requests and do not answer, for some seconds from now or until `release`."""
+        self.carry_out(Order("hang", verb, path, seconds=seconds))
+
+    def release(self) -> None:
+        """End `hang`; the requests that hung are answered."""
+        with self._lock:
+            self._pending = [pending for pending in self._pending if pending.order.do != "hang"]
+            self._released.set()
+            self._released = threading.Event()
+
+    def fail(
+        self, status: int, times: int = 1, *, verb: str = "", path: str = "", retry_after: int | None = None
+    ) -> None:
+        """Answer the next matching requests with an HTTP status (and a Retry-After of so many seconds)."""
+        self.carry_out(Order("error", verb, path, times, status=status, retry_after=retry_after))
+
+    def delay(self, seconds: float, times: int | None = None, *, verb: str = "", path: str = "") -> None:
+        """Answer matching requests that much later, until `clear` or for so many requests."""
+        self.carry_out(Order("delay", verb, path, times, seconds))
+
+    def truncate(self, times: int = 1, *, verb: str = "", path: str = "") -> None:
+        """End the JSON of the next matching responses in the middle."""
+        self.carry_out(Order("truncate", verb, path, times))
+
+    def drip(self, times: int | None = None, *, verb: str = "", path: str = "") -> None:
+        """Begin a response to matching requests and never end it, until `clear`; yet never be silent for long."""
+        self.carry_out(Order("drip", verb, path, times))
+
+    def echo(self, times: int | None = None, *, path: str = "") -> None:
+        """On matching watches that begin from now on, send each event again after the one that follows it."""
+        self.carry_out(Order("echo", "watch", path, times))
+
+    def end_watches(self) -> None:
+        """End all running watches as if their time were up."""
+        self._server.watches.end()
+
+    def freeze_watches(self) -> None:
+        """Keep watches open and send nothing: no events, no bookmarks, not even their end."""
+        self._server.watches.freeze(True)
+
+    def thaw_watches(self) -> None:
+        """Let frozen watches go on; they catch up."""
+        self._server.watches.freeze(False)
+
+    def compact(self) -> None:
+        """Drop the history: watches from past versions and continued lists get a 410."""
+        self._server.store.compact()
+        self._server.watches.compacted()
+
+    def clear(self) -> None:
+        """Everything back to normal."""
+        self.release()
+        self.thaw_watches()
+        with self._lock:
+            self._pending.clear()
+
+    def carry_out(self, order: Order) -> None:
+        """Execute an order. One about requests stays until it is used up or cleared."""
+        at_once: dict[str, Callable[[], None]] = {
+            "drop": self.drop_connections,
+            "release": self.release,
+            "end-watches": self.end_watches,
+            "freeze-watches": self.freeze_watches,
+            "thaw-watches": self.thaw_watches,
+            "compact": self.compact,
+            "clear": self.clear,
+        }
+        if order.do in at_once:
+            at_once[order.do]()
+            return
+        with self._lock:
+            self._pending.append(_Pending(order))
+
+    def take(self, verb: str, path: str) -> list[Order]:
+        """The orders for a request, which counts for each. Waits out delays and hangs."""
+        with self._lock:
+            matching = [pending for pending in self._pending if pending.applies(verb, path)]
+            self._pending = [pending for pending in self._pending if pending.left != 0]
+            released = self._released
+        for pending in matching:
+            pending.wait(released)
+        return [pending.order for pending in matching]
+
+    def drip_stream(self, send: Send, _: int) -> None:
+        """Send a body without an end; returns after `clear`."""
+        with self._lock:
+            released = self._released
+        send(b"{")
+        while not released.wait(DRIP_SECONDS):
+            send(b" ")
+
+
+class _Pending:
+    """An order about requests, and for how many of them it still stands."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.left = order.times
+        if order.times is None and order.do in ("error", "truncate"):
+            self.left = 1
+        self._end = (
+            time.monotonic() + order.seconds if order.do == "hang" and order.seconds is not None else None
+        )
+
+    def applies(self, verb: str, path: str) -> bool:
+        """Whether the order matches a request; if so, it counts."""
+        if self.order.verb not in ("", verb) or self.order.path not in path or self.left == 0:
+            return False
+        if self.left is not None:
+            self.left -= 1
+        return True
+
+    def wait(self, released: threading.Event) -> None:
+        """Wait as long as the order delays a request."""
+        if self.order.do == "delay":
+            released.wait(self.order.seconds or 0)
+        elif self.order.do == "hang":
+            released.wait(None if self._end is None else max(0.0, self._end - time.monotonic()))
+
+
+class FaultyApiServer(ApiServer):
+    """An API server that logs `requests`, counts `watches.running` and has `faults`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.requests = RequestLog()
+        self.watches = Watches()
+        self.faults = Faults(self)
+        super().__init__(*arguments, middleware=self._middleware, **options)
+
+    def stop(self) -> None:
+        """Stop, and clear all faults."""
+        self.faults.clear()
+        super().stop()
+
+    def _middleware(self, handler: Handler) -> Handler:
+        return lambda request: self._handle(request, handler)
+
+    def _handle(self, request: Request, handler: Handler) -> Response:
+        if (request.method, request.path) == ("POST", "/_lab/faults"):
+            return self._order(request)
+        target, path = locate(request.path), unquote(request.path)
+        verb = verb_of(request, target)
+        resource, namespace, name = (
+            (target.resource.qualified, target.namespace, target.name) if target else ("", "", "")
+        )
+        agent = request.headers.get("user-agent", "")
+        self.requests.record(Entry(verb, resource, path, request.query, agent, namespace, name))
+        orders = {order.do: order for order in reversed(self.faults.take(verb, path))}
+        if order := orders.get("error"):
+            return _error(order)
+        if target is None:
+            return handler(request)
+        if "drip" in orders:
+            return Response(content_type=JSON, stream=self.faults.drip_stream)
+        response = handler(request)
+        if response.stream is None:
+            kept = len(response.body) // 2 if "truncate" in orders else None
+            return msgspec.structs.replace(response, body=response.body[:kept])
+        stream = response.stream
+        if "echo" in orders:
+            stream = _wrapped(stream, _Echoing)
+        if "truncate" in orders:
+            stream = _wrapped(stream, _Cutting)
+        return msgspec.structs.replace(response, stream=self.watches.wrap(stream))
+
+    def _order(self, request: Request) -> Response:
+        try:
+            self.faults.carry_out(msgspec.json.decode(request.body, type=Order))
+        except msgspec.DecodeError as error:
+            return bad_request(f"not an order for a fault: {error}").response()
+        return Response(b"{}", JSON)
+
+
+def _error(order: Order) -> Response:
+    details = None if order.retry_after is None else {"retryAfterSeconds": order.retry_after}
+    return ApiError(order.status, "this error was ordered", details=details).response()
+
+
+def _wrapped(stream: Stream, wrapper: Callable[[Send], Send]) -> Stream:
+    return lambda send, client: stream(wrapper(send), client)
+
+
+class _Cut(Exception):
+    """The stream is cut short on purpose."""
+
+
+class _Cutting:
+    """Sends all but the second half of the last line, then ends the watch."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def __call__(self, data: bytes) -> None:
+        last = len(data) - (data.rfind(b"\n", 0, -1) + 1)
+        self._send(data[: len(data) - last // 2])
+        if data:
+            raise _Cut
+
+
+class _Echoing:
+    """Sends every line a second time, after the line that follows it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._last = b""
+
+    def __call__(self, data: bytes) -> None:
+        sent = []
+        for line in data.splitlines(keepends=True):
+            sent += [line, self._last]
+            self._last = line
+        self._send(b"".join(sent))
+
+
+def main() -> None:
+    """Serve until SIGTERM or Ctrl-C; the first line of output is the URL."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR:PORT")
+    address, _, port = parser.parse_args().listen.rpartition(":")
+    stop = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+    with FaultyApiServer(address.strip("[]"), int(port)) as server:
+        print(server.url, flush=True)
+        signal.sigwait(stop)
+
+
+if __name__ == "__main__":
+    main()
