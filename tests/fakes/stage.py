@@ -73,7 +73,7 @@ class Stage:
 
     def is_in_place(self) -> bool:
         """Whether the agent has synced since its start."""
-        return "rules are in place" in self.agent.log()[self._logged :]
+        return "rules in place" in self.agent.log()[self._logged :]
 
     def is_busy(self) -> bool:
         """Whether the agent has started to write since its start, or had nothing to write."""

@@ -35,7 +35,7 @@ def process(tmp_path: Path, volume: ConfigMapVolume) -> Iterator[subprocess.Pope
         flags = ("--config", str(volume.path), "--master", api.url, "--hostname-override", "node1")
         with running(tmp_path / "agent.log", *flags) as process:
             eventually(lambda: answers(HEALTH, "/readyz", 200))
-            eventually(lambda: "rules are in place" in (tmp_path / "agent.log").read_text())
+            eventually(lambda: "rules in place" in (tmp_path / "agent.log").read_text())
             yield process
 
 

@@ -152,12 +152,12 @@ def test_it_is_told_of(backend: str, tmp_path: Path) -> None:
         assert at.metric('pykubeproxy_drift_repair_duration_seconds_count{ip_family="IPv4"}') == 1
         assert "drift repaired" in at.log.read_text()
         (repair,) = decode(ask(METRICS, "/statusz", accept="application/json").body.encode()).repairs
-        assert (repair.family, repair.what, repair.seconds < 5) == ("IPv4", "nat: 1 rule gone", True)
+        assert (repair.family, repair.what, repair.seconds < 5) == ("IPv4", "nat: 1 rule missing", True)
         assert repair.writers == () if backend == "legacy" else "iptables" in repair.writers[0]
         eventually(lambda: [it for it in events(at) if it["reason"] == "DriftRepaired"])
         (event,) = (it for it in events(at) if it["reason"] == "DriftRepaired")
         assert event["regarding"]["name"] == "node1"  # type: ignore[index]
-        assert "nat: 1 rule gone" in str(event["note"])
+        assert "nat: 1 rule missing" in str(event["note"])
 
 
 def events(at: Site) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ def test_all_three_forms(tmp_path: Path) -> None:
     flags = ("--manifests", str(MANIFESTS), "--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16")
     with inside_a_namespace():
         with running(tmp_path / "log", *flags):
-            eventually(lambda: b"rules are in place" in (tmp_path / "log").read_bytes())
+            eventually(lambda: b"rules in place" in (tmp_path / "log").read_bytes())
             answer = ask(METRICS, "/statusz?service=ns/web", accept="application/json")
             status = decode(answer.body.encode())
             assert (status.healthy, status.node, status.matching) == (True, "node1", 1)

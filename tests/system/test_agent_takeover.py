@@ -50,4 +50,4 @@ def test_what_the_other_left_goes_once_our_rules_are_in_place(tmp_path: Path) ->
             assert any("-d 10.96.0.10/32" in rule for rule in saved())
             eventually(lambda: "table ip6 kube-proxy" not in tables())
             assert tables() >= {"table ip mine", "table inet kube-proxy"}
-        assert (tmp_path / "log").read_text().count("nftables mode had left") == 2
+        assert (tmp_path / "log").read_text().count("kube-proxy nftables table removed") == 2

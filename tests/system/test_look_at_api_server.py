@@ -74,7 +74,7 @@ def test_nodes(api: ApiServer) -> None:
     assert (result.stdout.splitlines()[0], result.stderr) == ("On n2 in z2:", "")
     result = explained(api, "default/a", "--hostname-override", "n9")
     assert result.stderr == "The API server has no Node n9; use --hostname-override to select another one.\n"
-    assert result.stdout.startswith("On n9, whose zone is not known:\n")
+    assert result.stdout.startswith("On n9, zone unknown:\n")
 
 
 def test_trouble(api: ApiServer) -> None:
@@ -97,5 +97,5 @@ def test_diff(api: ApiServer, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == (
         f"IPv4: {manifests} → API server\n"
-        "  default/a: 1 endpoint gone: 10.1.0.3:8080; 1 endpoint new: 10.1.0.2:8080\n"
+        "  default/a: 1 endpoint removed: 10.1.0.3:8080; 1 endpoint added: 10.1.0.2:8080\n"
     )

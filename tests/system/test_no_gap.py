@@ -51,7 +51,7 @@ class Node:
 
     def is_in_place(self) -> bool:
         """Whether the agent has brought the tables up to date since it was started."""
-        return "rules are in place" in self.agent.log()[self._logged :]
+        return "rules in place" in self.agent.log()[self._logged :]
 
     def is_busy(self) -> bool:
         """Whether the agent has begun to write since it was started, or found nothing to write."""
