@@ -100,6 +100,25 @@ class AppliedChain(NamedTuple):
         return cls(hash(rules), len(rules), root, rules if keep_text else ())
 
 
+class PortTotals(msgspec.Struct):
+    """The endpoints, chains and rules of all service ports, kept up to date instead of added up for each change."""
+
+    endpoints: int = 0
+    chains: int = 0
+    rules: int = 0
+
+    def add(self, ports: Iterable[AppliedPort], sign: int = 1) -> None:
+        """Count ports in."""
+        for port in ports:
+            self.endpoints += sign * port.endpoints
+            self.chains += sign * len(port.digests)
+            self.rules += sign * port.rules
+
+    def subtract(self, ports: Iterable[AppliedPort]) -> None:
+        """Count ports out."""
+        self.add(ports, -1)
+
+
 class ServiceUpdate(NamedTuple):
     """The chains of one Service that must be written, and what to keep of all its ports afterwards."""
 
@@ -155,6 +174,7 @@ class AppliedState:
 
     def __init__(self) -> None:
         self._services: dict[Key, tuple[AppliedPort, ...]] = {}
+        self._totals = PortTotals()
         self._chains: dict[ChainKey, AppliedChain] = {}
         self._unclaimed: dict[str, int] = {}
         self._referenced: frozenset[str] = frozenset()
@@ -171,11 +191,11 @@ class AppliedState:
 
     def endpoints(self) -> int:
         """Return the number of endpoints, each counted once for every service port."""
-        return sum(port.endpoints for ports in self._services.values() for port in ports)
+        return self._totals.endpoints
 
     def rule_counts(self) -> Mapping[str, int]:
         """Return how many rules of ours each table holds."""
-        count = Counter({"nat": sum(port.rules for ports in self._services.values() for port in ports)})
+        count = Counter({"nat": self._totals.rules})
         for key, chain in self._chains.items():
             count[key.table] += chain.rules
         return count
@@ -183,7 +203,7 @@ class AppliedState:
     def chain_counts(self) -> Mapping[str, int]:
         """Return how many chains of ours each table holds."""
         count = Counter(key.table for key in self._chains)
-        count["nat"] += sum(len(port.digests) for ports in self._services.values() for port in ports)
+        count["nat"] += self._totals.chains
         return count
 
     def digests(self) -> Iterator[tuple[ChainKey, int]]:
@@ -309,9 +329,10 @@ class AppliedState:
                 self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
         self._unclaimed = {}
         for service in update.desired.services:
-            self._services.pop(service, None)
+            self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
             self._services[service] = tuple(group)
+            self._totals.add(self._services[service])
         return self
 
     def _render_shared(self, desired: Desired) -> dict[ChainKey, Tree]:
