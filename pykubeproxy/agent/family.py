@@ -10,7 +10,8 @@ from pykubeproxy.agent.drift.schedule import DriftSchedule
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.startup import OpenedFamily
 from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
+from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.sync.write import SyncFailed
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError, TableWatch, system
 from pykubeproxy.objects import Family, Key, Node

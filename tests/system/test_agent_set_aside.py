@@ -40,9 +40,9 @@ def command(*words: str) -> str:
 
 def events(api: ApiServer) -> list[tuple[str, str, str]]:
     client = Client(master=api.url)
-    found = client.get("/apis/events.k8s.io/v1/namespaces/default/events", {}, resource="events", idle=5).json()[
-        "items"
-    ]
+    found = client.get(
+        "/apis/events.k8s.io/v1/namespaces/default/events", {}, resource="events", idle=5
+    ).json()["items"]
     return [(it["regarding"]["name"], it["regarding"].get("uid", ""), it["reason"]) for it in found]
 
 
@@ -71,7 +71,9 @@ def test_one_bad_service(backend: str, tmp_path: Path) -> None:
             assert "default/bad" in page.partition("Quarantined")[2]
             assert "Quarantined: 1. iptables rejects their rules." in command("status")
             dumped = command("dump-rules", "bad", "--iptables-backend", backend)
-            assert "cluster IP 10.96.0.10:80 rejected: quarantined, because iptables rejects its rules" in dumped
+            assert (
+                "cluster IP 10.96.0.10:80 rejected: quarantined, because iptables rejects its rules" in dumped
+            )
             assert log.read_text().count("service quarantined") == 1
 
             (tmp_path / "well").touch()

@@ -1,0 +1,63 @@
+"""Resolve the Services to render: their ports, the endpoints this node uses, and the context of their rules."""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from pykubeproxy.agent.quarantine.quarantine import Quarantine
+from pykubeproxy.objects import Family, Key
+from pykubeproxy.rules.applied import AppliedState, DesiredPort
+from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """The ports of the Services to render, by name, and the context of their rules."""
+
+    services: Mapping[Key, tuple[ResolvedPort, ...]]
+    context: RuleContext
+
+    def ports(self) -> tuple[ResolvedPort, ...]:
+        """Return all service ports."""
+        return tuple(port for ports in self.services.values() for port in ports)
+
+    def desired(self, quarantine: Quarantine) -> dict[Key, tuple[DesiredPort, ...]]:
+        """Return the rules of all service ports, or what replaces them in quarantine."""
+        options = self.context.options
+        return {
+            key: tuple(
+                DesiredPort(port.port.name, quarantine.rules(port, options), len(port.selection.verdicts))
+                for port in ports
+            )
+            for key, ports in self.services.items()
+        }
+
+    def gone(self, applied: AppliedState) -> tuple[PortName, ...]:
+        """Return the service ports that had rules and no longer exist."""
+        names = {port.port.name for port in self.ports()}
+        return tuple(
+            port.name for key in self.services for port in applied.ports(key) if port.name not in names
+        )
+
+
+def resolve(
+    cluster: Cluster, family: Family, keys: Collection[Key], applied: AppliedState, context: RuleContext
+) -> Resolution:
+    """Resolve these Services; a large number of endpoints in all changes the rule options."""
+    services = {key: resolve_service(cluster, family, key, context) for key in keys}
+    before = sum(port.endpoints for key in keys for port in applied.ports(key))
+    now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
+    large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
+    options = msgspec.structs.replace(context.options, large_cluster=large)
+    return Resolution(services, msgspec.structs.replace(context, options=options))
+
+
+def resolve_service(
+    cluster: Cluster, family: Family, service: Key, context: RuleContext
+) -> tuple[ResolvedPort, ...]:
+    """Return the ports of one Service, by name."""
+    ports = resolve_ports(cluster, service, family, context.node, context.allow_external_ips)
+    return tuple(sorted(ports, key=lambda port: port.port.name))

@@ -1,0 +1,62 @@
+"""Write one update, rendering a chunk while iptables-restore reads the one before."""
+
+from collections import Counter
+
+from pykubeproxy.agent.quarantine.bisect import owner_of_line
+from pykubeproxy.kernel import KernelError, Rejected, Tables
+from pykubeproxy.rules.applied import AppliedPort, Update
+from pykubeproxy.rules.blocks import Chunk, chunks
+from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter, DriftReport
+
+
+class SyncFailed(Exception):
+    """iptables-restore failed.
+
+    `service` is the service port whose rule it rejected, as `namespace/name:port`; "" if that is not known.
+    """
+
+    def __init__(self, error: KernelError, service: str = "") -> None:
+        super().__init__(f"{error} (a rule of service {service})" if service else str(error))
+        self.error = error
+        self.service = service
+
+
+class Written:
+    """What was written: chains, deleted chains, rules by table, and the ports that the applied state keeps."""
+
+    def __init__(self, drift: Drift | None) -> None:
+        self.anything = False
+        self.chains = self.deleted = 0
+        self.rules: Counter[str] = Counter()
+        self.ports: list[AppliedPort] = []
+        self._drift = DriftCounter(drift) if drift else None
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk that was written."""
+        self.anything = self.anything or bool(chunk.text)
+        self.chains += len(chunk.chains)
+        self.deleted += chunk.deleted
+        for chain in chunk.chains:
+            self.rules[chain.key.table] += len(chain.rules)
+        self.ports += chunk.ports
+        if self._drift:
+            self._drift.add(chunk.chains)
+
+    def drift(self) -> DriftReport:
+        """Return what was restored of changes by others."""
+        return self._drift.report() if self._drift else NO_DRIFT
+
+
+def write(tables: Tables, update: Update, chains_per_block: int | None, drift: Drift | None) -> Written:
+    """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed."""
+    written = Written(drift)
+    try:
+        with tables.session() as session:
+            for chunk in chunks(update, chains_per_block):
+                session.write(chunk.text)
+                written.add(chunk)
+    except KernelError as error:
+        ports = {port.name: port.rules for ports in update.desired.services.values() for port in ports}
+        service = owner_of_line(error.line, ports) if isinstance(error, Rejected) else ""
+        raise SyncFailed(error, service) from error
+    return written
