@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pykubeproxy.kernel.errors import Failed
 from pykubeproxy.kernel.rejection import Input, explain
-from pykubeproxy.kernel.runner import Command, Runner
+from pykubeproxy.kernel.runner import LARGEST_PIPE, Command, Runner
 from pykubeproxy.kernel.tools import Tools, lock_options
 
 # For each new chain name libxtables searches the names it knows, in 512 lists that only grow. With 55,000 chains of
@@ -14,8 +14,8 @@ from pykubeproxy.kernel.tools import Tools, lock_options
 _BLOCKS_PER_COMMAND = 50
 _END_OF_BLOCK = "COMMIT\n"
 # How much text is kept to explain a failure, in characters. iptables names a line that it has just read, and the pipe
-# to it holds no more than half of this.
-_KEPT = 2 << 20
+# to it holds no more than this.
+_KEPT = LARGEST_PIPE + (1 << 16)
 
 
 class RestoreSession(Protocol):
@@ -74,15 +74,15 @@ class IptablesSession:
         """Wait for the end of the command. Raises the error that explains its failure."""
         if self._command is None:
             return
-        command, read = self._command, Input("".join(self._kept), self._lines_before, self._lines_skipped)
+        command, self._command = self._command, None
         with command:
             outcome = command.finish()
-        self._command = None
         if not outcome.exit_code and stopped_reading:
             raise Failed(self._argv[0], 0, "it stopped reading its input")
         if outcome.exit_code:
+            read = Input("".join(self._kept), self._lines_before, self._lines_skipped)
             raise explain(self._argv[0], outcome.exit_code, outcome.stderr, self._runner.lock_file, read)
-        self._lines_before += self._lines_skipped + read.text.count("\n")
+        self._lines_before += self._lines_skipped + sum(text.count("\n") for text in self._kept)
         self._blocks = self._lines_skipped = self._kept_length = 0
         self._kept.clear()
 

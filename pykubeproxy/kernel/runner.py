@@ -22,7 +22,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
 _READ = 1 << 16  # bytes
-_LARGEST_PIPE = 1 << 20  # bytes, what the kernel grants every user by default
+LARGEST_PIPE = 1 << 20  # bytes, what the kernel grants every user by default
 
 
 class Outcome(NamedTuple):
@@ -76,7 +76,7 @@ class Command:
             # The pipe should hold all of it, for the command to have something to read meanwhile. No more than that:
             # what is in the pipe is carried out even if this process is killed.
             with contextlib.suppress(OSError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(data), _LARGEST_PIPE))
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(data), LARGEST_PIPE))
         self._unwritten = memoryview(data)
         self._write_some()
         return not self._stdin.closed

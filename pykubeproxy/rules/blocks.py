@@ -15,7 +15,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from pykubeproxy.rules.applied import AppliedPort, ServiceUpdate, Update
+from pykubeproxy.rules.applied import ServiceUpdate, Update
+from pykubeproxy.rules.digests import AppliedPort
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,

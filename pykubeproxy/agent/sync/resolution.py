@@ -6,8 +6,9 @@ import msgspec
 
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.objects import Family, Key
-from pykubeproxy.rules.applied import AppliedState, DesiredPort
+from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.digests import DesiredPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName

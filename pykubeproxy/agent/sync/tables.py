@@ -16,8 +16,9 @@ from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.applied import AppliedState, Desired
+from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.digests import Desired
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
 from pykubeproxy.rules.jumps import ensured_lines

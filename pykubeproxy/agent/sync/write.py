@@ -4,8 +4,9 @@ from collections import Counter
 
 from pykubeproxy.agent.quarantine.bisect import owner_of_line
 from pykubeproxy.kernel import KernelError, Rejected, Tables
-from pykubeproxy.rules.applied import AppliedPort, Update
+from pykubeproxy.rules.applied import Update
 from pykubeproxy.rules.blocks import Chunk, chunks
+from pykubeproxy.rules.digests import AppliedPort
 from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter, DriftReport
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
-from pykubeproxy.rules.applied import AppliedState, Desired, DesiredPort, Update
+from pykubeproxy.rules.applied import AppliedState, Update
 from pykubeproxy.rules.blocks import chunks
+from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset

@@ -1,0 +1,114 @@
+"""The desired rules of service ports, and what is kept of them once they are applied: digests instead of rules.
+
+Digests are Python's hash() of a chain's rules. They are keyed anew in every process and never leave it.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from pykubeproxy.objects import Key
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.restore_text import Chain, Rules
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.service import Entries, PortRules
+from pykubeproxy.services.ports import PortName
+
+# The digest of a chain that is not there; hash() never returns it.
+ABSENT = -1
+
+
+class DesiredPort(NamedTuple):
+    """The rules a service port should have, and how many endpoints it has."""
+
+    name: PortName
+    rules: PortRules
+    endpoints: int
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """The rules that some Services should have; all others keep theirs.
+
+    - `services`: the ports of each Service, by name; none for a Service that should have no rules
+    - `shared`: shared chains to render even if no entry in them changes
+    - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
+    """
+
+    services: Mapping[Key, tuple[DesiredPort, ...]]
+    options: RuleOptions
+    node_port_jumps: Rules
+    shared: frozenset[ChainKey] = frozenset()
+    ensured: Mapping[str, tuple[str, ...]] = {}
+
+
+class AppliedPort(msgspec.Struct, frozen=True):
+    """What is kept of the rules of a service port.
+
+    `names` are those of its own chains, separated by spaces: one text takes a third of the memory of many. `digests`
+    are those of these chains, `rules` is the number of rules in them, `entries` are its rules in shared chains.
+    """
+
+    name: PortName
+    endpoints: int
+    names: str
+    digests: "array[int]"
+    rules: int
+    entries: Entries
+
+    @classmethod
+    def of(cls, port: DesiredPort, chains: Collection[tuple[str, Rules]]) -> "AppliedPort":
+        """Return what to keep of a port with these chains."""
+        return cls(
+            name=port.name,
+            endpoints=port.endpoints,
+            names=" ".join(chain for chain, _ in chains),
+            digests=array("q", (hash(rules) for _, rules in chains)),
+            rules=sum(len(rules) for _, rules in chains),
+            entries=port.rules.entries,
+        )
+
+    def chains(self) -> dict[str, int]:
+        """Return the digest of each chain of its own."""
+        return dict(zip(self.names.split(), self.digests, strict=True))
+
+
+class AppliedChain(NamedTuple):
+    """What is kept of a chain that no single service port owns.
+
+    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. `text` is kept of shared chains
+    of table filter only, whose old rules stay in force while nat changes.
+    """
+
+    digest: int
+    rules: int
+    root: ChainKey | None = None
+    text: Rules = ()
+
+    @classmethod
+    def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
+        """Return what to keep of a chain."""
+        key, rules = chain
+        keep_text = key.table == "filter" and key in skeleton.SHARED
+        return cls(hash(rules), len(rules), root, rules if keep_text else ())
+
+
+class PortTotals(msgspec.Struct):
+    """The endpoints, chains and rules of all service ports, kept up to date instead of added up for each change."""
+
+    endpoints: int = 0
+    chains: int = 0
+    rules: int = 0
+
+    def add(self, ports: Iterable[AppliedPort], sign: int = 1) -> None:
+        """Count ports in."""
+        for port in ports:
+            self.endpoints += sign * port.endpoints
+            self.chains += sign * len(port.digests)
+            self.rules += sign * port.rules
+
+    def subtract(self, ports: Iterable[AppliedPort]) -> None:
+        """Count ports out."""
+        self.add(ports, -1)
