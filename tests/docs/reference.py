@@ -1,4 +1,4 @@
-"""The reference pages, made from the code. `python -m tests.docs.reference` writes them anew."""
+"""Generate the reference pages from the code: `python -m tests.docs.reference`."""
 
 import copy
 import inspect
@@ -25,18 +25,18 @@ from pykubeproxy.inspect.trace import render_json as trace
 from pykubeproxy.lab import report
 from tests.docs.pages import DOCS
 
-_MARK = "<!-- Made by `make docs` from the code; what is written here by hand is lost. -->"
+_MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
 _SECTIONS = {
     "": "General",
-    "clientConnection": "The API server",
+    "clientConnection": "Connection to the API server",
     "logging": "Logging",
     "iptables": "Rules and syncs",
-    "detectLocal": "Traffic of this node's pods",
+    "detectLocal": "Detection of local traffic",
     "conntrack": "Connection tracking",
-    "pykubeproxy": "Beyond kube-proxy",
+    "pykubeproxy": "pykubeproxy's own settings",
 }
-# Settings that belong to a section although their field stands at the top.
-_BELONG = {
+# Top-level fields and flags that belong to another section than General.
+_SECTION_OF = {
     "master": "clientConnection",
     "mode": "iptables",
     "nodePortAddresses": "iptables",
@@ -45,16 +45,15 @@ _BELONG = {
 }
 _ZERO = {
     Zero.COUNTS: "",
-    Zero.DEFAULT_IN_FILE: "in a file, 0 or empty stands for the default",
-    Zero.DEFAULT: "0 or empty stands for the default",
+    Zero.DEFAULT_IN_FILE: "in a file, 0 or empty means the default",
+    Zero.DEFAULT: "0 or empty means the default",
 }
 _CONFIGURATION = f"""# Configuration reference
 
 {_MARK}
 
-pykubeproxy reads kube-proxy's own configuration file, a `KubeProxyConfiguration` of
-`kubeproxy.config.k8s.io/v1alpha1`, and takes kube-proxy's flags. What is its own stands under the key `pykubeproxy:`
-of the same file.
+pykubeproxy reads kube-proxy's configuration file, a `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, and
+accepts kube-proxy's flags. pykubeproxy's own settings are under the key `pykubeproxy:` of the same file.
 
 ```yaml
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -67,74 +66,80 @@ pykubeproxy:
   dispatch: auto
 ```
 
-**File and flags.** With `--config`, flags are ignored as kube-proxy ignores them, except those marked *beside a file*:
-these win over the file.
+**File and flags.** With `--config`, flags have no effect, as with kube-proxy, except those marked *also with a file*,
+which override the file.
 
-**Changes.** A file that is written, or replaced by a rename, ends the agent with status 1, and the kubelet starts it
-again. An updated ConfigMap does not: restart the DaemonSet (`kubectl rollout restart`), as with kube-proxy.
+**Changes.** The agent reads the configuration at its start only. When the file is written, or replaced by a rename, the
+agent ends with exit code 1, and its supervisor restarts it. An update of a mounted ConfigMap does not end it: restart
+the DaemonSet, as described in [operations](../operations/index.md#change-the-configuration).
 
-**Errors.** A misspelt field is a warning, as with kube-proxy; an impossible value ends the start with one line that
-names the field and what it may be.
+**Errors.** A misspelt field is a warning, as with kube-proxy. An invalid value is an error at the start, in one line
+that names the field and the valid values.
 
-**Values.** Durations are Go's: `500ms`, `30s`, `1h30m`. Where 0 or an empty text stands for the default, the table
-says so; kubeadm writes such values into its ConfigMap.
+**Values.** Scalars follow the YAML rules of kubectl and kube-proxy: `yes` and `on` are booleans, and `010` is eight.
+Durations have Go's format: `500ms`, `30s`, `1h30m`. Where 0 or an empty value means the default, the entry says so;
+kubeadm writes such values into its ConfigMap.
 
-The configuration that an agent runs with is at `http://127.0.0.1:10249/configz`, its flags at `/flagz`.
-`pykubeproxy run --write-config-to FILE` writes the file for a set of flags.
+A running agent shows its configuration at `http://127.0.0.1:10249/configz` and its flags at `/flagz`.
+`pykubeproxy run --write-config-to FILE` writes the configuration file for the given flags.
 """
 _COMMANDS = f"""# Commands
 
 {_MARK}
 
-Each command's `--help`. The flags of [the configuration](configuration.md) are taken by every command that needs
-them; they are left out here.
+The `--help` of each command. Commands that need the configuration accept its [flags](configuration.md) too; they are
+omitted here.
 
-The exit status is 0 for yes, done, or no difference; 1 for no, trouble, or a difference; and 2 for a wrong command
-line, with `diff` for trouble as well. Colours are for terminals only; `NO_COLOR` turns them off there too.
+The exit code is 0 for success, 1 for an error or a negative result (such as an unhealthy agent or a difference), and 2
+for an invalid command line. `diff` exits with 2 for all errors, `run` with 3 if another pykubeproxy runs on the node.
+Output has colors only on a terminal; set `NO_COLOR` to turn them off.
 """
 _METRICS = f"""# Metrics
 
 {_MARK}
 
-At `http://127.0.0.1:10249/metrics` (`metricsBindAddress`), under kube-proxy's names, so that dashboards and alerts made
-for kube-proxy go on working; what kube-proxy does not have begins with `pykubeproxy_`. A metric with labels appears
-with its first sample. Times are seconds, points in time seconds since 1970. Besides these, there are the usual
-`process_*` metrics.
+The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). They have kube-proxy's names,
+so dashboards and alerts for kube-proxy work unchanged; the names of additional metrics begin with `pykubeproxy_`. A
+metric with labels appears with its first sample. Durations are in seconds, times in seconds since 1970. The usual
+`process_*` metrics exist too.
 """
-_JSON = f"""# JSON forms
+_JSON = f"""# JSON output
 
 {_MARK}
 
-With `-o json`, commands print a document for programs. Each says its version, `pykubeproxy/v1`, under which keys and
-reasons may be added and none changes its meaning. Where an entry has both, `reason` is a
-stable word for programs and `message` the same for people. In the sketches below, a key without a value is a text, or what its name says.
+With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Within this version, keys and reasons may be
+added, and no existing one changes its meaning. Where an entry has both, `reason` is a stable word for programs, and
+`message` a text for people. In the outlines below, a key without a value holds a string or what its name says.
 """
 
 
 def configuration() -> str:
-    """docs/reference/configuration.md."""
+    """Return docs/reference/configuration.md."""
     effective = [setting for setting in SETTINGS if setting.attribute]
     parts = [_CONFIGURATION]
     for section, title in _SECTIONS.items():
         parts.append(f"## {title}\n")
         parts.extend(_entry(setting) for setting in effective if _section(setting) == section)
-    parts.append("## What to do, rather than how\n\nFlags of `pykubeproxy run` that no file holds.\n")
-    parts.append(_table(("flag", "meaning"), ((f"`--{it.flag}`", it.help) for it in ACTIONS)))
-    parts.append("## Accepted, deprecated\n")
-    replaced = ((f"`--{it.flag}`", f"`--{it.instead}`", it.help) for it in SETTINGS if it.instead)
+    parts.append("## Flags without a field\n\nOnly `pykubeproxy run` has these flags.\n")
+    actions = ((f"`--{setting.flag}`", setting.help) for setting in ACTIONS)
+    parts.append(_table(("flag", "meaning"), actions))
+    parts.append("## Deprecated flags\n")
+    deprecated = [setting for setting in SETTINGS if setting.instead]
+    replaced = ((f"`--{setting.flag}`", f"`--{setting.instead}`", setting.help) for setting in deprecated)
     parts.append(_table(("flag", "use instead", "meaning"), replaced))
     parts.append(
-        "## Accepted, without effect\n\nThey belong to other proxy modes, to other systems, or to Go's own logging; a"
-        " file or a command line that has them is taken as it is.\n"
+        "## Settings without effect\n\nThese settings belong to other proxy modes, operating systems or Go's logging."
+        " Files and command lines with them are accepted.\n"
     )
-    ignored = ((_code(it.field), _code(it.flag, "--"), it.help) for it in SETTINGS if it.ignored)
+    without_effect = [setting for setting in SETTINGS if setting.ignored]
+    ignored = ((_code(setting.field), _code(setting.flag, "--"), setting.help) for setting in without_effect)
     parts.append(_table(("field", "flag", "meaning"), ignored))
     return "\n".join(parts)
 
 
 def _section(setting: Setting) -> str:
     top, dot, _ = setting.field.partition(".")
-    return top if dot else _BELONG.get(setting.field or setting.flag, "")
+    return top if dot else _SECTION_OF.get(setting.field or setting.flag, "")
 
 
 def _entry(setting: Setting) -> str:
@@ -143,41 +148,41 @@ def _entry(setting: Setting) -> str:
         f"flag `--{setting.flag}`" * bool(setting.flag),
         "`true` or `false`" if setting.kind is BOOL else f"`{setting.kind.name}`",
         "no default" if default in ("", "[]") else f"default `{default}`",
-        "*beside a file*" * (setting.beside_config and bool(setting.field)),
+        "*also with a file*" * setting.beside_config,
         _ZERO[setting.zero] * (default not in ("", "[]")),
     ]
-    told = " · ".join(fact for fact in facts if fact)
-    return f"### `{setting.field or f'--{setting.flag}'}`\n\n{setting.help}\n\n{told}\n"
+    line = " · ".join(fact for fact in facts if fact)
+    return f"### `{setting.field or f'--{setting.flag}'}`\n\n{setting.help}\n\n{line}\n"
 
 
 def commands() -> str:
-    """docs/reference/commands.md."""
+    """Return docs/reference/commands.md."""
     parts = [_COMMANDS]
-    for path, command in _all(main, ("pykubeproxy",)):
+    for path, command in _walk(main, ("pykubeproxy",)):
         parts.append(f"## {' '.join(path)}\n")
         parts.append(f"```text\n{_help(path, command)}\n```\n")
     return "\n".join(parts)
 
 
-def _all(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def _walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         yield (*path, name), command
         if isinstance(command, click.Group):
-            yield from _all(command, (*path, name))
+            yield from _walk(command, (*path, name))
 
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
-    """The help of a command, without the flags of the configuration."""
-    hidden = [
-        it for it in command.params if isinstance(it, click.Option) and it.name in _flags() and not it.hidden
-    ]
+    """Return the help of a command, without the flags of the configuration."""
+    flags = _flags()
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    hidden = [option for option in options if option.name in flags and not option.hidden]
     for parameter in hidden:
         parameter.hidden = True
     command = copy.copy(command)
-    command._help_option = None  # click keeps the one of who asked first, who may have been another test
+    command._help_option = None  # click caches the option of the first caller, which may be another test
     try:
         context = click.Context(
             command, info_name=" ".join(path), terminal_width=100, help_option_names=["-h", "--help"]
@@ -193,15 +198,18 @@ def _flags() -> set[str]:
 
 
 def metrics() -> str:
-    """docs/reference/metrics.md."""
-    found = [it for it in Metrics(lambda _: 0).registry.collect() if not it.name.startswith("process_")]
+    """Return docs/reference/metrics.md."""
+    families = Metrics(lambda _: 0).registry.collect()
+    ours = sorted(
+        (metric for metric in families if not metric.name.startswith("process_")),
+        key=lambda metric: (metric.type, metric.name),
+    )
     parts = [_METRICS]
-    for kind, metrics in itertools.groupby(
-        sorted(found, key=lambda it: (it.type, it.name)), lambda it: it.type
-    ):
+    for kind, metrics in itertools.groupby(ours, lambda metric: metric.type):
+        suffix = "_total" if kind == "counter" else ""
         rows = (
-            (f"`{it.name}{'_total' * (kind == 'counter')}`", _labels(it.name), it.documentation + ".")
-            for it in metrics
+            (f"`{metric.name}{suffix}`", _labels(metric.name), f"{metric.documentation}.")
+            for metric in metrics
         )
         parts.append(f"## {kind.capitalize()}s\n")
         parts.append(_table(("name", "labels", "meaning"), rows))
@@ -209,21 +217,21 @@ def metrics() -> str:
 
 
 def _labels(name: str) -> str:
-    """The labels of a metric, from the registry's own record of it."""
+    """Return the labels of a metric; only the registry's private record has them before the first sample."""
     metric = Metrics(lambda _: 0).registry._names_to_collectors.get(name)
     labels: Iterable[str] = getattr(metric, "_labelnames", ())
     return ", ".join(f"`{label}`" for label in labels)
 
 
 def json_forms() -> str:
-    """docs/reference/json.md, from where each form is made."""
+    """Return docs/reference/json.md, from the docstrings of the functions that make the documents."""
     parts = [_JSON]
     for command, make in _FORMS.items():
         parts.append(f"## {command}\n")
-        parts.extend(_paragraph(it) for it in (inspect.getdoc(make) or "").split("\n\n"))
+        parts.extend(_paragraphs(make))
     parts.append("## status\n")
-    parts.extend(_paragraph(it) for it in (inspect.getdoc(status.Status) or "").split("\n\n"))
-    parts.append(f"```text\n{_sketch(status.Status)}\n```\n")
+    parts.extend(_paragraphs(status.Status))
+    parts.append(f"```text\n{_outline(status.Status)}\n```\n")
     return "\n".join(parts)
 
 
@@ -242,35 +250,40 @@ _FORMS: dict[str, Callable[..., object]] = {
 }
 
 
-def _paragraph(text: str) -> str:
-    if text.startswith("{"):
-        return f"```text\n{text}\n```\n"
-    return re.sub(r"`(\w+)`", lambda found: f"`{_camel(found[1])}`", text) + "\n"
+def _paragraphs(documented: object) -> Iterator[str]:
+    """Yield the paragraphs of a docstring as Markdown: outlines of JSON as code, field names in camel case."""
+    for text in (inspect.getdoc(documented) or "").split("\n\n"):
+        if text.startswith("{"):
+            yield f"```text\n{text}\n```\n"
+        else:
+            sentence = re.sub(r"^Return (\w)", lambda match: match[1].upper(), text)
+            yield re.sub(r"`(\w+)`", lambda match: f"`{_camel(match[1])}`", sentence) + "\n"
 
 
 def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
-def _sketch(kind: object, indent: str = "") -> str:
-    """What a value of this type looks like as JSON."""
+def _outline(kind: object, indent: str = "") -> str:
+    """Return the outline of a type's JSON form."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         inner = indent + "  "
         fields = (
-            f'{inner}"{it.encode_name}": {_sketch(it.type, inner)}' for it in msgspec.structs.fields(kind)
+            f'{inner}"{field.encode_name}": {_outline(field.type, inner)}'
+            for field in msgspec.structs.fields(kind)
         )
         return "{\n" + ",\n".join(fields) + f"\n{indent}}}"
     if origin is tuple or origin is list:
-        return f"[{_sketch(arguments[0], indent)}]"
+        return f"[{_outline(arguments[0], indent)}]"
     if origin in (dict, Mapping):
-        return f"{{{_sketch(arguments[0], indent)}: {_sketch(arguments[1], indent)}}}"
+        return f"{{{_outline(arguments[0], indent)}: {_outline(arguments[1], indent)}}}"
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_sketch(it, indent) for it in arguments)
-    return _WORDS.get(kind, "text")
+        return " or ".join(_outline(argument, indent) for argument in arguments)
+    return _TYPE_NAMES.get(kind, "string")
 
 
-_WORDS: dict[object, str] = {int: "number", float: "number", bool: "true or false", type(None): "null"}
+_TYPE_NAMES: dict[object, str] = {int: "number", float: "number", bool: "true or false", type(None): "null"}
 
 
 def _code(text: str, prefix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The page on faults names a test for each."""
+"""Each row of the page on faults names the test that demonstrates it."""
 
 import ast
 import re
@@ -12,25 +12,23 @@ NAMED = re.compile(r"`((?:system|kernel|unit)/[\w/]+\.py)::(\w+)(?:\[(\w+)\])?`"
 
 
 def rows() -> list[str]:
-    """The lines of its tables that tell of a fault."""
+    """Return the rows of all tables on the page."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     return [line for line in lines if not line.startswith(("| fault |", "| --- |"))]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.split("|")[1].strip())
 def test_each_fault_has_a_test_that_exists(row: str) -> None:
-    """With that name, in that file, and for that parameter if one is given."""
-    (found,) = NAMED.findall(row)
-    file, name, parameter = found
+    """The test exists in that file, and has that parameter if the row names one."""
+    ((file, name, parameter),) = NAMED.findall(row)
     text = (TESTS / file).read_text()
-    functions = {it.name for it in ast.walk(ast.parse(text)) if isinstance(it, ast.FunctionDef)}
+    functions = {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
     assert name in functions
     assert not parameter or f'"{parameter}": Fault(' in text
 
 
-def test_each_fault_of_the_api_server_is_on_the_page() -> None:
-    """Those that the test goes through, by name."""
+def test_each_tested_fault_of_the_api_server_is_on_the_page() -> None:
     text = (TESTS / "system/test_faults_api_server.py").read_text()
     tested = set(re.findall(r'"(\w+)": Fault\(', text))
     named = {parameter for row in rows() for _, _, parameter in NAMED.findall(row) if parameter}
-    assert tested - named <= {"repeated"}  # the page names another test of that, which shows more
+    assert tested - named <= {"repeated"}  # for this one, the page names a test that shows more

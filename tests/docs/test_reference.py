@@ -1,4 +1,4 @@
-"""The reference pages are those of the code as it is."""
+"""The reference pages match the code."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from tests.docs.pages import DOCS
 
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_pages_are_current(name: str) -> None:
-    """What `make docs` would write is there; how click breaks lines may differ from release to release."""
+    """Each page is what `make docs` writes, except for line breaks, which differ between releases of click."""
     kept = (DOCS / "reference" / name).read_text()
     assert kept.split() == reference.PAGES[name]().split(), f"{name} is not current: run `make docs`"
 
 
-def test_every_setting_has_its_place() -> None:
-    """Each field and each flag is on the page: in an entry, or among those to do, deprecated or without effect."""
+def test_every_setting_is_documented() -> None:
+    """Each field and each flag is on the page."""
     page = reference.configuration()
     for setting in (*SETTINGS, *ACTIONS):
         assert not setting.field or f"`{setting.field}`" in page
