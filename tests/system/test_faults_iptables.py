@@ -130,7 +130,7 @@ def test_each_fault_is_told_and_passes(faulty: Node) -> None:
             fault.unlink()
             has(faulty, rule)
         assert process.poll() is None
-        assert not faulty.logged("set aside")
+        assert not faulty.logged("quarantined")
         eventually(lambda: answers(HEALTH, "/healthz", 200))
 
 

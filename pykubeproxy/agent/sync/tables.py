@@ -11,7 +11,7 @@ from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
-from pykubeproxy.agent.sync.write import SyncFailed, Written, write
+from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
 from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import drift as rule_drift
@@ -120,7 +120,7 @@ class FamilyTables:
         update = self._applied.update_to(desired)
         stopwatch.lap("compare")
         try:
-            written = write(self._tables, update, self._chains_per_block, self._drift)
+            written = write_update(self._tables, update, self._chains_per_block, self._drift)
         except SyncFailed as failure:
             if self._isolate(failure, resolution):
                 return None

@@ -48,7 +48,9 @@ class Written:
         return self._drift.report() if self._drift else NO_DRIFT
 
 
-def write(tables: Tables, update: Update, chains_per_block: int | None, drift: Drift | None) -> Written:
+def write_update(
+    tables: Tables, update: Update, chains_per_block: int | None, drift: Drift | None
+) -> Written:
     """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed."""
     written = Written(drift)
     try:
