@@ -124,7 +124,7 @@ class Agent:
             self._observers.retry_listeners()
 
     def _repair_drift(self) -> None:
-        """Check for drift where a check is due, and repair it at once, whatever the rate limit says."""
+        """Check for drift where a check is due, and repair it at once, without regard to the rate limit."""
         if self._in_sync:
             drifted = [family.check_drift() for family in self._families]
             if any(drifted):

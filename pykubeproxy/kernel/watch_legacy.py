@@ -46,7 +46,7 @@ class LegacyWatch:
     def synced(self, family: Family, counts: TableCounts) -> None:
         """Note what the tables hold after a sync.
 
-        A wrong number of entries of others means that somebody wrote between our own writes.
+        A wrong number of entries of others means that another program wrote between our own writes.
         """
         with self._lock:
             shapes = self._shapes.get(family, {})

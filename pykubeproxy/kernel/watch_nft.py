@@ -79,8 +79,8 @@ class NftWatch:
     def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:  # noqa: ARG002
         """Take for ours what the processes given to `command_started` write meanwhile.
 
-        While a long text is written nobody listens; the numbers of generations tell whether somebody else wrote at the
-        same time, for each of our blocks has one.
+        The watch does not listen while a long text is written. The generation numbers then tell whether another program
+        wrote at the same time: each transaction takes one.
         """
         before = _generation()
         self._writing = True

@@ -68,8 +68,8 @@ class Update(msgspec.Struct, frozen=True):
 class AppliedState:
     """Track the chains of ours that the tables of one family hold: a digest and an owner for each.
 
-    An owner is a service port, a shared chain (for the branches of its tree), or nobody yet: a chain found in live
-    tables is unclaimed until an update either needs or deletes it.
+    The owner is a service port, or a shared chain for the branches of its tree. A chain found in live tables has no owner
+    until an update needs or deletes it.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class AppliedState:
                     yield _nat(name), digest
 
     def can_only_be_emptied(self, key: ChainKey) -> bool:
-        """Tell whether a rule of somebody else refers to a chain of table nat."""
+        """Tell whether a foreign rule refers to a chain of table nat, so that it cannot be deleted."""
         return key.chain in self._referenced
 
     def differs(self, chain: Chain) -> bool:
@@ -168,7 +168,7 @@ class AppliedState:
     # Change.
 
     def adopt(self, live: Ruleset) -> None:
-        """Take over what `live` tables hold, whoever wrote it; it replaces all that was known of the kernel.
+        """Replace the kept digests by those of the `live` chains.
 
         Owners stay as they are; chains without an owner are unclaimed.
         """

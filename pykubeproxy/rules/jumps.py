@@ -1,10 +1,9 @@
 """Our rules in chains that others use too: the jumps to our chains, and the kubelet's chain."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.restore_text import Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 # The chains in which our rules stand among those of others.
@@ -16,16 +15,9 @@ def ensured_lines(
 ) -> dict[str, tuple[str, ...]]:
     """Return the lines that add what is missing of ours in these chains, by table."""
     lines: dict[str, tuple[str, ...]] = {}
-    if skeleton.KUBELET_FIREWALL in chains:
-        kubelets = live.chains.get(skeleton.KUBELET_FIREWALL)
-        if kubelets is None:
-            lines["filter"] = (f"-N {names.KUBELET_FIREWALL}",)
-        for rule in skeleton.kubelet_firewall(options):
-            if rule not in (kubelets or ()):
-                lines["filter"] = (*lines.get("filter", ()), f"-A {names.KUBELET_FIREWALL} {rule}")
-    wanted = {key: rules for key, rules in skeleton.JUMPS.items() if key in chains}
-    for key, jumps in _missing_lines(live, wanted).items():
-        lines[key.table] = (*lines.get(key.table, ()), *jumps)
+    for key in (skeleton.KUBELET_FIREWALL, *skeleton.JUMPS):
+        if key in chains and (missing := tuple(_missing_lines(live, key, options))):
+            lines[key.table] = (*lines.get(key.table, ()), *missing)
     return lines
 
 
@@ -33,22 +25,28 @@ def missing_jumps(live: Ruleset, chains: Collection[ChainKey]) -> dict[str, int]
     """Return how many of our jumps are missing in these chains, by table."""
     missing: dict[str, int] = {}
     for key, jumps in skeleton.JUMPS.items():
-        there = live.chains.get(key, ())
-        if key in chains and (count := sum(jump not in there for jump in jumps)):
+        present = live.chains.get(key, ())
+        if key in chains and (count := sum(jump not in present for jump in jumps)):
             missing[key.table] = missing.get(key.table, 0) + count
     return missing
 
 
-def _missing_lines(live: Ruleset, wanted: Mapping[ChainKey, Rules]) -> dict[ChainKey, tuple[str, ...]]:
-    """Return lines that put `wanted` rules on top of chains that others use too, where any of them is missing.
+def _missing_lines(live: Ruleset, key: ChainKey, options: RuleOptions) -> Iterator[str]:
+    """Yield the lines for one chain.
 
-    All of ours are removed and inserted again on top, in their order; rules of others keep theirs.
+    If a jump is missing, all of ours are removed and inserted again on top, in their order; foreign rules keep theirs.
     """
-    lines: dict[ChainKey, tuple[str, ...]] = {}
-    for key, rules in wanted.items():
-        there = live.chains.get(key, ())
-        if any(rule not in there for rule in rules):
-            out = [f"-D {key.chain} {rule}" for rule in there if rule in rules]
-            back = [f"-I {key.chain} {rule}" for rule in reversed(rules)]
-            lines[key] = (*out, *back)
-    return lines
+    present = live.chains.get(key)
+    if key == skeleton.KUBELET_FIREWALL:
+        if present is None:
+            yield f"-N {names.KUBELET_FIREWALL}"
+        yield from (
+            f"-A {key.chain} {rule}"
+            for rule in skeleton.kubelet_firewall(options)
+            if rule not in (present or ())
+        )
+        return
+    jumps = skeleton.JUMPS[key]
+    if any(jump not in (present or ()) for jump in jumps):
+        yield from (f"-D {key.chain} {rule}" for rule in present or () if rule in jumps)
+        yield from (f"-I {key.chain} {jump}" for jump in reversed(jumps))

@@ -26,7 +26,7 @@ _ADDRESSES = {
 class Split(NamedTuple):
     """Service ports whose rules are accepted, and those whose rules are rejected, with iptables' message.
 
-    Ports that could not be told apart in time are in neither.
+    Ports that were not tried in time are in neither.
     """
 
     accepted: frozenset[PortName]
