@@ -4,19 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from pykubeproxy.agent.mailbox import Stop
 
 # A stat each second instead of inotify: pyroute2's Inotify ignores errors, and inotify misses a replaced file.
 _PERIOD = 1.0
-
-
-class _Seen(msgspec.Struct, frozen=True):
-    """The file that the path resolves to, and what changes when it is written or replaced."""
-
-    target: Path
-    stamp: tuple[int, int, int]
 
 
 class ConfigFileWatch:
@@ -44,12 +35,13 @@ class ConfigFileWatch:
         """Return whether the file was written or replaced since the last call."""
         seen, before = self._look(), self._seen
         self._seen = seen or before
-        return bool(seen and before and seen.target == before.target and seen.stamp != before.stamp)
+        return bool(seen and before and seen[0] == before[0] and seen != before)
 
-    def _look(self) -> _Seen | None:
+    def _look(self) -> tuple[Path, int, int, int] | None:
+        """Return the file that the path resolves to, and what changes when it is written or replaced."""
         try:
             target = Path(self._path).resolve(strict=True)
             stat = target.stat()
         except OSError:
             return None
-        return _Seen(target, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return target, stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import structlog
 
@@ -14,7 +14,7 @@ from pykubeproxy.kernel import conntrack
 from pykubeproxy.kernel.addresses import local_address_lookup
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.objects import Family, address_and_port
-from pykubeproxy.services.flows import End, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
+from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 
 RETRY_PERIOD = 30.0  # seconds
 # Errors that a retry does not cure: no permission, or no conntrack over netlink.
@@ -43,16 +43,12 @@ class FlowCleaner:
         self._wake = threading.Event()
         self._warned: set[Family] = set()
 
-    def synced(
-        self, report: SyncReport, at: NodePortAddresses, installed: Collection[tuple[str, int]] = ()
-    ) -> None:
-        """Request a scan if a sync changed UDP services. Return at once.
-
-        `at` is where node ports are served, `installed` the UDP frontends a full sync found in the live rules. A full sync
-        that wrote something may have ended a period without rules.
-        """
+    def synced(self, report: SyncReport, at: NodePortAddresses) -> None:
+        """Request a scan if a sync changed UDP services, and return at once; `at` is where node ports are served."""
+        # A full sync that wrote something may have ended a period without rules.
         repaired = report.full and report.wrote
-        flush = self._ports[report.family].update(report.resolved, report.gone, at, repaired, installed)
+        ports = self._ports[report.family]
+        flush = ports.update(report.resolved, report.gone, at, repaired, report.installed)
         if flush is not None:
             with self._lock:
                 self._pending[flush.family] = flush.merged_with(self._pending.get(flush.family))
@@ -91,22 +87,14 @@ class FlowCleaner:
                         continue
                 if conntrack.delete(flow):
                     deleted += 1
-                    self._log_flow(flow)
+                    if self.verbosity >= ENDPOINTS:
+                        _log_deleted(flow)
         seconds = time.monotonic() - started
         if self.verbosity >= SYNCS:
             log.info(
                 "UDP flows scanned", family=flush.family.value, deleted=deleted, seconds=round(seconds, 4)
             )
         self._cleaned(flush.family, seconds, deleted)
-
-    def _log_flow(self, flow: Flow) -> None:
-        if self.verbosity >= ENDPOINTS:
-            log.info(
-                "stale UDP flow deleted",
-                source=_text(flow.source),
-                destination=_text(flow.destination),
-                endpoint=_text(flow.reply_source),
-            )
 
     def _failed(self, flush: Flush, error: OSError) -> None:
         """Log the first failure, and request the scan again unless it is permanent."""
@@ -129,6 +117,9 @@ class FlowCleaner:
             )
 
 
-def _text(end: End) -> str:
-    address, port = end
-    return address_and_port(str(ipaddress.ip_address(address)), port)
+def _log_deleted(flow: Flow) -> None:
+    source, destination, endpoint = (
+        address_and_port(str(ipaddress.ip_address(address)), port)
+        for address, port in (flow.source, flow.destination, flow.reply_source)
+    )
+    log.info("stale UDP flow deleted", source=source, destination=destination, endpoint=endpoint)

@@ -164,5 +164,5 @@ class Agent:
             return False
         self._sync_log.synced(synced.report)
         self._observers.sync_succeeded(synced.report, synced.local_addresses)
-        self._flows.synced(synced.report, synced.node_port_addresses, synced.report.installed)
+        self._flows.synced(synced.report, synced.node_port_addresses)
         return True

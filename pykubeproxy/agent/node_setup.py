@@ -28,13 +28,12 @@ log = structlog.get_logger()
 class Setting(msgspec.Struct, frozen=True):
     """The value of a file below /proc or /sys; `path` has no leading slash.
 
-    With `at_least`, a higher value stays. `module` is the kernel module that provides the file.
+    With `at_least`, a higher value stays.
     """
 
     path: str
     value: int
     at_least: bool = False
-    module: str = ""
 
 
 def settings(config: Config, cores: int) -> tuple[Setting, ...]:
@@ -81,10 +80,9 @@ def _table_size(config: Conntrack, cores: int) -> tuple[Setting, ...]:
     if not config.max_per_core:
         return ()
     connections = min(max(config.min, config.max_per_core * cores), HIGHEST_MAX)
-    buckets = "sys/module/nf_conntrack/parameters/hashsize"
     return (
-        Setting(f"{_NETFILTER}max", connections, at_least=True, module="nf_conntrack"),
-        Setting(buckets, connections // 4, at_least=True, module="nf_conntrack"),
+        Setting(f"{_NETFILTER}max", connections, at_least=True),
+        Setting("sys/module/nf_conntrack/parameters/hashsize", connections // 4, at_least=True),
     )
 
 
@@ -98,7 +96,7 @@ def _tracking(config: Conntrack) -> tuple[Setting, ...]:
     }
     return tuple(
         # The kernel takes whole seconds; 0 would end every connection at once.
-        Setting(_NETFILTER + name, max(1, int(value)), module="nf_conntrack")
+        Setting(_NETFILTER + name, max(1, int(value)))
         for name, value in values.items()
         if value
     )
@@ -126,9 +124,8 @@ def _advice(setting: Setting, number: int | None) -> str:
     if setting.path == _OOM:
         return "grant CAP_SYS_RESOURCE, which is needed to lower it, or set a higher --oom-score-adj"
     if number == errno.ENOENT:
-        return (
-            f"load the kernel module {setting.module}" if setting.module else "this kernel does not have it"
-        )
+        of_conntrack = "nf_conntrack" in setting.path
+        return "load the kernel module nf_conntrack" if of_conntrack else "this kernel does not have it"
     return (
         f"write {setting.value} to it on the node, or run `pykubeproxy run --init-only` with the same"
         " configuration in a privileged init container"

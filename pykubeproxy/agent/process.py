@@ -15,7 +15,7 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
 from pykubeproxy.agent.node_setup import set_up
-from pykubeproxy.agent.observe.events import ApiRecorder, NoRecorder
+from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
@@ -57,7 +57,7 @@ def serve(options: RunOptions) -> int:
     watches = api_watches(client, node_name) if client else (ManifestWatch(options.manifests or ""),)
     _log_start(node_name, families)
 
-    recorder = ApiRecorder(client, node_name) if client and not options.once else NoRecorder()
+    recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder()
     names = [opened.tables.family for opened in families.opened]
     observers = Observers(config, node_name, names, recorder, needs_node=client is not None)
     flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)

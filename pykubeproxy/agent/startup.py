@@ -16,8 +16,6 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts
 
-_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
-
 log = structlog.get_logger()
 
 
@@ -26,23 +24,20 @@ class OpenedFamily(msgspec.Struct, frozen=True):
 
     tables: FamilyTables
     features: kernel.Features
-    nfacct: bool
 
     def facts(self, with_addresses: bool) -> KernelFacts:
         """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
-        return kernel_facts(self.tables.family, self.features, self.nfacct, with_addresses)
+        return kernel_facts(self.tables.family, self.features, with_addresses)
 
 
-def kernel_facts(
-    family: Family, features: kernel.Features, nfacct: bool, with_addresses: bool
-) -> KernelFacts:
+def kernel_facts(family: Family, features: kernel.Features, with_addresses: bool) -> KernelFacts:
     """Read the facts about the kernel that rules depend on; addresses only on request. Raises KernelError."""
     addresses = kernel.local_addresses(family) if with_addresses else ()
     return KernelFacts(
         addresses=tuple(local.address for local in addresses),
         random_fully=features.random_fully,
-        nfacct=nfacct,
-        tcp_be_liberal=system.read_setting(_LIBERAL) == "1",
+        nfacct=features.nfacct,
+        tcp_be_liberal=system.read_setting("net/netfilter/nf_conntrack_tcp_be_liberal") == "1",
     )
 
 
@@ -64,8 +59,6 @@ def open_families(config: Config, on_write: Callable[[kernel.ExternalWrite], Non
     `on_write` is called for writes of other programs to the tables.
     """
     backend = provide_modules(config)
-    families: list[OpenedFamily] = []
-    unsupported: dict[Family, str] = {}
     watch = _watch(backend, on_write) if on_write else None
     if other := kernel.other_backend_with_chain(backend, skeleton.NAT_SERVICES):
         log.warning(
@@ -74,12 +67,9 @@ def open_families(config: Config, on_write: Callable[[kernel.ExternalWrite], Non
             other=other.value,
             advice="run `pykubeproxy check`",
         )
-    for family in Family:
-        if reason := kernel.unsupported_reason(backend, family):
-            unsupported[family] = reason
-        else:
-            families.append(_open(backend, family, watch))
-    return Families(backend, tuple(families), unsupported, watch)
+    reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
+    opened = tuple(_open(backend, family, watch) for family, reason in reasons.items() if not reason)
+    return Families(backend, opened, {family: reason for family, reason in reasons.items() if reason}, watch)
 
 
 def _open(backend: kernel.Backend, family: Family, watch: kernel.TableWatch | None) -> OpenedFamily:
@@ -89,7 +79,8 @@ def _open(backend: kernel.Backend, family: Family, watch: kernel.TableWatch | No
     features = kernel.probe_features(iptables).require()
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
     tables = kernel.WatchedTables(iptables, watch) if watch else iptables
-    return OpenedFamily(FamilyTables(tables, limit), features, features.nfacct and _counters(family))
+    features = msgspec.structs.replace(features, nfacct=features.nfacct and _counters(family))
+    return OpenedFamily(FamilyTables(tables, limit), features)
 
 
 def _watch(

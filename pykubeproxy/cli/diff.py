@@ -162,9 +162,7 @@ def _with_live(side: _Side, families: tuple[Family, ...], required: bool) -> tup
 def _compare_live(side: _Side, iptables: Iptables) -> Changes:
     features = kernel.probe_features(iptables)
     # The agent would create nfacct counters; assume that it can.
-    facts = kernel_facts(
-        iptables.family, features, features.nfacct, with_addresses=bool(side.config.node_port_addresses)
-    )
+    facts = kernel_facts(iptables.family, features, bool(side.config.node_port_addresses))
     desired = side.ruleset(iptables.family, facts)
     return compare(own_part(iptables.save(TABLES), desired), desired)
 

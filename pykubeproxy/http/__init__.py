@@ -1,33 +1,63 @@
 """An HTTP/1.1 server on h11: bounded threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
-from pykubeproxy.http.exchange import (
-    HTML,
-    JSON,
-    TEXT,
-    Handler,
-    Limits,
-    Request,
-    Response,
-    Send,
-    Stream,
-    router,
-    serve,
-    text,
-)
-from pykubeproxy.http.server import Server
+from collections.abc import Callable, Mapping
 
-__all__ = [
-    "HTML",
-    "JSON",
-    "TEXT",
-    "Handler",
-    "Limits",
-    "Request",
-    "Response",
-    "Send",
-    "Server",
-    "Stream",
-    "router",
-    "serve",
-    "text",
-]
+import msgspec
+
+TEXT, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
+
+Send = Callable[[bytes], None]
+#: Writes a body piece by piece and returns at its end. Gets a function that sends a piece at once (the headers go
+#: with the first one, which may be empty), and the connection's file descriptor, readable when the client leaves.
+Stream = Callable[[Send, int], None]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What clients may use. Seconds of None mean no limit."""
+
+    connections: int = 32  # each has a thread
+    head_bytes: int = 8192  # request line and headers
+    headers: int = 64
+    body_bytes: int = 0
+    request_seconds: float = 5.0  # for the whole request; the first one counts from accepting the connection
+    response_seconds: float | None = 5.0  # for each write
+    idle_seconds: float | None = 30.0  # between two requests on a connection
+    methods: tuple[str, ...] = ("GET", "HEAD")  # empty: any
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request. The path is as sent, neither decoded nor normalized; header names are in lower case."""
+
+    path: str
+    query: str = ""
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A response, with `body` or a `stream` that writes it. The server adds Content-Length, Date and the like."""
+
+    body: bytes = b""
+    content_type: str = TEXT
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    stream: Stream | None = None
+
+
+Handler = Callable[[Request], Response]
+
+
+def text(body: str) -> Response:
+    """Return a response of plain text."""
+    return Response(body.encode())
+
+
+def router(routes: Mapping[str, Callable[[], Response]]) -> Handler:
+    """Return a handler that chooses by exact path and answers 404 to any other."""
+
+    def handle(request: Request) -> Response:
+        respond = routes.get(request.path)
+        return respond() if respond else Response(b"404 page not found\n", status=404)
+
+    return handle

@@ -3,7 +3,7 @@
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import h11
 import msgspec
 
-TEXT, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
+from pykubeproxy.http import Handler, Limits, Request, Response
 
 # Time and bytes to read from a refused client. Closing a socket with unread data sends a reset, which may overtake
 # the response.
@@ -20,67 +20,6 @@ _LINGER_SECONDS, _LINGER_BYTES = 0.5, 1 << 18
 _READ_BYTES = 1 << 16
 # h11 accepts these, proxies in front of us may read them differently: a bare CR or LF, and a folded header.
 _AMBIGUOUS_LINE = re.compile(rb"\r(?!\n)|(?<!\r)\n|\r\n[ \t]")
-
-Send = Callable[[bytes], None]
-#: Writes a body piece by piece and returns at its end. Gets a function that sends a piece at once (the headers go
-#: with the first one, which may be empty), and the connection's file descriptor, readable when the client leaves.
-Stream = Callable[[Send, int], None]
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What clients may use. Seconds of None mean no limit."""
-
-    connections: int = 32  # each has a thread
-    head_bytes: int = 8192  # request line and headers
-    headers: int = 64
-    body_bytes: int = 0
-    request_seconds: float = 5.0  # for the whole request; the first one counts from accepting the connection
-    response_seconds: float | None = 5.0  # for each write
-    idle_seconds: float | None = 30.0  # between two requests on a connection
-    methods: tuple[str, ...] = ("GET", "HEAD")  # empty: any
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A request. The path is as sent, neither decoded nor normalized; header names are in lower case."""
-
-    path: str
-    query: str = ""
-    method: str = "GET"
-    headers: Mapping[str, str] = {}
-    body: bytes = b""
-
-    @property
-    def accept(self) -> str:
-        """The header Accept."""
-        return self.headers.get("accept", "")
-
-
-class Response(msgspec.Struct, frozen=True):
-    """A response, with `body` or a `stream` that writes it. The server adds Content-Length, Date and the like."""
-
-    body: bytes = b""
-    content_type: str = TEXT
-    status: int = 200
-    headers: tuple[tuple[str, str], ...] = ()
-    stream: Stream | None = None
-
-
-Handler = Callable[[Request], Response]
-
-
-def text(body: str) -> Response:
-    """Return a response of plain text."""
-    return Response(body.encode())
-
-
-def router(routes: Mapping[str, Callable[[], Response]]) -> Handler:
-    """Return a handler that chooses by exact path and answers 404 to any other."""
-
-    def handle(request: Request) -> Response:
-        respond = routes.get(request.path)
-        return respond() if respond else Response(b"404 page not found\n", status=404)
-
-    return handle
 
 
 def serve(
@@ -91,7 +30,8 @@ def serve(
     Raise OSError if the client is gone or too slow, and what the handler raises, after sending a 500.
     """
     exchange = _Exchange(connection, limits)
-    while exchange.answer(handler) and exchange.wait():
+    while exchange.answer(handler):
+        exchange.wait()
         on_request()
 
 
@@ -100,9 +40,9 @@ class _Refused(Exception):
 
     def __init__(self, status: int, reason: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(reason)
-        phrase = f"{status} {HTTPStatus(status).phrase.lower()}"
-        body = f"{phrase}: {reason}\n" if reason else f"{phrase}\n"
-        self.response = Response(body.encode(), status=status, headers=(*headers, ("Connection", "close")))
+        body = ": ".join(filter(None, (f"{status} {HTTPStatus(status).phrase.lower()}", reason)))
+        headers = (*headers, ("Connection", "close"))
+        self.response = Response(f"{body}\n".encode(), status=status, headers=headers)
 
 
 class _Exchange:
@@ -133,14 +73,13 @@ class _Exchange:
         self._send(response)
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
 
-    def wait(self) -> bool:
-        """Wait for the next request. Return True; raise TimeoutError if none begins in time."""
+    def wait(self) -> None:
+        """Wait for the next request. Raise TimeoutError if none begins in time."""
         self._protocol.start_next_cycle()
         if not self._protocol.trailing_data[0]:
             self._socket.settimeout(self._limits.idle_seconds)
             self._protocol.receive_data(self._socket.recv(_READ_BYTES))
         self._deadline = time.monotonic() + self._limits.request_seconds
-        return True
 
     def _request(self) -> Request | None:
         """Read the next request; None if the client closes the connection instead."""
@@ -189,9 +128,8 @@ class _Exchange:
         if response.stream is None:
             headers.append(("Content-Length", str(len(response.body))))
         reason = HTTPStatus(response.status).phrase.encode()
-        pending = [
-            self._protocol.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
-        ]
+        head = h11.Response(status_code=response.status, headers=headers, reason=reason)
+        pending = [self._protocol.send(head)]
 
         def send(data: bytes) -> None:
             pending.append(self._protocol.send(h11.Data(data=data)))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import structlog
 
-from pykubeproxy.http.exchange import Handler, Limits, serve
+from pykubeproxy.http import Handler, Limits
+from pykubeproxy.http.exchange import serve
 
 _BACKLOG = 128
 
@@ -164,22 +165,13 @@ class Server:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return _listening_socket(host, port)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        # Drop the text that Python adds: callers name the address themselves.
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno)) from None
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)
+        # Without the text that Python adds: callers name the address themselves.
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
 
 
 def _shut_down(connection: socket.socket) -> None:

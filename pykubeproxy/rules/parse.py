@@ -75,10 +75,7 @@ class ParsedRule(msgspec.Struct, frozen=True, gc=False):
 def parse_rule(text: str) -> ParsedRule:
     """Parse a rule."""
     return ParsedRule(
-        {
-            name: f"! {_value(values)}" if negation else _value(values)
-            for negation, name, values in _OPTION.findall(text)
-        }
+        {name: f"! {value}" if negated else value for name, value, negated in parse_options(text)}
     )
 
 

@@ -7,7 +7,8 @@ import msgspec
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
 from pykubeproxy.rules.parse import parse_rule
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.restore_text import block, delete_chains, empty_chains, join
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
 # A jump to a proxy chain is ours if it has one of our comments: its matches differ by version.
 _OUR_COMMENTS = frozenset(
@@ -40,7 +41,7 @@ class Removal(msgspec.Struct, frozen=True):
         endpoints until nat is clear.
         """
         return "".join(
-            block for table in ("mangle", "nat", "filter") for block in _blocks(self, table, chains_per_block)
+            text for table in ("mangle", "nat", "filter") for text in _blocks(self, table, chains_per_block)
         )
 
 
@@ -50,20 +51,17 @@ def removal(live: Ruleset) -> Removal:
     KUBE-FIREWALL belongs to the kubelet and stays, with the jumps to it and the rule in it that protects 127.0.0.0/8:
     the sysctl route_localnet stays set too (CVE-2020-8558).
     """
-    jumps = tuple(
-        (key, rule)
-        for key, rules in live.chains.items()
-        if key in skeleton.JUMPS
-        for rule in rules
-        if _is_our_jump(key.table, rule)
-    )
-    others = {key: rules for key, rules in live.chains.items() if key not in skeleton.JUMPS}
-    for key in skeleton.JUMPS:
-        others[key] = tuple(rule for rule in live.chains.get(key, ()) if (key, rule) not in jumps)
+    jumps: list[tuple[ChainKey, str]] = []
+    others = dict(live.chains)
+    for key in live.chains:
+        if key in skeleton.JUMPS:
+            own = [rule for rule in live.chains[key] if _is_our_jump(key.table, rule)]
+            jumps += ((key, rule) for rule in own)
+            others[key] = without(live.chains[key], own)
     ours = tuple(key for key in live.chains if is_ours(key))
     referred = referred_to_by_others(Ruleset(live.family, others))
     return Removal(
-        jumps=jumps,
+        jumps=tuple(jumps),
         deleted=tuple(key for key in ours if key not in referred),
         kept=tuple(key for key in ours if key in referred),
         emptied=tuple(key for key in ours if key in referred and live.chains[key]),
@@ -77,17 +75,13 @@ def _is_our_jump(table: str, rule: str) -> bool:
 
 def _blocks(removal: Removal, table: str, chains_per_block: int | None) -> Iterable[str]:
     """Yield the blocks of one table: jumps first, then empty all chains, then delete them; chains may refer to others."""
-    jumps = [f"-D {key.chain} {rule}" for key, rule in removal.jumps if key.table == table]
-    emptied = [f":{key.chain} - [0:0]" for key in (*removal.emptied, *removal.deleted) if key.table == table]
-    deleted = [f"-X {key.chain}" for key in removal.deleted if key.table == table]
+    jumps = join(f"-D {key.chain} {rule}" for key, rule in removal.jumps if key.table == table)
+    deleted = [key.chain for key in removal.deleted if key.table == table]
+    emptied = [*(key.chain for key in removal.emptied if key.table == table), *deleted]
     if chains_per_block is None or len(emptied) <= chains_per_block:
-        yield _block(table, [*emptied, *jumps, *deleted])
+        yield block(table, empty_chains(emptied), jumps, delete_chains(deleted))
         return
-    yield _block(table, jumps)
-    for lines in (emptied, deleted):
-        for start in range(0, len(lines), chains_per_block):
-            yield _block(table, lines[start : start + chains_per_block])
-
-
-def _block(table: str, lines: list[str]) -> str:
-    return "\n".join((f"*{table}", *lines, "COMMIT", "")) if lines else ""
+    yield block(table, jumps)
+    for write, chains in ((empty_chains, emptied), (delete_chains, deleted)):
+        for start in range(0, len(chains), chains_per_block):
+            yield block(table, write(chains[start : start + chains_per_block]))

@@ -1,13 +1,13 @@
 """Read iptables-save output lazily: chains are parsed on access."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
+from typing import TypeVar
 
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import NO_POLICY, ChainKey, Count, Counters, Ruleset
 
-_RULE = "] -A "
-
+_T = TypeVar("_T")
 # Line numbers of each chain's rules, by table and chain. The garbage collector does not track ranges.
 _Lines = dict[str, dict[str, range]]
 _NO_LINES = range(0)
@@ -23,7 +23,8 @@ def read_counted(family: Family, text: str) -> tuple[Ruleset, Counters]:
         positions, policies = _index(lines)
     except IndexError:
         raise ValueError("a rule with counts is not of the form iptables-save prints") from None
-    return Ruleset(family, _Rules(lines, positions), policies), _Counts(lines, positions)
+    ruleset = Ruleset(family, _Chains(lines, positions, _rule), policies)
+    return ruleset, _Chains(lines, positions, _count)
 
 
 def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
@@ -53,20 +54,17 @@ def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
     return positions, policies
 
 
-class _Rules(Mapping[ChainKey, tuple[str, ...]]):
-    """The rules of each chain."""
+class _Chains(Mapping[ChainKey, tuple[_T, ...]]):
+    """What `read` returns for each rule of a chain, by chain."""
 
-    def __init__(self, lines: list[str], positions: _Lines) -> None:
+    def __init__(self, lines: list[str], positions: _Lines, read: Callable[[str], _T]) -> None:
         self._lines = lines
         self._positions = positions
+        self._read = read
 
-    def __getitem__(self, key: ChainKey) -> tuple[str, ...]:
+    def __getitem__(self, key: ChainKey) -> tuple[_T, ...]:
         position = self._positions[key.table][key.chain]
-        # The name and a space, which an empty rule lacks.
-        prefix = len(_RULE) + len(key.chain) + 1
-        return tuple(
-            line[line.index(_RULE) + prefix :] for line in self._lines[position.start : position.stop]
-        )
+        return tuple(map(self._read, self._lines[position.start : position.stop]))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, ChainKey) and key.chain in self._positions.get(key.table, ())
@@ -78,29 +76,11 @@ class _Rules(Mapping[ChainKey, tuple[str, ...]]):
         return sum(map(len, self._positions.values()))
 
 
-class _Counts(Mapping[ChainKey, tuple[Count, ...]]):
-    """The counters of each chain that has rules."""
+def _rule(line: str) -> str:
+    # Behind the counts, -A and the name of the chain; an empty rule lacks the last space.
+    return "".join(line.split(" ", 3)[3:])
 
-    def __init__(self, lines: list[str], positions: _Lines) -> None:
-        self._lines = lines
-        self._positions = positions
 
-    def __getitem__(self, key: ChainKey) -> tuple[Count, ...]:
-        position = self._positions[key.table][key.chain]
-        if not position:
-            raise KeyError(key)
-        pairs = (
-            line[1 : line.index("]")].partition(":") for line in self._lines[position.start : position.stop]
-        )
-        return tuple(Count(int(packets), int(number)) for packets, _, number in pairs)
-
-    def __iter__(self) -> Iterator[ChainKey]:
-        return (
-            ChainKey(table, chain)
-            for table, chains in self._positions.items()
-            for chain, position in chains.items()
-            if position
-        )
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def _count(line: str) -> Count:
+    packets, _, size = line[1 : line.index("]")].partition(":")
+    return Count(int(packets), int(size))

@@ -57,10 +57,8 @@ def port_rules(port: ServicePort, selection: Selection, options: RuleOptions) ->
     local = _path(port, names.local_chain(port.name), selection.local, selection.any_usable, options)
     internal = local if port.internal_local else cluster
     external = local if port.external_local else cluster
-    return PortRules(
-        entries=tuple(_entries(port, selection.any_usable, internal, external, options)),
-        source=_Source(port, selection, internal, external, options),
-    )
+    source = _Source(port, selection, internal, external, options)
+    return PortRules(tuple(_entries(source)), source)
 
 
 def reject_rules(port: ServicePort, options: RuleOptions) -> PortRules:
@@ -79,11 +77,8 @@ def reject_rules(port: ServicePort, options: RuleOptions) -> PortRules:
 
 def note_rules(port: ServicePort) -> PortRules:
     """Return a rule without effect that marks a quarantined service port whose reject rules are invalid too."""
-    note = rule(
-        destination=host(port.cluster_ip),
-        protocol=port.protocol.value.lower(),
-        comment=f"{port.name} port {port.port} {QUARANTINED_COMMENT}",
-    )
+    comment = f"{port.name} port {port.port} {QUARANTINED_COMMENT}"
+    note = rule(destination=host(port.cluster_ip), protocol=port.protocol.value.lower(), comment=comment)
     return PortRules(((skeleton.FILTER_SERVICES, (note,)),))
 
 
@@ -137,14 +132,7 @@ def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:
         sources = not_from_local(options.local_traffic)
     if sources is None:
         return ""
-    return rule(
-        _dport(port, port.port),
-        **sources,
-        destination=host(port.cluster_ip),
-        protocol=port.protocol.value.lower(),
-        comment=f"{port.name} cluster IP",
-        target=names.MARK_MASQ,
-    )
+    return _to(port, port.cluster_ip, f"{port.name} cluster IP", names.MARK_MASQ, **sources)
 
 
 def _external(port: ServicePort, external: _Path, options: RuleOptions) -> Iterator[str]:
@@ -179,35 +167,35 @@ def _firewall(port: ServicePort, options: RuleOptions) -> Iterator[str]:
     comment, target = f"{port.name} loadbalancer IP", names.external_chain(port.name)
     for cidr in port.source_ranges:
         yield rule(source=cidr, comment=comment, target=target)
-    if any(_contains(cidr, options.node_ip) for cidr in port.source_ranges):
+    node_ip = ipaddress.ip_address(options.node_ip) if options.node_ip else None
+    if any(node_ip in ipaddress.ip_network(cidr) for cidr in port.source_ranges if node_ip):
         # A node with the load balancer IP on an interface connects from that IP.
         for address in port.load_balancer_ips:
             yield rule(source=host(address), comment=comment, target=target)
     yield rule(comment=f"other traffic to {port.name} will be dropped by KUBE-PROXY-FIREWALL")
 
 
-def _entries(
-    port: ServicePort, any_usable: bool, internal: _Path, external: _Path, options: RuleOptions
-) -> Iterator[tuple[ChainKey, Rules]]:
+def _entries(source: _Source) -> Iterator[tuple[ChainKey, Rules]]:
     """Yield the service port's rules in shared chains: dispatch in nat, rejected or dropped packets in filter."""
+    port, any_usable = source.port, source.selection.any_usable
     entries = (
-        (skeleton.FILTER_SERVICES, _reject_internal(port, internal)),
-        (skeleton.FILTER_EXTERNAL, _reject_external(port, external)),
+        (skeleton.FILTER_SERVICES, _reject_internal(port, source.internal)),
+        (skeleton.FILTER_EXTERNAL, _reject_external(port, source.external)),
         (skeleton.FILTER_NODEPORTS, _health_check(port)),
         (skeleton.FILTER_FIREWALL, _drop_other_sources(port) if any_usable else ()),
-        (skeleton.NAT_SERVICES, _dispatch(port, any_usable, internal)),
-        (skeleton.NAT_NODEPORTS, _node_port(port, options) if any_usable else ()),
+        (skeleton.NAT_SERVICES, _dispatch(port, any_usable, source.internal)),
+        (skeleton.NAT_NODEPORTS, _node_port(port, source.options) if any_usable else ()),
     )
     return ((key, tuple(rules)) for key, rules in entries if rules)
 
 
 def _dispatch(port: ServicePort, any_usable: bool, internal: _Path) -> list[str]:
-    rules = [_to(port, port.cluster_ip, "cluster IP", internal.chain)] if internal.chain else []
+    rules = [_to(port, port.cluster_ip, f"{port.name} cluster IP", internal.chain)] if internal.chain else []
     if any_usable:
         external = names.external_chain(port.name)
         balancer = names.firewall_chain(port.name) if _filters_sources(port) else external
-        rules += [_to(port, address, "external IP", external) for address in port.external_ips]
-        rules += [_to(port, address, "loadbalancer IP", balancer) for address in port.load_balancer_ips]
+        rules += [_to(port, ip, f"{port.name} external IP", external) for ip in port.external_ips]
+        rules += [_to(port, ip, f"{port.name} loadbalancer IP", balancer) for ip in port.load_balancer_ips]
     return rules
 
 
@@ -215,50 +203,31 @@ def _node_port(port: ServicePort, options: RuleOptions) -> list[str]:
     """Return the rules for the node port; packets to 127.0.0.0/8 are counted separately (KEP-3178)."""
     if not port.node_port:
         return []
-    external = names.external_chain(port.name)
     protocol, dport = port.protocol.value.lower(), _dport(port, port.node_port)
-    rules = [rule(dport, protocol=protocol, comment=str(port.name), target=external)]
+    comment, target = str(port.name), names.external_chain(port.name)
+    rules = [rule(dport, protocol=protocol, comment=comment, target=target)]
     if options.localhost_node_ports and options.nfacct and not options.ipv6:
-        counted = skeleton.nfacct_match(skeleton.LOCALHOST_ACCEPTED)
-        loopback = "127.0.0.0/8"
-        rules.insert(
-            0,
-            rule(
-                dport,
-                counted,
-                destination=loopback,
-                protocol=protocol,
-                comment=str(port.name),
-                target=external,
-            ),
-        )
+        counted, loopback = skeleton.nfacct_match(skeleton.LOCALHOST_ACCEPTED), "127.0.0.0/8"
+        first = rule(dport, counted, destination=loopback, protocol=protocol, comment=comment, target=target)
+        rules.insert(0, first)
     return rules
 
 
 def _reject_internal(port: ServicePort, internal: _Path) -> list[str]:
     if not internal.filter_target:
         return []
-    return [_to(port, port.cluster_ip, "", internal.filter_target, comment=internal.filter_comment)]
+    return [_to(port, port.cluster_ip, internal.filter_comment, internal.filter_target)]
 
 
 def _reject_external(port: ServicePort, external: _Path) -> list[str]:
-    if not external.filter_target:
+    comment, target = external.filter_comment, external.filter_target
+    if not target:
         return []
-    addresses = (*port.external_ips, *port.load_balancer_ips)
-    rules = [
-        _to(port, address, "", external.filter_target, comment=external.filter_comment)
-        for address in addresses
-    ]
+    rules = [_to(port, ip, comment, target) for ip in (*port.external_ips, *port.load_balancer_ips)]
     if port.node_port:
-        rules.append(
-            rule(
-                "-m addrtype --dst-type LOCAL",
-                _dport(port, port.node_port),
-                protocol=port.protocol.value.lower(),
-                comment=external.filter_comment,
-                target=external.filter_target,
-            )
-        )
+        matches, protocol = "-m addrtype --dst-type LOCAL", port.protocol.value.lower()
+        dport = _dport(port, port.node_port)
+        rules.append(rule(matches, dport, protocol=protocol, comment=comment, target=target))
     return rules
 
 
@@ -273,22 +242,19 @@ def _drop_other_sources(port: ServicePort) -> list[str]:
     if not _filters_sources(port):
         return []
     comment = f"{port.name} traffic not accepted by {names.firewall_chain(port.name)}"
-    return [_to(port, address, "", "DROP", comment=comment) for address in port.load_balancer_ips]
+    return [_to(port, ip, comment, "DROP") for ip in port.load_balancer_ips]
 
 
-def _to(port: ServicePort, address: str, kind: str, target: str, comment: str = "") -> str:
+def _to(port: ServicePort, address: str, comment: str, target: str, **source: str) -> str:
     return rule(
         _dport(port, port.port),
+        **source,
         destination=host(address),
         protocol=port.protocol.value.lower(),
-        comment=comment or f"{port.name} {kind}",
+        comment=comment,
         target=target,
     )
 
 
 def _dport(port: ServicePort, number: int) -> str:
     return f"-m {port.protocol.value.lower()} --dport {number}"
-
-
-def _contains(cidr: str, address: str) -> bool:
-    return bool(address) and ipaddress.ip_address(address) in ipaddress.ip_network(cidr)

@@ -1,6 +1,6 @@
 """The current Services, EndpointSlices and Nodes of the cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pykubeproxy.objects import (
     Deleted,
@@ -15,7 +15,7 @@ from pykubeproxy.objects import (
     Service,
     Updated,
 )
-from pykubeproxy.services.endpoints import is_usable_slice
+from pykubeproxy.services.endpoints import slice_skip_reason
 
 
 class Cluster:
@@ -26,7 +26,12 @@ class Cluster:
         self._services: dict[Key, Service] = {}
         self._slices: dict[Key, EndpointSlice] = {}
         self._slices_of: dict[Key, dict[str, EndpointSlice]] = {}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[Key, Node] = {}
+        self._objects: Mapping[Kind, Mapping[Key, Object]] = {
+            Kind.SERVICE: self._services,
+            Kind.ENDPOINT_SLICE: self._slices,
+            Kind.NODE: self._nodes,
+        }
 
     def apply(self, event: Event) -> set[Key]:
         """Apply one event and return the keys of the Services it changes."""
@@ -50,7 +55,7 @@ class Cluster:
 
     def slices_of(self, key: Key, family: Family) -> tuple[EndpointSlice, ...]:
         """Return the usable EndpointSlices of a Service in a family, sorted by name."""
-        return tuple(slice_ for slice_ in self.all_slices_of(key) if is_usable_slice(slice_, family))
+        return tuple(it for it in self.all_slices_of(key) if slice_skip_reason(it, family) is None)
 
     def all_slices_of(self, key: Key) -> tuple[EndpointSlice, ...]:
         """Return all EndpointSlices labelled with a Service, usable or not, sorted by name."""
@@ -58,7 +63,7 @@ class Cluster:
         return tuple(slices[name] for name in sorted(slices))
 
     def node(self, name: str) -> Node | None:
-        return self._nodes.get(name)
+        return self._nodes.get(Key("", name))
 
     def counts(self) -> tuple[int, int]:
         """Return the number of Services and of EndpointSlices."""
@@ -68,59 +73,45 @@ class Cluster:
         self._listed.add(kind)
         present = {object_.key for object_ in objects}
         affected: set[Key] = set()
-        for key in self._keys(kind) - present:
+        for key in self._objects[kind].keys() - present:
             affected |= self._remove(kind, key)
         for object_ in objects:
             affected |= self._put(object_)
         return affected
 
-    def _keys(self, kind: Kind) -> set[Key]:
-        match kind:
-            case Kind.SERVICE:
-                return set(self._services)
-            case Kind.ENDPOINT_SLICE:
-                return set(self._slices)
-            case Kind.NODE:
-                return {Key("", name) for name in self._nodes}
-
     def _put(self, object_: Object) -> set[Key]:
+        key = object_.key
         match object_:
-            case Service():
-                if self._services.get(object_.key) == object_:
-                    return set()
-                self._services[object_.key] = object_
-                return {object_.key}
-            case EndpointSlice():
-                return self._put_slice(object_)
             case Node():
-                self._nodes[object_.name] = object_
+                self._nodes[key] = object_
                 return set()
-
-    def _put_slice(self, slice_: EndpointSlice) -> set[Key]:
-        if self._slices.get(slice_.key) == slice_:
-            return set()
-        # A changed label moves the slice to another Service; both are affected.
-        affected = self._remove(Kind.ENDPOINT_SLICE, slice_.key)
-        self._slices[slice_.key] = slice_
-        self._slices_of.setdefault(slice_.service_key, {})[slice_.name] = slice_
-        return affected | {slice_.service_key}
+            case Service():
+                if self._services.get(key) == object_:
+                    return set()
+                self._services[key] = object_
+                return {key}
+            case EndpointSlice():
+                if self._slices.get(key) == object_:
+                    return set()
+                # A changed label moves the slice to another Service; both are affected.
+                affected = self._remove(Kind.ENDPOINT_SLICE, key)
+                self._slices[key] = object_
+                self._slices_of.setdefault(object_.service_key, {})[object_.name] = object_
+                return affected | {object_.service_key}
 
     def _remove(self, kind: Kind, key: Key) -> set[Key]:
         match kind:
+            case Kind.NODE:
+                self._nodes.pop(key, None)
+                return set()
             case Kind.SERVICE:
                 return {key} if self._services.pop(key, None) else set()
             case Kind.ENDPOINT_SLICE:
-                return self._remove_slice(key)
-            case Kind.NODE:
-                self._nodes.pop(key.name, None)
-                return set()
-
-    def _remove_slice(self, key: Key) -> set[Key]:
-        slice_ = self._slices.pop(key, None)
-        if slice_ is None:
-            return set()
-        siblings = self._slices_of[slice_.service_key]
-        del siblings[slice_.name]
-        if not siblings:
-            del self._slices_of[slice_.service_key]
-        return {slice_.service_key}
+                slice_ = self._slices.pop(key, None)
+                if slice_ is None:
+                    return set()
+                siblings = self._slices_of[slice_.service_key]
+                del siblings[slice_.name]
+                if not siblings:
+                    del self._slices_of[slice_.service_key]
+                return {slice_.service_key}

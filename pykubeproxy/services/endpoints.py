@@ -40,11 +40,6 @@ class Skipped(msgspec.Struct, frozen=True):
     reason: SkipReason
 
 
-def is_usable_slice(slice_: EndpointSlice, family: Family) -> bool:
-    """Return whether a proxy for this family uses a slice."""
-    return bool(slice_.service) and slice_skip_reason(slice_, family) is None
-
-
 def slice_skip_reason(slice_: EndpointSlice, family: Family) -> SkipReason | None:
     """Return why a proxy for this family skips a slice of a Service, or None if it does not."""
     if slice_.headless:

@@ -88,7 +88,12 @@ def service_ports(
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
-    external_local = service.external_local and _has_external_policy(service)
+    # externalTrafficPolicy may be left over from another type.
+    external = service.type in ("NodePort", "LoadBalancer") or (
+        service.type == "ClusterIP" and bool(service.external_ips)
+    )
+    external_local = service.external_local and external
+    has_health_check = service.type == "LoadBalancer" and external_local
     return tuple(
         ServicePort(
             name=PortName(service.namespace, service.name, port.name, port.protocol.value),
@@ -102,7 +107,7 @@ def service_ports(
             internal_local=service.internal_local,
             external_local=external_local,
             affinity_seconds=service.affinity_seconds,
-            health_check_node_port=_health_check_node_port(service, external_local),
+            health_check_node_port=service.health_check_node_port if has_health_check else 0,
         )
         for port in service.ports
     )
@@ -119,17 +124,6 @@ def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
         rejected = any(address.field.startswith("spec.clusterIPs") for address in service.rejected)
         return ServiceSkipReason.REFUSED_CLUSTER_IP if rejected else ServiceSkipReason.NO_CLUSTER_IP
     return next(iter(_of_family(service.cluster_ips, family)), ServiceSkipReason.OTHER_FAMILY)
-
-
-def _has_external_policy(service: Service) -> bool:
-    """Return whether externalTrafficPolicy applies; it may be left over from another type."""
-    return service.type in ("NodePort", "LoadBalancer") or (
-        service.type == "ClusterIP" and bool(service.external_ips)
-    )
-
-
-def _health_check_node_port(service: Service, external_local: bool) -> int:
-    return service.health_check_node_port if service.type == "LoadBalancer" and external_local else 0
 
 
 def _source_ranges(service: Service, family: Family) -> tuple[str, ...]:

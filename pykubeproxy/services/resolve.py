@@ -1,12 +1,10 @@
 """Resolve the service ports of a Service to the endpoints this node uses."""
 
-from collections.abc import Iterable
-
 import msgspec
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.endpoints import Skipped, SlicePorts, resolve_endpoints, slice_ports
+from pykubeproxy.services.endpoints import Skipped, resolve_endpoints, slice_ports
 from pykubeproxy.services.ports import ServicePort, ServiceSkipReason, service_ports
 from pykubeproxy.services.selection import NodeTopology, Selection, select
 
@@ -30,9 +28,8 @@ def resolve_ports(
     if isinstance(ports, ServiceSkipReason):
         return ()
     slices = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]
-    return tuple(_resolve(port, slices, node) for port in ports)
-
-
-def _resolve(port: ServicePort, slices: Iterable[SlicePorts], node: NodeTopology) -> ResolvedPort:
-    endpoints, skipped = resolve_endpoints(slices, port.name, node.node_name)
-    return ResolvedPort(port, select(port, endpoints, node), skipped)
+    resolved = []
+    for port in ports:
+        endpoints, skipped = resolve_endpoints(slices, port.name, node.node_name)
+        resolved.append(ResolvedPort(port, select(port, endpoints, node), skipped))
+    return tuple(resolved)

@@ -81,19 +81,19 @@ class Selection(msgspec.Struct, frozen=True):
 def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> Selection:
     """Select among all endpoints of a service port."""
     mode = topology_mode(endpoints, node)
-    cluster = _cluster_reasons(endpoints, node, mode) if port.uses_cluster_endpoints else None
-    local = _local_reasons(endpoints) if port.uses_local_endpoints else None
-    verdicts = tuple(
-        Verdict(endpoint, cluster[i] if cluster else None, local[i] if local else None)
-        for i, endpoint in enumerate(endpoints)
-    )
+    unused = [None] * len(endpoints)
+    cluster = _cluster_reasons(endpoints, node, mode) if port.uses_cluster_endpoints else unused
+    local = _local_reasons(endpoints) if port.uses_local_endpoints else unused
+    verdicts = tuple(map(Verdict, endpoints, cluster, local))
     return Selection(
-        cluster=tuple(v.endpoint for v in verdicts if v.cluster and v.cluster.used),
-        local=tuple(v.endpoint for v in verdicts if v.local and v.local.used),
+        cluster=tuple(it.endpoint for it in verdicts if it.cluster and it.cluster.used),
+        local=tuple(it.endpoint for it in verdicts if it.local and it.local.used),
         reachable=tuple(
-            v.endpoint for v in verdicts if (v.cluster and v.cluster.used) or (v.local and v.local.used)
+            it.endpoint for it in verdicts if any(reason and reason.used for reason in (it.cluster, it.local))
         ),
-        any_usable=any(_ready(it) or _last_resort(it) for it in endpoints),
+        any_usable=any(
+            it.endpoint.ready or (it.endpoint.serving and it.endpoint.terminating) for it in endpoints
+        ),
         topology=mode,
         verdicts=verdicts,
     )
@@ -104,19 +104,16 @@ def topology_mode(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -
 
     Hints are followed if every ready endpoint has one and at least one is for this node or zone.
     """
-    ready = [it for it in endpoints if _ready(it)]
-    for mode in _MODES_WITH_HINTS:
-        if ready and _follows_hints(mode, ready, node):
-            return mode
-    return TopologyMode.ALL
+    ready = [it for it in endpoints if it.endpoint.ready]
+    return next((mode for mode in _MODES_WITH_HINTS if _follows_hints(mode, ready, node)), TopologyMode.ALL)
 
 
 def ignored_hints(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> tuple[IgnoredHints, ...]:
     """Return the hints of ready endpoints that `topology_mode` ignores, and why."""
-    ready = [it for it in endpoints if _ready(it)]
+    ready = [it for it in endpoints if it.endpoint.ready]
     ignored = []
     for mode in _MODES_WITH_HINTS:
-        if ready and _follows_hints(mode, ready, node):
+        if _follows_hints(mode, ready, node):
             break
         unhinted = tuple(it.target for it in ready if not _hints(mode, it.endpoint))
         if len(unhinted) < len(ready):
@@ -131,7 +128,7 @@ _MODES_WITH_HINTS = (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE)
 def _follows_hints(mode: TopologyMode, ready: Sequence[ResolvedEndpoint], node: NodeTopology) -> bool:
     hints = [_hints(mode, it.endpoint) for it in ready]
     domain = _domain(mode, node)
-    return all(hints) and any(domain in each for each in hints)
+    return all(hints) and any(domain in each for each in hints)  # false if no endpoint is ready
 
 
 def _hints(mode: TopologyMode, endpoint: Endpoint) -> tuple[str, ...]:
@@ -145,38 +142,33 @@ def _domain(mode: TopologyMode, node: NodeTopology) -> str:
 def _cluster_reasons(
     endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology, mode: TopologyMode
 ) -> list[Reason]:
-    none_ready = not any(_ready(it) for it in endpoints)
-    return [_unready_reason(it, none_ready) or _hint_reason(it, node, mode) for it in endpoints]
+    none_ready = not any(it.endpoint.ready for it in endpoints)
+    return [
+        _unready_reason(it.endpoint, none_ready) or _hint_reason(it.endpoint, node, mode) for it in endpoints
+    ]
 
 
-def _hint_reason(endpoint: ResolvedEndpoint, node: NodeTopology, mode: TopologyMode) -> Reason:
-    if mode is TopologyMode.ALL or _domain(mode, node) in _hints(mode, endpoint.endpoint):
+def _hint_reason(endpoint: Endpoint, node: NodeTopology, mode: TopologyMode) -> Reason:
+    if mode is TopologyMode.ALL or _domain(mode, node) in _hints(mode, endpoint):
         return Reason.READY
     return Reason.OTHER_NODE_HINTED if mode is TopologyMode.SAME_NODE else Reason.OTHER_ZONE_HINTED
 
 
 def _local_reasons(endpoints: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
     """Return a reason for each endpoint; only local endpoints decide on the last resort (KEP-1669)."""
-    none_ready = not any(it.local and _ready(it) for it in endpoints)
+    none_ready = not any(it.local and it.endpoint.ready for it in endpoints)
     return [
-        _unready_reason(it, none_ready) or Reason.READY if it.local else Reason.NOT_LOCAL for it in endpoints
+        _unready_reason(it.endpoint, none_ready) or Reason.READY if it.local else Reason.NOT_LOCAL
+        for it in endpoints
     ]
 
 
-def _unready_reason(endpoint: ResolvedEndpoint, none_ready: bool) -> Reason | None:
+def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason | None:
     """Return the reason given by readiness alone, or None for a ready endpoint."""
-    if _ready(endpoint):
+    if endpoint.ready:
         return None
-    if not endpoint.endpoint.terminating:
+    if not endpoint.terminating:
         return Reason.NOT_READY
-    if not endpoint.endpoint.serving:
+    if not endpoint.serving:
         return Reason.STOPPED
     return Reason.LAST_RESORT if none_ready else Reason.TERMINATING
-
-
-def _ready(endpoint: ResolvedEndpoint) -> bool:
-    return endpoint.endpoint.ready
-
-
-def _last_resort(endpoint: ResolvedEndpoint) -> bool:
-    return endpoint.endpoint.serving and endpoint.endpoint.terminating

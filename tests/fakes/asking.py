@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pykubeproxy.http import Handler, Limits, serve
+from pykubeproxy.http import Handler, Limits
+from pykubeproxy.http.exchange import serve
 
 RECORDING = Path(__file__).parent.parent / "data" / "http.txt"
 # Headers of the connection rather than of the answer; the recording is without them.

@@ -1,9 +1,9 @@
 """A recorder of events that keeps what it is told."""
 
-from pykubeproxy.agent.observe.events import KubernetesEvent
+from pykubeproxy.agent.observe.events import KubernetesEvent, Recorder
 
 
-class Notes:
+class Notes(Recorder):
     """`events` in the order they came; `closed` once nothing more is to come."""
 
     def __init__(self) -> None:

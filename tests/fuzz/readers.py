@@ -133,7 +133,7 @@ def request(raw: bytes) -> None:
     def handle(request: http.Request) -> http.Response:
         assert request.method in ("GET", "HEAD")
         assert request.path.startswith("/")
-        pages.preferred(request.accept, (http.TEXT, http.HTML, http.JSON))
+        pages.preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
         with contextlib.suppress(ValueError):
             pages.read_filter(request.query)
         return http.Response()

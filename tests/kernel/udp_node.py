@@ -16,7 +16,6 @@ from pykubeproxy.kernel import Backend, Runner, open_iptables
 from pykubeproxy.lab.network import Namespace
 from pykubeproxy.objects import EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.rules.context import KernelFacts, rule_context
-from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 from tests.objects import service, slice_of
@@ -72,9 +71,8 @@ class UdpNode:
     def sync(self, *events: Event) -> None:
         """One sync after these events, as the agent does it."""
         touched = set().union(*(self._cluster.apply(event) for event in events))
-        installed = udp_frontends(self._iptables.save(("nat",)))
         report = self._tables.sync(self._cluster, touched, self._terms)
-        self._cleaner.synced(report, NodePortAddresses(), installed if report.full else ())
+        self._cleaner.synced(report, NodePortAddresses())
 
     def client(self, destination: str, port: int = PORT) -> "Client":
         """A client with a source port of its own."""

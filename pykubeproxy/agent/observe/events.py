@@ -1,21 +1,21 @@
 """Kubernetes Events on Nodes and Services, sent to the API server."""
 
+import contextlib
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 import structlog
-import urllib3
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.sources.client import Client, TokenBucket
 from pykubeproxy.sources.failures import Failure
 
-NORMAL, WARNING = "Normal", "Warning"
+_WARNING = "Warning"
 _CONTROLLER = "kube-proxy"
 # Limits of the API server, in characters; the name leaves space for the suffix that makes it unique.
 _LONGEST_NOTE, _LONGEST_NAME, _LONGEST_INSTANCE = 1024, 230, 128
@@ -25,8 +25,9 @@ _RATE, _BURST = 1.0, 10
 # Seconds before each retry, and per request.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT = 5.0
-# The largest list of one Service that is read, in bytes.
-_LONGEST_ANSWER = 4 << 20
+# The longest list of one Service that is read, in pieces of up to 64 KiB.
+_MOST_PIECES = 64
+_BIND_FAILED = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 
 log = structlog.get_logger()
 
@@ -45,28 +46,18 @@ class KubernetesEvent(msgspec.Struct, frozen=True):
     note: str
 
 
-class Recorder(Protocol):
-    """Where events go. Any thread may call `record`, which never blocks and never raises."""
+class Recorder:
+    """Where events go: here nowhere, for an agent without an API server. Any thread may call it; it never raises."""
 
     def record(self, event: KubernetesEvent) -> None:
-        """Queue an event; it may be dropped."""
+        """Queue an event without blocking; it may be dropped."""
 
     def close(self, seconds: float) -> None:
         """Wait up to this time for queued events to be sent, then drop the rest."""
 
 
-class NoRecorder:
-    """Drop all events, for an agent without an API server."""
-
-    def record(self, event: KubernetesEvent) -> None:
-        """Drop the event."""
-
-    def close(self, seconds: float) -> None:
-        """Do nothing."""
-
-
-class ApiRecorder:
-    """Create events on the API server, from a thread of its own; log those that fail. Any thread may call it."""
+class ApiRecorder(Recorder):
+    """Create events on the API server, from a thread of its own; log those that fail."""
 
     def __init__(
         self,
@@ -86,20 +77,16 @@ class ApiRecorder:
         self._thread.start()
 
     def record(self, event: KubernetesEvent) -> None:
-        """Queue an event; drop it if the queue is full."""
         try:
             self._queue.put_nowait((self._clock(), event))
         except queue.Full:
             log.warning("event dropped, queue full", reason=event.reason, note=event.note)
 
     def close(self, seconds: float) -> None:
-        """Wait up to this time for queued events to be sent, then drop the rest."""
         deadline = time.monotonic() + seconds
-        try:
+        with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=seconds)
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            pass
         self._closing.set()
 
     def _run(self) -> None:
@@ -131,42 +118,18 @@ class ApiRecorder:
         path = f"/api/v1/namespaces/{event.regarding.namespace}/services"
         query = {"fieldSelector": f"metadata.name={event.regarding.name}"}
         try:
-            answer = self._client.get(path, query, resource="services", idle=_TIMEOUT)
-            try:
-                body = answer.read(_LONGEST_ANSWER, decode_content=False)
-            finally:
-                answer.close()
-                answer.release_conn()
-            listed = msgspec.json.decode(body, type=_ServiceList)
-        except (Failure, urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):
+            with self._client.stream(path, query, resource="services", idle=_TIMEOUT) as pieces:
+                body = b"".join(itertools.islice(pieces, _MOST_PIECES))
+            return str(msgspec.json.decode(body)["items"][0]["metadata"]["uid"])
+        except (Failure, ValueError, LookupError, TypeError, RecursionError):
             return ""
-        return next((service.metadata.uid for service in listed.items or ()), "")
-
-
-class _Metadata(msgspec.Struct):
-    uid: str = ""
-
-
-class _Service(msgspec.Struct):
-    metadata: _Metadata
-
-
-class _ServiceList(msgspec.Struct):
-    items: list[_Service] | None = None
 
 
 def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> dict[str, object]:
     """Return the Event object of events.k8s.io/v1; `ns` is its time in ns since 1970, `uid` that of its Service."""
     about = event.regarding
-    regarding = {"apiVersion": "v1", "kind": event.kind, "name": about.name}
-    if about.namespace:
-        regarding["namespace"] = about.namespace
-        if uid:
-            regarding["uid"] = uid
-    else:
-        # kubectl and the kubelet use a node's name as its UID in events.
-        regarding["uid"] = about.name
-    time_ = datetime.fromtimestamp(ns // 1000 / 1e6, UTC)
+    # kubectl and the kubelet use a node's name as its UID in events.
+    regarding = {"namespace": about.namespace, "uid": uid} if about.namespace else {"uid": about.name}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -174,12 +137,17 @@ def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> 
             "name": f"{about.name[:_LONGEST_NAME].rstrip('.-')}.{ns:x}",
             "namespace": about.namespace or "default",
         },
-        "eventTime": time_.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": datetime.fromtimestamp(ns // 1000 / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": _CONTROLLER,
         "reportingInstance": instance,
         "action": event.action,
         "reason": event.reason,
-        "regarding": regarding,
+        "regarding": {
+            "apiVersion": "v1",
+            "kind": event.kind,
+            "name": about.name,
+            **{field: value for field, value in regarding.items() if value},
+        },
         "type": event.type,
         "note": event.note[:_LONGEST_NOTE],
     }
@@ -187,29 +155,24 @@ def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> 
 
 def starting(node_name: str) -> KubernetesEvent:
     """The proxy of a node started."""
-    return _on_node(node_name, NORMAL, "Starting", "StartKubeProxy", "")
+    return _on_node(node_name, "Normal", "Starting", "StartKubeProxy", "")
 
 
-def health_server_failed(node_name: str, reason: str) -> KubernetesEvent:
-    """The agent ends because it cannot bind the address of /healthz (bindAddressHardFail)."""
-    return _on_node(node_name, WARNING, "FailedToStartProxierHealthcheck", "StartKubeProxy", reason)
-
-
-def metrics_server_failed(node_name: str, reason: str) -> KubernetesEvent:
-    """The agent ends because it cannot bind the address of /metrics (bindAddressHardFail)."""
-    return _on_node(node_name, WARNING, "FailedToStartMetricServer", "StartKubeProxy", reason)
+def bind_failed(node_name: str, server: str, note: str) -> KubernetesEvent:
+    """The agent ends because its "health" or "metrics" server cannot bind its address (bindAddressHardFail)."""
+    return _on_node(node_name, _WARNING, _BIND_FAILED[server], "StartKubeProxy", note)
 
 
 def port_taken(node_name: str, service: Key, port: int, reason: str) -> KubernetesEvent:
     """The agent cannot bind a Service's health check port."""
     note = f"node {node_name} cannot serve the health check of {service} on port {port}: {reason}"
-    return KubernetesEvent("Service", service, WARNING, "FailedToStartServiceHealthcheck", "Listen", note)
+    return KubernetesEvent("Service", service, _WARNING, "FailedToStartServiceHealthcheck", "Listen", note)
 
 
 def service_quarantined(node_name: str, service: Key, reason: str) -> KubernetesEvent:
     """This node does not serve a Service because iptables rejects its rules."""
     note = f"node {node_name} does not serve {service}: iptables rejects its rules: {reason}"
-    return KubernetesEvent("Service", service, WARNING, "ServiceQuarantined", "Sync", note)
+    return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
 
 
 def drift_repaired(
@@ -219,7 +182,7 @@ def drift_repaired(
     drift = "; ".join(f"{table}: {text}" for table, text in tables.items())
     by = f" by {', '.join(writers)}" if writers else ""
     note = f"{family.value} rules of node {node_name} were changed{by} and are repaired: {drift}"
-    return _on_node(node_name, WARNING, "DriftRepaired", "Sync", note)
+    return _on_node(node_name, _WARNING, "DriftRepaired", "Sync", note)
 
 
 def _on_node(node_name: str, type_: str, reason: str, action: str, note: str) -> KubernetesEvent:

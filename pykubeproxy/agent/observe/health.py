@@ -1,9 +1,9 @@
 """The health of the agent, and the pages /healthz, /livez and /readyz."""
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -81,65 +81,62 @@ class Health:
     ) -> None:
         self._patience = 2 * sync_period
         self._clock, self._wall_clock = clock, wall_clock
-        self._lock = threading.Lock()
-        self._updated = dict.fromkeys(families, 0)
-        self._queued: dict[Family, float] = {}
-        self._contested: set[Family] = set()
-        self._progress: dict[Family, float] = {}
+        # Replaced, never changed: other threads read it.
+        self._families = dict.fromkeys(families, _Times())
         self._needs_node = needs_node
         self._node_eligible = not needs_node
 
     def sync_queued(self, family: Family) -> None:
         """A sync is due, for a change or after a failure; the oldest request since the last success counts."""
-        with self._lock:
-            self._queued.setdefault(family, self._clock())
+        self._note(family, queued=min(self._families[family].queued, self._clock()))
 
     def sync_succeeded(self, family: Family) -> None:
-        with self._lock:
-            self._queued.pop(family, None)
-            self._updated[family] = self._wall_clock()
+        self._note(family, updated=self._wall_clock(), queued=math.inf)
 
     def sync_progress(self, family: Family) -> None:
-        with self._lock:
-            self._progress[family] = self._clock()
+        self._note(family, progress=self._clock())
 
     def drift_contested(self, family: Family, contested: bool) -> None:
-        with self._lock:
-            (self._contested.add if contested else self._contested.discard)(family)
+        self._note(family, contested=contested)
 
     def node_changed(self, node: Node | None) -> None:
-        with self._lock:
-            leaving = node is not None and (node.deleting or _AUTOSCALER_TAINT in node.taints)
-            self._node_eligible = not leaving and (node is not None or not self._needs_node)
+        leaving = node is not None and (node.deleting or _AUTOSCALER_TAINT in node.taints)
+        self._node_eligible = not leaving and (node is not None or not self._needs_node)
 
     def state(self) -> HealthState:
         """Return the current state."""
-        with self._lock:
-            now = self._clock()
-            families = {
-                family: FamilyHealth(
-                    last_updated=updated,
-                    overdue=now - self._queued.get(family, math.inf) > self._patience,
-                    contested=family in self._contested,
-                    progressing=now - self._progress.get(family, -math.inf) <= self._patience,
-                )
-                for family, updated in self._updated.items()
-            }
-            return HealthState(self._wall_clock(), families, self._node_eligible)
+        now = self._clock()
+        families = {
+            family: FamilyHealth(
+                last_updated=it.updated,
+                overdue=now - it.queued > self._patience,
+                contested=it.contested,
+                progressing=now - it.progress <= self._patience,
+            )
+            for family, it in self._families.items()
+        }
+        return HealthState(self._wall_clock(), families, self._node_eligible)
+
+    def _note(self, family: Family, **changes: float) -> None:
+        self._families[family] = msgspec.structs.replace(self._families[family], **changes)
+
+
+class _Times(msgspec.Struct, frozen=True):
+    updated: int = 0
+    queued: float = math.inf
+    progress: float = -math.inf
+    contested: bool = False
 
 
 def health_pages(health: Health, served: Callable[[str, int], None]) -> http.Handler:
     """Return the pages /healthz, /livez and /readyz; `served` gets the name ("healthz") and status of each answer."""
 
-    def page(name: str) -> Callable[[], http.Response]:
-        def make() -> http.Response:
-            answer = _page(name, health.state())
-            served(name, answer.status)
-            return answer
+    def page(name: str) -> http.Response:
+        answer = _page(name, health.state())
+        served(name, answer.status)
+        return answer
 
-        return make
-
-    return http.router({f"/{name}": page(name) for name in ("healthz", "livez", "readyz")})
+    return http.router({f"/{name}": partial(page, name) for name in ("healthz", "livez", "readyz")})
 
 
 def _page(name: str, state: HealthState) -> http.Response:

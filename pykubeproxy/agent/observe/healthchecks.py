@@ -3,6 +3,7 @@
 import ipaddress
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -11,6 +12,7 @@ from pykubeproxy import http
 from pykubeproxy.agent.observe.events import Recorder, port_taken
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
+from pykubeproxy.http.server import Server
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.context import node_ips
 from pykubeproxy.services.ports import PortName
@@ -106,7 +108,7 @@ class HealthChecks:
         self._node_name = node_name
         self._recorder = recorder
         self._healthy = healthy
-        self._server = http.Server("health-checks", http.Limits(connections=_CONNECTIONS))
+        self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
         # Replaced, never changed: server threads read it.
         self._checks: Mapping[Key, Check] = {}
         self._desired: set[_Listener] = set()
@@ -126,11 +128,12 @@ class HealthChecks:
     def retry(self) -> None:
         """Open the ports that are not open yet."""
         for listener in sorted(self._desired - self._close.keys()):
-            page = self._page(listener.service)
+            page = partial(self._answer, listener.service)
             try:
                 self._close[listener] = self._server.listen(listener.host, listener.port, page)
             except OSError as error:
-                self._report(listener, error.strerror or str(error))
+                if listener not in self._reported:
+                    self._report(listener, error.strerror or str(error))
             else:
                 self._reported.discard(listener)
 
@@ -139,33 +142,23 @@ class HealthChecks:
         self._server.close()
 
     def _report(self, listener: _Listener, reason: str) -> None:
-        if listener in self._reported:
-            return
         self._reported.add(listener)
         service, port, host = listener
-        log.error(
-            "health check bind failed, retrying",
-            service=str(service),
-            address=host or "all",
-            port=port,
-            reason=reason,
-        )
+        fields = {"service": str(service), "address": host or "all", "port": port}
+        log.error("health check bind failed, retrying", **fields, reason=reason)
         self._recorder.record(port_taken(self._node_name, service, port, reason))
 
-    def _page(self, key: Key) -> http.Handler:
-        def page(_: http.Request) -> http.Response:
-            check, healthy = self._checks.get(key), self._healthy()
-            count = check.local_endpoints if check else 0
-            content = {
-                "service": {"namespace": key.namespace, "name": key.name},
-                "localEndpoints": count,
-                "serviceProxyHealthy": healthy,
-            }
-            return http.Response(
-                json.dumps(content, indent="\t").encode(),
-                http.JSON,
-                200 if count and healthy else 503,
-                (("X-Load-Balancing-Endpoint-Weight", str(count)),),
-            )
-
-        return page
+    def _answer(self, service: Key, _: http.Request) -> http.Response:
+        check, healthy = self._checks.get(service), self._healthy()
+        count = check.local_endpoints if check else 0
+        content = {
+            "service": {"namespace": service.namespace, "name": service.name},
+            "localEndpoints": count,
+            "serviceProxyHealthy": healthy,
+        }
+        return http.Response(
+            json.dumps(content, indent="\t").encode(),
+            http.JSON,
+            200 if count and healthy else 503,
+            (("X-Load-Balancing-Endpoint-Weight", str(count)),),
+        )

@@ -7,6 +7,7 @@ import structlog
 
 from pykubeproxy import http
 from pykubeproxy.config import Address
+from pykubeproxy.http.server import Server
 
 # Between two attempts to listen on an address that is in use.
 _RETRY_SECONDS = 5.0
@@ -23,7 +24,7 @@ class Listeners:
 
     def __init__(self, hard_fail: bool) -> None:
         self._hard_fail = hard_fail
-        self._servers: list[http.Server] = []
+        self._servers: list[Server] = []
         self._closing = threading.Event()
 
     def open(self, name: str, address: Address, page: http.Handler, setting: str) -> None:
@@ -31,16 +32,15 @@ class Listeners:
 
         If that fails, raise BindFailed with `hard_fail`; otherwise retry in a thread until it works.
         """
-        server = http.Server(name)
+        server = Server(name)
         self._servers.append(server)
         if not (reason := _listen(server, address, page)):
             return
         if self._hard_fail:
             raise BindFailed(f"cannot bind {address}: {reason}; stop the other process or set {setting}")
         log.error("bind failed, retrying", server=name, address=str(address), reason=reason)
-        threading.Thread(
-            target=self._retry, args=(name, server, address, page), name=f"{name}-retry", daemon=True
-        ).start()
+        arguments = (name, server, address, page)
+        threading.Thread(target=self._retry, args=arguments, name=f"{name}-retry", daemon=True).start()
 
     def close(self) -> None:
         """Close all servers and end the retries."""
@@ -48,14 +48,14 @@ class Listeners:
         for server in self._servers:
             server.close()
 
-    def _retry(self, name: str, server: http.Server, address: Address, page: http.Handler) -> None:
+    def _retry(self, name: str, server: Server, address: Address, page: http.Handler) -> None:
         while not self._closing.wait(_RETRY_SECONDS):
             if not _listen(server, address, page):
                 log.info("bind succeeded", server=name, address=str(address))
                 return
 
 
-def _listen(server: http.Server, address: Address, page: http.Handler) -> str:
+def _listen(server: Server, address: Address, page: http.Handler) -> str:
     """Return why the server cannot listen, or "". An unspecified address of either family means both, as in Go."""
     host = "" if ipaddress.ip_address(address.host).is_unspecified else address.host
     try:

@@ -50,71 +50,74 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._without_local: dict[Family, dict[PortName, tuple[bool, bool]]] = {}
-        make = _Maker(self.registry)
-        self._sync = make.histogram("sync_proxy_rules_duration_seconds", "Duration of syncs")
-        self._full = make.histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs")
-        self._partial = make.histogram(
-            "sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs"
+        counter = partial(Counter, namespace="kubeproxy", labelnames=_FAMILY, registry=self.registry)
+        gauge = partial(Gauge, namespace="kubeproxy", labelnames=_FAMILY, registry=self.registry)
+        histogram = partial(
+            Histogram,
+            namespace="kubeproxy",
+            labelnames=_FAMILY,
+            buckets=_SYNC_SECONDS,
+            registry=self.registry,
         )
-        self._programming = make.histogram(
+        self._sync = histogram("sync_proxy_rules_duration_seconds", "Duration of syncs")
+        self._full = histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs")
+        self._partial = histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs")
+        self._programming = histogram(
             "network_programming_duration_seconds",
             "Time from the change of a Service or Pod until its rules are applied",
-            _PROGRAMMING_SECONDS,
+            buckets=_PROGRAMMING_SECONDS,
         )
-        self._synced_at = make.gauge(
-            "sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync"
-        )
-        self._queued_at = make.gauge(
+        self._synced_at = gauge("sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync")
+        self._queued_at = gauge(
             "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last queued"
         )
         self._pending: dict[Kind, set[Key]] = {Kind.SERVICE: set(), Kind.ENDPOINT_SLICE: set()}
         self._changes: dict[Kind, Counter] = {}
         for kind, name, changes in (
-            (Kind.ENDPOINT_SLICE, "endpoint", "changes of Services' endpoints"),
-            (Kind.SERVICE, "service", "changes of Services"),
+            (Kind.ENDPOINT_SLICE, "sync_proxy_rules_endpoint_changes", "changes of Services' endpoints"),
+            (Kind.SERVICE, "sync_proxy_rules_service_changes", "changes of Services"),
         ):
-            pending = make.gauge(f"sync_proxy_rules_{name}_changes_pending", f"Pending {changes}", ())
+            pending = gauge(f"{name}_pending", f"Pending {changes}", labelnames=())
             pending.set_function(partial(len, self._pending[kind]))
-            self._changes[kind] = make.counter(f"sync_proxy_rules_{name}_changes_total", f"All {changes}", ())
-        self._rules_last = make.gauge(
-            "sync_proxy_rules_iptables_last", "Rules written by the last sync", ("table", *_FAMILY)
-        )
-        self._rules = make.gauge("sync_proxy_rules_iptables_total", "Rules in place", ("table", *_FAMILY))
-        self._no_local = make.gauge(
+            self._changes[kind] = counter(f"{name}_total", f"All {changes}", labelnames=())
+        by_table = partial(gauge, labelnames=("table", *_FAMILY))
+        self._rules_last = by_table("sync_proxy_rules_iptables_last", "Rules written by the last sync")
+        self._rules = by_table("sync_proxy_rules_iptables_total", "Rules in place")
+        self._no_local = gauge(
             "sync_proxy_rules_no_local_endpoints_total",
             "Service ports with traffic policy Local whose endpoints are all on other nodes",
-            ("traffic_policy", *_FAMILY),
+            labelnames=("traffic_policy", *_FAMILY),
         )
-        self._failures = make.counter(
+        self._failures = counter(
             "sync_proxy_rules_iptables_restore_failures_total", "Failed runs of iptables-restore"
         )
-        self._partial_failures = make.counter(
+        self._partial_failures = counter(
             "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed partial syncs"
         )
-        self._flows = make.counter(
-            "conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted"
-        )
-        self._reconciled = make.histogram(
+        self._flows = counter("conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted")
+        self._reconciled = histogram(
             "conntrack_reconciler_sync_duration_seconds", "Duration of the search for stale conntrack entries"
         )
         self._health_served = {
-            page: make.counter(f"proxy_{page}_total", f"Responses of /{page} by HTTP status", ("code",))
+            page: counter(f"proxy_{page}_total", f"Responses of /{page} by HTTP status", labelnames=("code",))
             for page in ("healthz", "livez")
         }
-        make = _Maker(self.registry, "pykubeproxy")
-        self._quarantined = make.gauge(
-            "services_quarantined", "Services with ports whose rules iptables rejects"
+        counter, gauge = partial(counter, namespace="pykubeproxy"), partial(gauge, namespace="pykubeproxy")
+        self._quarantined = gauge("services_quarantined", "Services with ports whose rules iptables rejects")
+        self._unwatched = gauge(
+            "unwatched_seconds",
+            "Time since the API server last answered for these objects",
+            labelnames=("resource",),
         )
-        self._unwatched = make.gauge(
-            "unwatched_seconds", "Time since the API server last answered for these objects", ("resource",)
+        self._repairs = counter(
+            "drift_repairs", "Repairs of tables that other programs changed", labelnames=(*_FAMILY, "table")
         )
-        self._repairs = make.counter(
-            "drift_repairs", "Repairs of tables that other programs changed", (*_FAMILY, "table")
+        self._repair_seconds = histogram(
+            "drift_repair_duration_seconds",
+            "Time from the detection of drift until it is repaired",
+            namespace="pykubeproxy",
         )
-        self._repair_seconds = make.histogram(
-            "drift_repair_duration_seconds", "Time from the detection of drift until it is repaired"
-        )
-        self._contested = make.gauge("drift_contested", "1 while another program keeps undoing our rules")
+        self._contested = gauge("drift_contested", "1 while another program keeps undoing our rules")
         self.registry.register(_PacketCounters(read_counter or _packets))
         ProcessCollector(registry=self.registry)
 
@@ -202,26 +205,9 @@ class Metrics:
             ports.pop(item.port.name, None)
             if elsewhere and (internal or external):
                 ports[item.port.name] = internal, external
-        for policy, index in (("internal", 0), ("external", 1)):
+        for index, policy in enumerate(("internal", "external")):
             count = sum(flags[index] for flags in ports.values())
             self._no_local.labels(policy, report.family.value).set(count)
-
-
-class _Maker:
-    """Create metrics with a common prefix, labelled by family by default."""
-
-    def __init__(self, registry: CollectorRegistry, prefix: str = "kubeproxy") -> None:
-        self._registry = registry
-        self._prefix = prefix
-
-    def counter(self, name: str, about: str, labels: tuple[str, ...] = _FAMILY) -> Counter:
-        return Counter(f"{self._prefix}_{name}", about, labels, registry=self._registry)
-
-    def gauge(self, name: str, about: str, labels: tuple[str, ...] = _FAMILY) -> Gauge:
-        return Gauge(f"{self._prefix}_{name}", about, labels, registry=self._registry)
-
-    def histogram(self, name: str, about: str, buckets: tuple[float, ...] = _SYNC_SECONDS) -> Histogram:
-        return Histogram(f"{self._prefix}_{name}", about, _FAMILY, buckets=buckets, registry=self._registry)
 
 
 class _PacketCounters(Collector):

@@ -68,18 +68,16 @@ class Observers:
         config = self._config
         self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
         health = health_pages(self.health, self.metrics.health_served)
-        metrics = metrics_pages(self.metrics.page, lambda: self._config, flags, status, objects)
-        for name, address, page, failed in (
-            ("health", config.health_address, health, events.health_server_failed),
-            ("metrics", config.metrics_address, metrics, events.metrics_server_failed),
+        metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
+        for name, setting, address, page in (
+            ("health", "healthzBindAddress", config.health_address, health),
+            ("metrics", "metricsBindAddress", config.metrics_address, metrics),
         ):
-            if address is None:
-                continue
-            setting = "healthzBindAddress" if name == "health" else "metricsBindAddress"
             try:
-                self._listeners.open(name, address, page, setting)
+                if address:
+                    self._listeners.open(name, address, page, setting)
             except BindFailed as error:
-                self.recorder.record(failed(self._node_name, str(error)))
+                self.recorder.record(events.bind_failed(self._node_name, name, str(error)))
                 self.close()
                 raise
         self.recorder.record(events.starting(self._node_name))

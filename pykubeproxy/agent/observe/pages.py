@@ -40,7 +40,7 @@ _PASSWORD = re.compile(r"^(master: [^/]*//)[^/]*@", re.MULTILINE)
 
 def metrics_pages(
     metrics: Callable[[], http.Response],
-    config: Callable[[], Config],
+    config: Config,
     flags: Mapping[str, object],
     status: Callable[[Filter], Status] | None = None,
     objects: Callable[[Filter], Objects | None] | None = None,
@@ -48,12 +48,12 @@ def metrics_pages(
 ) -> http.Handler:
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
-    `config` returns the current configuration, `flags` are the flags of the command line. With `status`, /statusz is
-    HTML or JSON for clients that accept it, and kube-proxy's text for all others. With `objects`, /servicez is served.
+    `flags` are those of the command line. With `status`, /statusz is HTML or JSON for clients that accept it, and
+    kube-proxy's text for all others. With `objects`, /servicez is served.
     """
     started = clock()
     table: dict[str, Callable[[], http.Response]] = {
-        "/configz": lambda: http.Response(msgspec.json.encode(configz(config())), http.JSON),
+        "/configz": lambda: http.Response(msgspec.json.encode(configz(config)), http.JSON),
         "/flagz": lambda: http.text(_PASSWORD.sub(r"\1", flagz(flags))),
         "/healthz": lambda: http.text("ok"),
         "/metrics": metrics,
@@ -65,9 +65,9 @@ def metrics_pages(
 
     def page(request: http.Request) -> http.Response:
         if request.path == "/servicez" and objects:
-            return _filtered(request, lambda filter_: _objects(objects(filter_), config()))
+            return _filtered(request, lambda filter_: _objects(objects(filter_), config))
         if request.path == "/statusz" and status:
-            content_type = preferred(request.accept, (http.TEXT, http.HTML, http.JSON))
+            content_type = preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
             if content_type != http.TEXT:
                 return _filtered(request, lambda filter_: _status(status(filter_), content_type))
         return plain(request)

@@ -6,24 +6,9 @@ from html import escape
 from itertools import groupby
 from math import sqrt
 
-from pykubeproxy.agent.observe.status import (
-    EndpointStatus,
-    PortStatus,
-    Repair,
-    Status,
-    Sync,
-)
-from pykubeproxy.agent.observe.status_text import (
-    QUARANTINED,
-    duration,
-    family_state,
-    health,
-    kind_of,
-    pending,
-    quarantine_reason,
-    typical,
-    unwatched,
-)
+from pykubeproxy.agent.observe import status_text
+from pykubeproxy.agent.observe.status import PortStatus, Repair, Status, Sync
+from pykubeproxy.agent.observe.status_text import duration
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.wording import percent
 
@@ -94,15 +79,15 @@ def status_page(status: Status) -> str:
 def _head(status: Status, title: str) -> Iterator[str]:
     yield f"<h1>{title}</h1>"
     kind = "good" if status.healthy and not status.unwatched else "bad"
-    yield f'<p><span class="{kind}">{escape(health(status))}</span></p>'
+    yield f'<p><span class="{kind}">{escape(status_text.health(status))}</span></p>'
     up = duration(max(0.0, status.now - status.started))
     yield (
         f'<p class="soft">Version {escape(status.version)}, iptables backend {escape(status.backend)}.'
         f" Up {up}, since {_moment(status.started)}.</p>"
     )
-    if text := unwatched(status):
+    if text := status_text.unwatched(status):
         yield f'<p class="bad">{escape(text)}</p>'
-    if text := pending(status):
+    if text := status_text.pending(status):
         yield f"<p>{escape(text)}</p>"
 
 
@@ -111,7 +96,7 @@ def _families(status: Status) -> Iterator[str]:
     yield '<table class="stacked"><tr><th>Family<th>State<th class="number">Services'
     yield '<th class="number">Endpoints<th class="number">Rules<th>Last updated</tr>'
     for family in status.families:
-        state = family_state(family)
+        state = status_text.family_state(family)
         kind = "good" if state == "up to date" else "bad"
         updated = _ago(status.now, family.last_updated) if family.last_updated else "never"
         yield (
@@ -130,24 +115,21 @@ def _quarantined(status: Status) -> Iterator[str]:
     quarantined = [it for family in status.families for it in family.quarantined]
     if not quarantined:
         return
-    yield "<h2>Quarantined</h2>"
-    yield f"<p>{escape(QUARANTINED)}</p>"
+    yield f"<h2>Quarantined</h2>\n<p>{status_text.QUARANTINED}</p>"
     yield '<table class="stacked"><tr><th>Service<th>Family<th>Since<th>Reason</tr>'
     for it in quarantined[:_QUARANTINED]:
         yield (
             f"<tr><td>{escape(str(it.port_name))} <small>{escape(it.protocol)}</small><td>{escape(it.family)}"
-            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(quarantine_reason(it))}</tr>'
+            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(status_text.quarantine_reason(it))}</tr>'
         )
     yield "</table>"
-    if (more := len(quarantined) - _QUARANTINED) > 0:
-        yield f"<p><small>and {more} more; the JSON form lists all</small></p>"
+    yield from _more(len(quarantined) - _QUARANTINED)
 
 
 def _repairs(repairs: Sequence[Repair], now: float) -> Iterator[str]:
     if not repairs:
         return
-    yield "<h2>Drift repairs</h2>"
-    yield "<p>Other programs changed rules; the agent repaired them.</p>"
+    yield "<h2>Drift repairs</h2>\n<p>Other programs changed rules; the agent repaired them.</p>"
     yield '<table class="stacked"><tr><th>When<th>Family<th class="number">Duration<th>Drift<th>Writers</tr>'
     for repair in reversed(repairs):
         yield (
@@ -163,7 +145,7 @@ def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
     if not syncs:
         yield '<p class="soft">No sync yet.</p>'
         return
-    middle, worst = typical(syncs)
+    middle, worst = status_text.typical(syncs)
     number = f"Last {len(syncs)} syncs" if len(syncs) > 1 else "One sync"
     yield f"<p>{number}: median {duration(middle)}, longest {duration(worst)}.</p>"
     yield from _chart(syncs, worst)
@@ -178,7 +160,7 @@ def _last_syncs(syncs: Sequence[Sync], now: float) -> Iterator[str]:
             else f'<td class="number" data-of="rules">{sync.rules}'
         )
         yield (
-            f"<tr><td>{_ago(now, sync.time)}<td>{escape(sync.family)}<td>{kind_of(sync)}"
+            f"<tr><td>{_ago(now, sync.time)}<td>{escape(sync.family)}<td>{status_text.kind_of(sync)}"
             f'<td class="number">{duration(sync.seconds)}{rules}</tr>'
         )
     yield "</table>"
@@ -199,15 +181,20 @@ def _chart(syncs: Sequence[Sync], worst: float) -> Iterator[str]:
         left = box - width + position * (_BAR + _GAP)
         yield (
             f'<rect class="{kind}" x="{left}" y="{_HEIGHT - height:.1f}" width="{_BAR}" height="{height:.1f}">'
-            f"<title>{_moment(sync.time)}, {escape(sync.family)}, {kind_of(sync)}: {duration(sync.seconds)}"
+            f"<title>{_moment(sync.time)}, {escape(sync.family)}, {status_text.kind_of(sync)}: {duration(sync.seconds)}"
             "</title></rect>"
         )
     yield "</svg>"
 
 
 def _services(status: Status) -> Iterator[str]:
-    yield "<h2>Services</h2>"
-    yield from _form(status)
+    yield '<h2>Services</h2>\n<form method="get">'
+    for name, value in (("namespace", status.filter.namespace), ("service", status.filter.service)):
+        yield (
+            f'<input name="{name}" value="{escape(value)}" placeholder="{name}" aria-label="{name}"'
+            ' autocapitalize="none" autocomplete="off">'
+        )
+    yield "<button>Show</button></form>"
     if status.busy:
         yield "<p>A sync is running; reload the page to see services.</p>"
         return
@@ -227,16 +214,6 @@ def _services(status: Status) -> Iterator[str]:
         yield "</details>"
 
 
-def _form(status: Status) -> Iterator[str]:
-    yield '<form method="get">'
-    for name, value in (("namespace", status.filter.namespace), ("service", status.filter.service)):
-        yield (
-            f'<input name="{name}" value="{escape(value)}" placeholder="{name}" aria-label="{name}"'
-            ' autocapitalize="none" autocomplete="off">'
-        )
-    yield "<button>Show</button></form>"
-
-
 def _summary(port: PortStatus, with_policy: bool) -> str:
     used = sum(endpoint.used for endpoint in port.endpoints)
     style = "" if used else ' class="bad"'
@@ -247,19 +224,18 @@ def _summary(port: PortStatus, with_policy: bool) -> str:
 def _policy(port: PortStatus) -> Iterator[str]:
     frontends = ", ".join(map(str, port.frontends))
     yield f"<p>{escape(frontends)} <small>policy {escape(port.policy)}</small></p>"
-    if not port.endpoints:
-        return
-    shown = port.endpoints[:_ENDPOINTS]
-    yield '<div class="wide"><table><tr><th>Endpoint<th class="number">Share<th>State</tr>'
-    yield from map(_endpoint, shown)
-    yield "</table></div>"
-    if more := len(port.endpoints) - len(shown):
-        yield f"<p><small>and {more} more; the JSON form lists all</small></p>"
+    if port.endpoints:
+        yield '<div class="wide"><table><tr><th>Endpoint<th class="number">Share<th>State</tr>'
+        for it in port.endpoints[:_ENDPOINTS]:
+            at = escape(address_and_port(it.address, it.port))
+            yield f'<tr><td>{at}<td class="number">{percent(it.share)}<td>{escape(it.state)}</tr>'
+        yield "</table></div>"
+        yield from _more(len(port.endpoints) - _ENDPOINTS)
 
 
-def _endpoint(endpoint: EndpointStatus) -> str:
-    at = escape(address_and_port(endpoint.address, endpoint.port))
-    return f'<tr><td>{at}<td class="number">{percent(endpoint.share)}<td>{escape(endpoint.state)}</tr>'
+def _more(number: int) -> Iterator[str]:
+    if number > 0:
+        yield f"<p><small>and {number} more; the JSON form lists all</small></p>"
 
 
 def _ago(now: float, then: float) -> str:
@@ -267,5 +243,5 @@ def _ago(now: float, then: float) -> str:
     return f'<time title="{_moment(then)}">{duration(max(0.0, now - then))} ago</time>'
 
 
-def _moment(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds or 0))
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

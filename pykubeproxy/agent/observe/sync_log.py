@@ -58,25 +58,19 @@ class SyncLog:
         for target in sorted(before.keys() - now.keys()):
             log.info("endpoint removed", service=service, endpoint=target)
         for target, state in now.items():
+            fields = {"service": service, "endpoint": target, "state": state}
             if target not in before:
-                log.info("endpoint added", service=service, endpoint=target, state=state)
+                log.info("endpoint added", **fields)
             elif before[target] != state:
-                log.info(
-                    "endpoint changed", service=service, endpoint=target, state=state, was=before[target]
-                )
+                log.info("endpoint changed", **fields, was=before[target])
 
     def _log_skipped(self, family: Family, item: ResolvedPort) -> None:
         """Log entries of EndpointSlices that do not become endpoints of this port."""
         name = item.port.name
         now = frozenset((it.slice_name, it.address, it.reason.value) for it in item.skipped)
         for slice_name, address, reason in sorted(now - self._skipped.get((family, name), frozenset())):
-            log.info(
-                "endpoint skipped",
-                service=str(name),
-                slice=slice_name,
-                endpoint=address or "all",
-                reason=reason,
-            )
+            fields = {"service": str(name), "slice": slice_name, "endpoint": address or "all"}
+            log.info("endpoint skipped", **fields, reason=reason)
         self._skipped[family, name] = now
 
 

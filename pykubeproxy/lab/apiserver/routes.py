@@ -162,7 +162,7 @@ def _part(target: Target) -> Part:
 
 def _check_accept(request: Request) -> None:
     """Raise a 406 if the client accepts no plain JSON."""
-    ranges = [entry.strip() for entry in request.accept.split(",") if entry.strip()]
+    ranges = [entry.strip() for entry in request.headers.get("accept", "").split(",") if entry.strip()]
     for entry in ranges:
         kind, *parameters = [part.strip() for part in entry.split(";")]
         as_other = any(parameter.startswith(("as=", "g=")) for parameter in parameters)

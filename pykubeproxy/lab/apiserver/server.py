@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import yaml
 
-from pykubeproxy.http import Handler, Limits, Server
+from pykubeproxy.http import Handler, Limits
+from pykubeproxy.http.server import Server
 from pykubeproxy.lab.apiserver.routes import Routes
 from pykubeproxy.lab.apiserver.store import SERVICE_CIDRS, Store
 from pykubeproxy.lab.apiserver.watch import WatchOptions

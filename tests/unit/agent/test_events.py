@@ -81,8 +81,8 @@ def test_event_objects_are_valid() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (events.health_server_failed("node1", "taken"), "FailedToStartProxierHealthcheck"),
-        (events.metrics_server_failed("node1", "taken"), "FailedToStartMetricServer"),
+        (events.bind_failed("node1", "health", "taken"), "FailedToStartProxierHealthcheck"),
+        (events.bind_failed("node1", "metrics", "taken"), "FailedToStartMetricServer"),
         (events.service_quarantined("node1", WEB, "bad rule"), "ServiceQuarantined"),
         (events.drift_repaired("node1", Family.IPV4, {"nat": "1 rule gone"}, ("nft",)), "DriftRepaired"),
     ],
@@ -158,7 +158,7 @@ def test_close_sends_queued_events(recorder: Record) -> None:
     """A process that ends still reports why."""
     with server() as api:
         api_recorder = recorder(api.url)
-        api_recorder.record(events.metrics_server_failed("node1", "taken"))
+        api_recorder.record(events.bind_failed("node1", "metrics", "taken"))
         api_recorder.close(5.0)
         assert [it["reason"] for it in stored(api)] == ["FailedToStartMetricServer"]
 
@@ -213,6 +213,6 @@ def test_recording_never_blocks(recorder: Record, logged: list[MutableMapping[st
 
 def test_no_recorder_drops_events() -> None:
     """Recording and closing do nothing."""
-    silent = events.NoRecorder()
+    silent = events.Recorder()
     silent.record(events.starting("node1"))
     silent.close(1.0)

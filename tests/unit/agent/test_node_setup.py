@@ -171,8 +171,8 @@ def test_the_limit_precedes_the_buckets() -> None:
     """The same order as in kube-proxy's log."""
     first, second, *_ = settings(config(conntrack_max_per_core="1"), 1)
     assert (first, second) == (
-        Setting(MAX, 131072, at_least=True, module="nf_conntrack"),
-        Setting(HASHSIZE, 32768, at_least=True, module="nf_conntrack"),
+        Setting(MAX, 131072, at_least=True),
+        Setting(HASHSIZE, 32768, at_least=True),
     )
 
 

@@ -260,7 +260,7 @@ def test_filters_are_parsed() -> None:
 
 @pytest.fixture
 def page(proxy: Proxy, serve: Serve) -> Callable[[str, str], tuple[int, str, str]]:
-    port = serve(metrics_pages(Metrics(lambda _: None).page, lambda: CONFIG, {}, proxy.status))
+    port = serve(metrics_pages(Metrics(lambda _: None).page, CONFIG, {}, proxy.status))
 
     def get(path: str, accept: str) -> tuple[int, str, str]:
         answer = ask(port, path, accept=accept)

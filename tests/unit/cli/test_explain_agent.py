@@ -56,7 +56,7 @@ def agent(serve: Serve, busy: bool = False) -> str:
     def objects(wanted: Filter) -> Objects | None:
         return None if busy else list_objects(cluster(), [REFUSING], "node1", wanted)
 
-    page = metrics_pages(Metrics(lambda _: None).page, lambda: CONFIG, {}, None, objects)
+    page = metrics_pages(Metrics(lambda _: None).page, CONFIG, {}, None, objects)
     return f"http://127.0.0.1:{serve(page)}"
 
 

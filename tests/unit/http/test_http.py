@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import pytest
 
 from pykubeproxy import http
-from pykubeproxy.http import Server
+from pykubeproxy.http.server import Server
 from tests.fakes.asking import ask, send
 from tests.fakes.follower import eventually
 from tests.unit.agent.conftest import Serve
