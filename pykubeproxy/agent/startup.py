@@ -95,9 +95,8 @@ def _watch(
 
 def _counters(family: Family) -> bool:
     for name in skeleton.NFACCT_NAMES:
-        made = nfacct.ensure(name)
-        if not made.ok:
-            log.warning("nfacct counters disabled", family=family.value, reason=made.reason)
+        if reason := nfacct.ensure(name):
+            log.warning("nfacct counters disabled", family=family.value, reason=reason)
             return False
     return True
 

@@ -3,10 +3,10 @@
 Pure: callers read the file. One table, `SETTINGS`, defines each setting's flag, field, default, kind and help.
 """
 
+from pykubeproxy.config.document import configz, dump, flagz
 from pykubeproxy.config.loading import Loaded, load
 from pykubeproxy.config.model import (
     Address,
-    Backend,
     Config,
     ConfigError,
     Conntrack,
@@ -14,14 +14,12 @@ from pykubeproxy.config.model import (
     Dispatch,
     LogFormat,
 )
-from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting, Zero
-from pykubeproxy.config.views import configz, dump, flagz, value_of
+from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
 
 __all__ = [
     "ACTIONS",
     "SETTINGS",
     "Address",
-    "Backend",
     "Config",
     "ConfigError",
     "Conntrack",
@@ -30,10 +28,8 @@ __all__ = [
     "Loaded",
     "LogFormat",
     "Setting",
-    "Zero",
     "configz",
     "dump",
     "flagz",
     "load",
-    "value_of",
 ]

@@ -1,12 +1,14 @@
-"""Parse the configuration file, and warn about unknown and duplicate fields."""
+"""The configuration file: parse it, with warnings, and write a Config as a file, /configz and /flagz."""
 
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from pykubeproxy.config import yaml
-from pykubeproxy.config.model import ConfigError
-from pykubeproxy.config.table import SETTINGS
+from pykubeproxy.config.kinds import flag_text
+from pykubeproxy.config.model import Config, ConfigError
+from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
 
 KIND = "KubeProxyConfiguration"
 GROUP = "kubeproxy.config.k8s.io"
@@ -15,6 +17,11 @@ API_VERSION = f"{GROUP}/v1alpha1"
 _FIELDS = frozenset(setting.field for setting in SETTINGS if setting.field)
 _SECTIONS = frozenset(field[:at] for field in _FIELDS for at, letter in enumerate(field) if letter == ".")
 _MAX_SHOWN = 80
+# The exact text of kube-proxy: monitoring looks for it.
+_WARNING = (
+    "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees"
+    " and is for debugging purposes only."
+)
 
 
 def show(value: object) -> str:
@@ -39,34 +46,29 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
-        content = _only_document(text)
-        duplicates = [_duplicate(path) for path in yaml.duplicate_keys(text) if _is_section(path[:-1])]
+        _, content, duplicates = _only_document(text)
     except UnicodeDecodeError:
         raise ConfigError("", "the configuration file is not usable: it is not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"the configuration file is not valid YAML: {_where(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError("", f"the configuration file must hold a {KIND}, not {show(content)}")
-    return content, duplicates
+    names = (functools.reduce(_join, path, "") for path in duplicates if _is_section(path[:-1]))
+    return content, [f"The field {name} is given more than once; the last one counts." for name in names]
 
 
-def _only_document(text: str) -> object:
-    """Return the first document, or None. Only empty ones may follow, such as after a last "---"."""
+def _only_document(text: str) -> yaml.Document:
+    """Return the first document. Only empty ones may follow, such as after a last "---"."""
     first, *others = [*yaml.documents(text)] or [yaml.Document(1, None)]
     for other in others:
         if other.content is not None:
             problem = f"expected a single document, but found another document, line {other.line}"
             raise yaml.YAMLError(problem)
-    return first.content
+    return first
 
 
 def _is_section(path: tuple[str, ...]) -> bool:
     return not path or ".".join(path) in _SECTIONS
-
-
-def _duplicate(path: tuple[str, ...]) -> str:
-    name = functools.reduce(_join, path, "")
-    return f"The field {name} is given more than once; the last one counts."
 
 
 def _where(error: yaml.YAMLError) -> str:
@@ -85,6 +87,18 @@ def _one_line(text: str) -> str:
 def _join(path: str, key: object) -> str:
     name = key if isinstance(key, str) and key.isprintable() and len(key) <= _MAX_SHOWN else show(key)
     return f"{path}.{name}" if path else name
+
+
+def nested(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values by dotted path as mappings in mappings."""
+    content: dict[str, object] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        inner = content
+        for section in sections:
+            inner = cast("dict[str, object]", inner.setdefault(section, {}))
+        inner[name] = value
+    return content
 
 
 def check_header(content: Mapping[str, object]) -> None:
@@ -133,3 +147,54 @@ def _nearest(path: str) -> str:
         return next((field for field in elsewhere if field.startswith("iptables.")), elsewhere[0])
     close = difflib.get_close_matches(path.lower(), known, n=1, cutoff=0.8)
     return known[close[0]] if close else ""
+
+
+def value_of(config: Config, setting: Setting) -> object:
+    """Return the value of a setting."""
+    if setting.attribute:
+        return functools.reduce(getattr, setting.attribute.split("."), cast("object", config))
+    return dict(config.ignored).get(setting.field, setting.default)
+
+
+def configz(config: Config) -> dict[str, object]:
+    """Return the content of /configz, to be encoded as JSON."""
+    return {GROUP: _document(config)}
+
+
+def _document(config: Config) -> dict[str, object]:
+    """Return the KubeProxyConfiguration of a Config."""
+    values = ((setting, value_of(config, setting)) for setting in SETTINGS if setting.field)
+    fields = {
+        setting.field: setting.kind.plain(value)
+        for setting, value in values
+        if not (setting.omitted and value == setting.default)
+    }
+    return nested({"kind": KIND, "apiVersion": API_VERSION} | fields)
+
+
+def dump(config: Config) -> str:
+    """Return a configuration file for this Config, in YAML.
+
+    Values that only flags can set are lost: the master, a minSyncPeriod of 0, and servers turned off.
+    """
+    return yaml.dump(_document(config))
+
+
+def flagz(flags: Mapping[str, object]) -> str:
+    """Return the content of /flagz: each flag with its value in `flags` (in the form of `load`) or its default."""
+    values = {setting.flag: _flag_value(setting, flags) for setting in SETTINGS + ACTIONS if setting.flag}
+    values["help"] = "false"
+    lines = (f"{name}: {value}" for name, value in sorted(values.items()))
+    return "\n".join(("", "kube-proxy flagz", _WARNING, *lines, ""))
+
+
+def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
+    kind = setting.kind
+    if setting.flag not in flags:
+        return kind.text(setting.default)
+    given = flag_text(kind, flags[setting.flag])
+    try:
+        return kind.text(kind.parse(given))
+    except ValueError:
+        # Flags that a configuration file overrides are not checked.
+        return given

@@ -1,6 +1,7 @@
 """Durations in Go's format: "1m30s", "1.5h", "300ms", "0"."""
 
 import re
+from fractions import Fraction
 
 # "ms" before "m" for the pattern. Go accepts both micro signs.
 _UNITS = {
@@ -13,7 +14,7 @@ _UNITS = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_PART = re.compile(rf"([0-9]*)(?:\.([0-9]*))?({'|'.join(_UNITS)})")
+_PART = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(_UNITS)})")
 _MAX = 2**63 - 1  # nanoseconds, about 292 years: an int64 in Go
 _MAX_CHARACTERS = 100
 
@@ -30,17 +31,13 @@ def parse(text: str) -> float:
     nanoseconds, at = 0, 0
     while at < len(body):
         part = _PART.match(body, at)
-        if part is None or not (part[1] or part[2]):
+        if part is None:
             raise ValueError(f"must be {EXPECTED}")
-        nanoseconds += _nanoseconds(part[1], part[2] or "", _UNITS[part[3]])
+        nanoseconds += int(Fraction(part[1]) * _UNITS[part[2]])
         at = part.end()
     if nanoseconds > _MAX:
         raise ValueError("must be a duration of at most 292 years")
     return sign * nanoseconds / 10**9
-
-
-def _nanoseconds(whole: str, fraction: str, unit: int) -> int:
-    return int(whole or "0") * unit + int(fraction or "0") * unit // int("1" + "0" * len(fraction))
 
 
 def render(seconds: float) -> str:

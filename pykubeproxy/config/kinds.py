@@ -4,13 +4,15 @@ Their functions raise ValueError with what is allowed ("must be ..."); the calle
 """
 
 import enum
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
+
+import msgspec
 
 from pykubeproxy.config import durations
-from pykubeproxy.config.model import FeatureGates
+from pykubeproxy.config.model import Address, FeatureGates
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +35,43 @@ def _same(value: object) -> object:
     return value
 
 
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple) and not isinstance(value, Address):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
 def _string(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string (put quotes around it)")
     return value
 
 
-def of_text(name: str, check: Callable[[str], object]) -> ValueKind:
-    """Return a kind that is text in YAML and in a flag; `check` returns the value, and str() of it is its text."""
-
-    def text(value: object) -> str:
-        return "" if value is None else str(value)
-
-    return ValueKind(name, lambda value: check(_string(value)), check, text, text)
+def of_text(name: str, parse: Callable[[str], object]) -> ValueKind:
+    """Return a kind that is text in YAML and in a flag; `parse` returns the value."""
+    return ValueKind(name, lambda value: parse(_string(value)), parse, _text, _text)
 
 
 STRING = of_text("TEXT", _string)
 
 
-def choice(words: type[enum.Enum]) -> ValueKind:
+def choice(words: type[enum.StrEnum]) -> ValueKind:
     """Return the kind for the values of an enumeration."""
-    names = [str(item.value) for item in words]
 
-    def parse(text: str) -> enum.Enum:
-        if text not in names:
-            raise ValueError(f"must be {' or '.join(names)}")
+    def parse(text: str) -> enum.StrEnum:
+        if text not in [*words]:
+            raise ValueError(f"must be {' or '.join(words)}")
         return words(text)
 
-    def text(value: object) -> str:
-        return str(value.value) if isinstance(value, enum.Enum) else ""
-
-    return ValueKind("|".join(names), lambda value: parse(_string(value)), parse, text, text)
+    return of_text("|".join(words), parse)
 
 
-_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_BOOLS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
 
 
 def _bool(value: object) -> bool:
@@ -77,16 +81,10 @@ def _bool(value: object) -> bool:
 
 
 def _parse_bool(text: str) -> bool:
-    if text not in _TRUE | _FALSE:
-        raise ValueError("must be true or false")
-    return text in _TRUE
+    return _bool(_BOOLS.get(text))
 
 
-def _bool_text(value: object) -> str:
-    return "true" if value else "false"
-
-
-BOOL = ValueKind("true|false", _bool, _parse_bool, _same, _bool_text)
+BOOL = ValueKind("true|false", _bool, _parse_bool, _same, _text)
 
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19})")
 
@@ -105,10 +103,12 @@ def integer(low: int, high: int, expected: str = "") -> ValueKind:
             raise ValueError(allowed)
         return read(int(text, 16 if "x" in text.lower() else 10))
 
-    return ValueKind("INTEGER", read, parse, _same, str)
+    return ValueKind("INTEGER", read, parse, _same, _text)
 
 
 COUNT = integer(0, 2**31 - 1, "a whole number, 0 or more")
+
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def _number(value: object) -> float:
@@ -118,12 +118,7 @@ def _number(value: object) -> float:
 
 
 def _parse_number(text: str) -> float:
-    if not re.fullmatch(r"[0-9.eE+-]{1,40}", text):
-        raise ValueError("must be a number, 0 or more")
-    try:
-        return _number(float(text))
-    except ValueError:
-        raise ValueError("must be a number, 0 or more") from None
+    return _number(float(text) if _FLOAT.fullmatch(text) else None)
 
 
 def _plain_number(value: object) -> object:
@@ -157,7 +152,7 @@ def _duration(nanoseconds: bool = False) -> ValueKind:
         return value / 10**9
 
     def text(value: object) -> str:
-        return durations.render(value) if isinstance(value, float) and math.isfinite(value) else str(value)
+        return durations.render(cast("float", value))
 
     return ValueKind("DURATION", read, parse, text, text)
 
@@ -166,12 +161,8 @@ DURATION = _duration()
 DURATION_OR_NANOSECONDS = _duration(nanoseconds=True)
 
 
-def _items(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",")] if text else []
-
-
-def _sequence(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else ()
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",")) if text else ()
 
 
 def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> ValueKind:
@@ -180,30 +171,24 @@ def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> V
     def read(value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list")
-        return check(tuple(_string(item) for item in value))
-
-    def parse(text: str) -> tuple[str, ...]:
-        return check(tuple(_items(text)))
+        return check(tuple(map(_string, value)))
 
     def plain(value: object) -> object:
-        return list(_sequence(value)) or None
+        return [*cast("tuple[str, ...]", value)] or None
 
-    def text(value: object) -> str:
-        return f"[{','.join(str(item) for item in _sequence(value))}]"
-
-    return ValueKind(name, read, parse, plain, text, repeatable=True)
+    return ValueKind(
+        name,
+        read,
+        lambda text: check(_items(text)),
+        plain,
+        lambda value: f"[{_text(value)}]",
+        repeatable=True,
+    )
 
 
 def joined(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> ValueKind:
     """Return the kind for comma-separated texts, in YAML and in a flag."""
-
-    def text(value: object) -> str:
-        return ",".join(str(item) for item in _sequence(value))
-
-    def parse(value: str) -> tuple[str, ...]:
-        return check(tuple(_items(value)))
-
-    return ValueKind(name, lambda value: parse(_string(value)), parse, text, text)
+    return of_text(name, lambda text: check(_items(text)))
 
 
 def _gates(value: object) -> FeatureGates:
@@ -219,19 +204,14 @@ def _parse_gates(text: str) -> FeatureGates:
         if not name or not equals:
             raise ValueError("must be a list such as A=true,B=false")
         gates[name.strip()] = _parse_bool(value.strip())
-    return FeatureGates(tuple(sorted(gates.items())))
+    return _gates(gates)
 
 
-def _gates_plain(value: object) -> object:
-    return dict(value.gates) if isinstance(value, FeatureGates) else {}
+def _plain_gates(value: object) -> object:
+    return dict(cast("FeatureGates", value).gates)
 
 
-def _gates_text(value: object) -> str:
-    gates = value.gates if isinstance(value, FeatureGates) else ()
-    return ",".join(f"{name}={_bool_text(on)}" for name, on in gates)
-
-
-GATES = ValueKind("NAME=true|false", _gates, _parse_gates, _gates_plain, _gates_text, repeatable=True)
+GATES = ValueKind("NAME=true|false", _gates, _parse_gates, _plain_gates, _text, repeatable=True)
 
 
 def _quantity(text: str) -> str:
@@ -244,7 +224,12 @@ def _read_quantity(value: object) -> str:
     return _quantity(str(value) if isinstance(value, int) and 0 <= value < 10**18 else _string(value))
 
 
-QUANTITY = ValueKind("QUANTITY", _read_quantity, _quantity, _same, str)
+QUANTITY = ValueKind("QUANTITY", _read_quantity, _quantity, _same, _text)
+
+
+class _Verbosity(msgspec.Struct):
+    filePattern: str  # noqa: N815
+    verbosity: int
 
 
 def _vmodule_item(text: str) -> str:
@@ -255,31 +240,30 @@ def _vmodule_item(text: str) -> str:
 
 
 def _read_vmodule(value: object) -> tuple[str, ...]:
-    allowed = "must be a list of mappings with filePattern and verbosity"
-    if not isinstance(value, list | tuple):
-        raise ValueError(allowed)
-    items = []
-    for item in value:
-        if not isinstance(item, Mapping):
-            raise ValueError(allowed)
-        pattern, verbosity = item.get("filePattern"), item.get("verbosity")
-        if not isinstance(pattern, str) or isinstance(verbosity, bool) or not isinstance(verbosity, int):
-            raise ValueError(allowed)
-        items.append(_vmodule_item(f"{pattern}={COUNT.read(verbosity)}"))
-    return tuple(items)
+    try:
+        items = msgspec.convert(value, list[_Verbosity])
+    except ValueError:
+        raise ValueError("must be a list of mappings with filePattern and verbosity") from None
+    return tuple(_vmodule_item(f"{item.filePattern}={COUNT.read(item.verbosity)}") for item in items)
 
 
 def _parse_vmodule(text: str) -> tuple[str, ...]:
-    return tuple(_vmodule_item(item) for item in _items(text))
+    return tuple(map(_vmodule_item, _items(text)))
 
 
-def _vmodule_plain(value: object) -> object:
-    pairs = (str(item).rpartition("=") for item in _sequence(value))
+def _plain_vmodule(value: object) -> object:
+    pairs = (item.rpartition("=") for item in cast("tuple[str, ...]", value))
     return [{"filePattern": pattern, "verbosity": int(verbosity)} for pattern, _, verbosity in pairs] or None
 
 
-def _vmodule_text(value: object) -> str:
-    return ",".join(str(item) for item in _sequence(value))
+VMODULE = ValueKind("PATTERN=N", _read_vmodule, _parse_vmodule, _plain_vmodule, _text)
 
 
-VMODULE = ValueKind("PATTERN=N", _read_vmodule, _parse_vmodule, _vmodule_plain, _vmodule_text)
+def flag_text(kind: ValueKind, raw: object) -> str:
+    """Return the text of a flag's value; of a repeated flag all values joined, or for most kinds the last."""
+    if isinstance(raw, bool):
+        return "true" if raw else "false"
+    if isinstance(raw, list | tuple):
+        texts = [str(item) for item in raw]
+        return ",".join(filter(None, texts)) if kind.repeatable else texts[-1]
+    return str(raw)

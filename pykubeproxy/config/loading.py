@@ -1,12 +1,12 @@
 """Build one checked Config from the configuration file and flags."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import STRING, ValueKind
+from pykubeproxy.config.kinds import STRING, flag_text
 from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
 from pykubeproxy.config.network import split_address
 from pykubeproxy.config.table import ACTIONS, HEALTH_PORT, METRICS_PORT, SETTINGS, Setting, Zero
@@ -30,6 +30,11 @@ class _Given(NamedTuple):
 
 _Givens = dict[Setting, _Given]
 
+_INTERFACE_OF = {
+    DetectLocalMode.BRIDGE_INTERFACE: "bridge_interface",
+    DetectLocalMode.INTERFACE_NAME_PREFIX: "interface_name_prefix",
+}
+
 
 def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str, object]) -> Loaded:
     """Return the Config for a configuration file and flags. Raise ConfigError.
@@ -46,19 +51,23 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
     fields, warnings = _from_document(content)
     given: _Givens = {}
     for setting in SETTINGS:
-        if setting.field in fields:
-            _keep(given, setting, _from_file(setting, fields[setting.field]))
+        kind, zero = setting.kind, setting.zero
+        raw = fields.get(setting.field)
+        if raw is not None:
+            given |= _given(setting, setting.field, raw, kind.read, zero is not Zero.COUNTS)
         if setting.flag in flags:
             if content is None or setting.beside_config:
-                _keep(given, setting, _from_flag(setting, flags[setting.flag]))
+                text = flag_text(kind, flags[setting.flag])
+                given |= _given(setting, f"--{setting.flag}", text, kind.parse, zero is Zero.DEFAULT)
             warnings += _flag_warnings(setting, content is not None)
     values = _defaults(given) | {
         setting.attribute: one.value for setting, one in given.items() if setting.attribute
     }
     if content is None:
         values |= _deprecated_ports(values, given, flags)
-    _check(values, {setting.attribute: one.name for setting, one in given.items()})
-    return Loaded(_assemble(values | {"ignored": _ignored(given)}), tuple(warnings))
+    config = msgspec.convert(document.nested(values | {"ignored": _ignored(given)}), Config)
+    _check(config, {setting.attribute: one.name for setting, one in given.items()})
+    return Loaded(config, tuple(warnings))
 
 
 def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[dict[str, object], list[str]]:
@@ -70,43 +79,17 @@ def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[
     return document.fields(parsed), warnings + document.unknown(parsed)
 
 
-def _from_file(setting: Setting, raw: object) -> _Given | None:
-    """Return the value of a field, None for the default."""
-    if raw is None or (raw == "" and setting.zero is not Zero.COUNTS):
-        return None
-    value = _convert(setting.field, raw, setting.kind.read)
-    return None if setting.zero is not Zero.COUNTS and not value else _Given(setting.field, value)
-
-
-def _from_flag(setting: Setting, raw: object) -> _Given | None:
-    """Return the value of a flag, None for the default."""
-    text = flag_text(setting.kind, raw)
-    if text == "" and setting.zero is Zero.DEFAULT:
-        return None
-    value = _convert(f"--{setting.flag}", text, setting.kind.parse)
-    return None if setting.zero is Zero.DEFAULT and not value else _Given(f"--{setting.flag}", value)
-
-
-def _keep(given: _Givens, setting: Setting, value: _Given | None) -> None:
-    if value is not None:
-        given[setting] = value
-
-
-def _convert(name: str, raw: object, read: Callable[..., object]) -> object:
+def _given(
+    setting: Setting, name: str, raw: object, read: Callable[..., object], zero_is_default: bool
+) -> _Givens:
+    """Return the value of a field or flag, nothing for the default. Raise ConfigError."""
+    if raw == "" and zero_is_default:
+        return {}
     try:
-        return read(raw)
+        value = read(raw)
     except ValueError as error:
         raise ConfigError(name, f"{document.show(raw)} is not valid: {error}") from None
-
-
-def flag_text(kind: ValueKind, raw: object) -> str:
-    """Return the text of a flag's value; of a repeated flag all values joined, or for most kinds the last."""
-    if isinstance(raw, bool):
-        return "true" if raw else "false"
-    if isinstance(raw, list | tuple):
-        texts = [str(item) for item in raw]
-        return ",".join(filter(None, texts)) if kind.repeatable else texts[-1]
-    return str(raw)
+    return {} if zero_is_default and not value else {setting: _Given(name, value)}
 
 
 def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
@@ -148,50 +131,33 @@ def _deprecated_ports(
     return changed
 
 
-def _check(values: Mapping[str, object], names: Mapping[str, str]) -> None:
+def _check(config: Config, names: Mapping[str, str]) -> None:
     """Raise ConfigError for conflicting settings. `names` are those of given values in messages."""
 
-    def refuse(attribute: str, message: str) -> NoReturn:
+    def refuse(attribute: str, value: str, allowed: str) -> NoReturn:
         field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
-        raise ConfigError(names.get(attribute, field), message)
+        raise ConfigError(names.get(attribute, field), f"{value} is not valid: must {allowed}")
 
-    def seconds(attribute: str) -> float:
-        value = values[attribute]
-        return value if isinstance(value, float) else 0.0
-
-    for period in ("iptables.sync_period", "config_sync_period"):
-        if not seconds(period) > 0:
-            refuse(period, f"{durations.render(seconds(period))} is not valid: must be greater than 0")
-    least, most = seconds("iptables.min_sync_period"), seconds("iptables.sync_period")
+    least, most = config.iptables.min_sync_period, config.iptables.sync_period
+    for attribute, period in (
+        ("iptables.sync_period", most),
+        ("config_sync_period", config.config_sync_period),
+    ):
+        if period <= 0:
+            refuse(attribute, durations.render(period), "be greater than 0")
     if least > most:
-        limit = f"must be at most the sync period, {durations.render(most)}"
-        refuse("iptables.min_sync_period", f"{durations.render(least)} is not valid: {limit}")
-    for mode, attribute in _INTERFACE_OF.items():
-        if values["detect_local.mode"] is mode and not values[attribute]:
-            refuse(attribute, f'"" is not valid: must name an interface, as the mode is {mode.value}')
-
-
-_INTERFACE_OF = {
-    DetectLocalMode.BRIDGE_INTERFACE: "detect_local.bridge_interface",
-    DetectLocalMode.INTERFACE_NAME_PREFIX: "detect_local.interface_name_prefix",
-}
+        limit = f"be at most the sync period, {durations.render(most)}"
+        refuse("iptables.min_sync_period", durations.render(least), limit)
+    interface = _INTERFACE_OF.get(config.detect_local.mode)
+    if interface and not getattr(config.detect_local, interface):
+        allowed = f"name an interface, as the mode is {config.detect_local.mode}"
+        refuse(f"detect_local.{interface}", '""', allowed)
 
 
 def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:
-    """Return the given fields without effect that differ from their default, in the order of the table."""
-    found = ((setting, given[setting].value) for setting in SETTINGS if setting in given and setting.ignored)
+    """Return the given fields without effect that differ from their default."""
     return tuple(
-        (setting.field, value) for setting, value in found if setting.field and value != setting.default
+        (setting.field, one.value)
+        for setting, one in given.items()
+        if setting.ignored and setting.field and one.value != setting.default
     )
-
-
-def _assemble(values: Mapping[str, object]) -> Config:
-    """Return the Config for values by attribute path."""
-    nested: dict[str, object] = {}
-    for path, value in values.items():
-        *groups, name = path.split(".")
-        inner = nested
-        for group in groups:
-            inner = cast("dict[str, object]", inner.setdefault(group, {}))
-        inner[name] = value
-    return msgspec.convert(nested, Config)

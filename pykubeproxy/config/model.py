@@ -16,10 +16,9 @@ class ConfigError(Exception):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
-        self.message = message
 
 
-class Backend(enum.Enum):
+class Backend(enum.StrEnum):
     """The iptables variant that writes the rules; AUTO selects the one the node uses."""
 
     AUTO = "auto"
@@ -27,7 +26,7 @@ class Backend(enum.Enum):
     LEGACY = "legacy"
 
 
-class Dispatch(enum.Enum):
+class Dispatch(enum.StrEnum):
     """How packets are dispatched to services: rule by rule as in kube-proxy, or by a tree."""
 
     AUTO = "auto"
@@ -35,7 +34,7 @@ class Dispatch(enum.Enum):
     TREE = "tree"
 
 
-class DetectLocalMode(enum.Enum):
+class DetectLocalMode(enum.StrEnum):
     """How traffic from this node's pods is detected."""
 
     CLUSTER_CIDR = "ClusterCIDR"
@@ -44,7 +43,7 @@ class DetectLocalMode(enum.Enum):
     INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
 
-class LogFormat(enum.Enum):
+class LogFormat(enum.StrEnum):
     """The format of log lines."""
 
     TEXT = "text"
@@ -65,6 +64,9 @@ class FeatureGates(msgspec.Struct, frozen=True):
     """All given feature gates, sorted by name."""
 
     gates: tuple[tuple[str, bool], ...]
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={str(on).lower()}" for name, on in self.gates)
 
     @property
     def allow_service_external_ips(self) -> bool:

@@ -45,10 +45,8 @@ def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
 
 def split_address(text: str) -> tuple[str, int | None]:
     """Return IP and port of "IP", "IPv4:port" or "[IPv6]:port"; the port is None if missing. Raise ValueError."""
-    bracketed = re.fullmatch(r"\[([^\]]*)\]:([0-9]{1,5})", text) or re.fullmatch(
-        r"([^:\[\]]*):([0-9]{1,5})", text
-    )
-    host, port = (bracketed[1], int(bracketed[2])) if bracketed else (text, None)
+    match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:\[\]]*)):([0-9]{1,5})", text)
+    host, port = (match[1] or match[2] or "", int(match[3])) if match else (text, None)
     if port is not None and not 1 <= port <= 65535:
         raise ValueError("must have a port from 1 to 65535")
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING or not yaml.__with_libyaml__:
 else:
     from yaml import CSafeLoader as _Base  # ten times as fast
 
-__all__ = ["Document", "MarkedYAMLError", "YAMLError", "documents", "dump", "duplicate_keys", "resolve"]
+__all__ = ["Document", "MarkedYAMLError", "YAMLError", "documents", "dump", "resolve"]
 
 # Deeper than any object or configuration; libyaml overruns its stack at some ten thousand.
 _MAX_DEPTH = 200
@@ -45,10 +45,11 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 
 
 class Document(NamedTuple):
-    """A document as dicts, lists and scalars, and the number of its first line."""
+    """A document: the number of its first line, its dicts, lists and scalars, and the path of each duplicate key."""
 
     line: int
     content: object
+    duplicates: tuple[tuple[str, ...], ...] = ()
 
 
 def documents(text: str | bytes) -> Iterator[Document]:
@@ -60,19 +61,8 @@ def documents(text: str | bytes) -> Iterator[Document]:
     loader = _Loader(text)
     try:
         while loader.check_node() and (node := loader.get_node()):
-            yield Document(node.start_mark.line + 1, _construct(loader, node))
-    finally:
-        loader.dispose()
-
-
-def duplicate_keys(text: str | bytes) -> list[tuple[str, ...]]:
-    """Return the path of each key that a mapping in the first document has more than once.
-
-    Call `documents` first: it checks the depth of the text.
-    """
-    loader = _Loader(text)
-    try:
-        return list(_duplicates(loader.get_node(), (), set())) if loader.check_node() else []
+            duplicates = tuple(_duplicates(node, (), set()))
+            yield Document(node.start_mark.line + 1, _construct(loader, node), duplicates)
     finally:
         loader.dispose()
 
@@ -118,6 +108,17 @@ class _Dumper(yaml.SafeDumper):
 
     resolve = _tag
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Represent half a surrogate pair, as of a path that is not UTF-8, in binary: libyaml rejects its escape."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return self.represent_binary(text.encode("utf-8", "surrogatepass"))
+        return self.represent_str(text)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
 
 class _Loader(_Base):
     """Resolve scalars as go-yaml does, and make each key text."""
@@ -146,10 +147,14 @@ class _Loader(_Base):
             return float(value)
         raise MarkedYAMLError(problem=f"a value is not of type {node.tag}", problem_mark=node.start_mark)
 
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        return self.construct_yaml_binary(node).decode("utf-8", "surrogatepass")
+
 
 for _type in (type(None), bool, int, float):
     _Loader.add_constructor(_TAGS[_type], _Loader.construct_resolved)
 _Loader.add_constructor(_MERGE, lambda *_: "<<")
+_Loader.add_constructor(f"{_TAG}binary", _Loader.construct_text)
 
 
 def _construct(loader: _Loader, node: yaml.Node) -> object:
@@ -164,9 +169,7 @@ def _construct(loader: _Loader, node: yaml.Node) -> object:
         ) from None
 
 
-def _duplicates(
-    node: yaml.Node | None, path: tuple[str, ...], visited: set[int]
-) -> Iterator[tuple[str, ...]]:
+def _duplicates(node: yaml.Node, path: tuple[str, ...], visited: set[int]) -> Iterator[tuple[str, ...]]:
     if not isinstance(node, yaml.MappingNode) or id(node) in visited:
         return
     visited.add(id(node))

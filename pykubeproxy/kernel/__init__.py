@@ -3,18 +3,14 @@
 A thin interface to command-line tools and netlink; it makes no decision about rules.
 """
 
-from pykubeproxy.kernel.addresses import LocalAddress, local_addresses, watch_addresses
+from pykubeproxy.kernel.addresses import local_addresses, watch_addresses
 from pykubeproxy.kernel.backend import choose_backend, other_backend_with_chain
 from pykubeproxy.kernel.errors import (
     Failed,
     KernelError,
-    Lacking,
-    LockHeld,
     Missing,
     NotPermitted,
-    NotStarted,
     Rejected,
-    TimedOut,
     Unreadable,
 )
 from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
@@ -22,8 +18,7 @@ from pykubeproxy.kernel.features import Features, load_modules, probe_features, 
 from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
-from pykubeproxy.kernel.restore import RestoreSession
-from pykubeproxy.kernel.runner import Outcome, Runner
+from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
 
@@ -37,20 +32,13 @@ __all__ = [
     "InstanceLock",
     "Iptables",
     "KernelError",
-    "Lacking",
-    "LocalAddress",
-    "LockHeld",
     "Missing",
     "NotPermitted",
-    "NotStarted",
-    "Outcome",
     "Rejected",
-    "RestoreSession",
     "Runner",
     "TableCounts",
     "TableWatch",
     "Tables",
-    "TimedOut",
     "Unreadable",
     "WatchedTables",
     "choose_backend",

@@ -16,7 +16,6 @@ class Missing(KernelError):
 
     def __init__(self, command: str, package: str) -> None:
         super().__init__(f"{command} not found on PATH; install the package {package}")
-        self.command = command
 
 
 class NotStarted(KernelError):
@@ -24,7 +23,6 @@ class NotStarted(KernelError):
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"cannot start {command}: {reason}")
-        self.command = command
 
 
 class TimedOut(KernelError):
@@ -32,8 +30,6 @@ class TimedOut(KernelError):
 
     def __init__(self, command: str, seconds: float) -> None:
         super().__init__(f"{command} did not end within {seconds:g} s and was killed")
-        self.command = command
-        self.seconds = seconds
 
 
 class Failed(KernelError):
@@ -44,9 +40,6 @@ class Failed(KernelError):
             f"failed with exit code {exit_code}" if exit_code >= 0 else f"was killed by signal {-exit_code}"
         )
         super().__init__(f"{command} {ending}: {message or 'it gave no reason'}")
-        self.command = command
-        self.exit_code = exit_code
-        self.message = message
 
 
 class Unreadable(Failed):
@@ -77,14 +70,13 @@ class Rejected(KernelError):
 
     @property
     def whole_block(self) -> bool:
-        """Tell whether the line is only the end of the block, so that any rule in it may be the reason."""
+        """Whether the line is only the end of the block, so that any rule in it may be the reason."""
         return self.line == "COMMIT"
 
     @property
     def is_shortage(self) -> bool:
-        """Tell whether the kernel ran out of something, such as memory; then no line is to blame."""
-        message = self.message.lower()
-        return any(words in message for words in _SHORTAGES)
+        """Whether the kernel ran out of something, such as memory; then no line is to blame."""
+        return any(words in self.message.lower() for words in _SHORTAGES)
 
 
 class LockHeld(KernelError):
@@ -94,13 +86,3 @@ class LockHeld(KernelError):
         who = f"by process {holder}" if holder else "by a process that is not visible from here"
         who += f" ({command})" if command else ""
         super().__init__(f"the lock {lock_file} is held {who}; end it or let it finish")
-        self.lock_file = lock_file
-        self.holder = holder
-
-
-class Lacking(KernelError):
-    """Something that the rules need is missing: kernel modules, or parts of iptables."""
-
-    def __init__(self, what: tuple[str, ...], advice: str) -> None:
-        super().__init__(f"missing: {', '.join(what)}; {advice}")
-        self.what = what

@@ -1,13 +1,22 @@
-"""Find out which features this kernel and this iptables have, and load the kernel modules that rules need."""
+"""Find out which features this kernel and this iptables have, and load the kernel modules that rules need.
 
+The kernel answers whether it has a match or a target without touching any table: iptables makes the same requests when it
+loads an extension. They need CAP_NET_ADMIN only, let the kernel load a missing module, and work on the network namespace
+of the calling thread.
+"""
+
+import errno
 import platform
+import struct
 from pathlib import Path
 
 import msgspec
 
-from pykubeproxy.kernel.errors import Failed, KernelError, Lacking
-from pykubeproxy.kernel.extensions import kernel_has
+from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel.errors import Failed, KernelError, NotPermitted
 from pykubeproxy.kernel.iptables import Iptables
+from pykubeproxy.kernel.legacy import get_xtables_option
+from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.objects import Family
@@ -27,6 +36,22 @@ _TARGETS = {"DNAT": "xt_nat", "MASQUERADE": "xt_MASQUERADE", "MARK": "xt_mark", 
 _TABLES = ("filter", "nat", "mangle")
 _MODPROBE_SECONDS = 30
 
+# The revisions of matches and targets so far; any of them will do.
+_REVISIONS = range(5)
+
+# nft_compat: linux/netfilter/nf_tables_compat.h
+_COMPAT_GET = 11 << 8
+_NAME, _REVISION, _TYPE = 1, 2, 3
+
+# xtables: struct xt_get_revision is the name in 29 bytes and the revision; options as in ip_tables.h
+_XT_REVISION = struct.Struct("29sB")
+_XT_MATCH = {Family.IPV4: 66, Family.IPV6: 68}
+_XT_TARGET = {Family.IPV4: 67, Family.IPV6: 69}
+
+# What the kernel answers for an unknown revision, extension or family.
+_UNSUPPORTED = {errno.EPROTONOSUPPORT, errno.ENOENT, errno.ENOPROTOOPT, errno.EINVAL}
+_UNSUPPORTED |= {errno.EOPNOTSUPP, errno.EAFNOSUPPORT}
+
 
 class Features(msgspec.Struct, frozen=True):
     """The optional features that are available, and the required ones that are not."""
@@ -41,19 +66,15 @@ class Features(msgspec.Struct, frozen=True):
     """Missing requirements: "kernel module xt_statistic", "iptables extension recent"."""
 
     def require(self) -> "Features":
-        """Return these features. Raise Lacking if a required one is missing."""
+        """Return these features. Raise KernelError if a required one is missing."""
         if self.absent:
-            raise Lacking(
-                self.absent, "load them with modprobe, or use a kernel and an iptables that have them"
-            )
+            advice = "load them with modprobe, or use a kernel and an iptables that have them"
+            raise KernelError(f"missing: {', '.join(self.absent)}; {advice}")
         return self
 
 
 def probe_features(iptables: Iptables) -> Features:
-    """Return what the kernel has and iptables' help text lists. Changes no table. Raise NotPermitted, KernelError.
-
-    Works on the network namespace of the calling thread.
-    """
+    """Return what the kernel has and iptables' help text lists. Changes no table. Raise NotPermitted, KernelError."""
     backend, family = iptables.backend, iptables.family
     missing = [f"kernel module {module}" for module in _missing_modules(backend, family)]
     nfacct, sctp = (kernel_has(backend, family, name) for name in ("nfacct", "sctp"))
@@ -135,3 +156,32 @@ def _help(iptables: Iptables, *extensions: str) -> str | None:
 
 def _prefix(family: Family) -> str:
     return "ip" if family is Family.IPV4 else "ip6"
+
+
+def kernel_has(backend: Backend, family: Family, name: str, *, target: bool = False) -> bool:
+    """Return whether the kernel has a match (or target) in any revision. Raise NotPermitted."""
+    request = _request_nft if backend is Backend.NFT else _request_legacy
+    for revision in _REVISIONS:
+        try:
+            request(family, name, revision, target)
+        except PermissionError as error:
+            reason = error.strerror or str(error)
+            raise NotPermitted(f"cannot ask the kernel whether it has {name}", reason) from error
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return True
+    return False
+
+
+def _request_nft(family: Family, name: str, revision: int, target: bool) -> None:
+    body = netfilter.string_attribute(_NAME, name)
+    body += netfilter.attribute(_REVISION, struct.pack(">I", revision))
+    body += netfilter.attribute(_TYPE, struct.pack(">I", target))
+    netfilter.request(_COMPAT_GET, 0, ADDRESS_FAMILY[family], body)
+
+
+def _request_legacy(family: Family, name: str, revision: int, target: bool) -> None:
+    option = (_XT_TARGET if target else _XT_MATCH)[family]
+    get_xtables_option(family, option, _XT_REVISION.pack(name.encode(), revision))

@@ -31,7 +31,6 @@ class AlreadyRunning(KernelError):
         super().__init__(
             f"another pykubeproxy, {where}, manages the rules of this network namespace; stop it first"
         )
-        self.holder = holder
 
 
 class InstanceLock:

@@ -5,6 +5,7 @@ calling thread.
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
@@ -13,7 +14,6 @@ from pykubeproxy.kernel import nftables
 from pykubeproxy.kernel.errors import KernelError, NotPermitted
 from pykubeproxy.kernel.iptables import Iptables
 from pykubeproxy.kernel.tools import Backend
-from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 
 # Above this many single chains, reading everything is faster.
@@ -82,11 +82,6 @@ def _target(rule: str) -> str:
     return match[1] if match else ""
 
 
-def _exists(family: Family, key: ChainKey) -> bool:
-    with _kernel_errors():
-        return nftables.has_chain(family, *key)
-
-
 @contextlib.contextmanager
 def _kernel_errors() -> Iterator[None]:
     """Raise KernelError for an OSError of netlink."""
@@ -110,15 +105,9 @@ class _Chains:
 
     def __init__(self, iptables: Iptables) -> None:
         self._iptables = iptables
-        self._cache: dict[ChainKey, _Chain | None] = {}
         self._read = 0
         self._whole: tuple[Ruleset, Counters] | None = None
-
-    def get(self, key: ChainKey) -> _Chain | None:
-        """Return a chain, None if there is none."""
-        if key not in self._cache:
-            self._cache[key] = self._fetch(key)
-        return self._cache[key]
+        self.get = functools.cache(self._get)
 
     def whole(self) -> tuple[Ruleset, Counters]:
         """Return all chains, read once."""
@@ -126,9 +115,11 @@ class _Chains:
             self._whole = self._iptables.save_counted()
         return self._whole
 
-    def _fetch(self, key: ChainKey) -> _Chain | None:
+    def _get(self, key: ChainKey) -> _Chain | None:
         if self._whole is None:
-            if not _exists(self._iptables.family, key):
+            with _kernel_errors():
+                exists = nftables.has_chain(self._iptables.family, *key)
+            if not exists:
                 return None
             self._read += 1
             if self._read <= _MOST_CHAINS:
@@ -136,8 +127,7 @@ class _Chains:
         ruleset, counters = self.whole()
         if key not in ruleset.chains:
             return None
-        policy = ruleset.policies.get(key, "ACCEPT")
-        return _Chain(ruleset.chains[key], counters.get(key, ()), policy)
+        return _Chain(ruleset.chains[key], counters.get(key, ()), ruleset.policies.get(key, "ACCEPT"))
 
 
 class _View(Mapping[ChainKey, _T]):

@@ -121,7 +121,8 @@ def _length_and_type(answer: bytes, start: int = 0) -> tuple[int, int]:
 def _raise_if_error(answer: bytes) -> None:
     _length_and_type(answer)
     raw = answer[_HEADER.size : _HEADER.size + 4]
-    number = int.from_bytes(raw, sys.byteorder, signed=True)
-    if number or len(raw) < 4:
-        code = -number if -4096 < number < 0 and len(raw) == 4 else errno.EBADMSG
+    code = -int.from_bytes(raw, sys.byteorder, signed=True)
+    if len(raw) < 4 or not 0 <= code < 4096:
+        code = errno.EBADMSG
+    if code:
         raise OSError(code, os.strerror(code))

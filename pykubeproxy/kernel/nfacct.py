@@ -20,25 +20,21 @@ class Counter(NamedTuple):
     bytes: int
 
 
-class Ensured(NamedTuple):
-    """Whether the counter exists, and if not, why."""
+def ensure(name: str) -> str:
+    """Create a counter unless it exists, which keeps its count. Return why that fails, "" if it does not.
 
-    ok: bool
-    reason: str = ""
-
-
-def ensure(name: str) -> Ensured:
-    """Create a counter unless it exists; an existing one keeps its count. Names have up to 31 bytes."""
+    Names have up to 31 bytes.
+    """
     flags = netfilter.ACK | netfilter.CREATE | netfilter.EXCLUSIVE
     try:
         netfilter.request(_NEW, flags, 0, netfilter.string_attribute(_NAME, name))
     except FileExistsError:
-        return Ensured(True)
+        pass
     except OSError as error:
         permitted = error.errno != errno.EPERM
         advice = "load the kernel module nfnetlink_acct" if permitted else "run as root or with CAP_NET_ADMIN"
-        return Ensured(False, f"cannot create the nfacct counter {name}: {error.strerror}; {advice}")
-    return Ensured(True)
+        return f"cannot create the nfacct counter {name}: {error.strerror}; {advice}"
+    return ""
 
 
 def read(name: str) -> Counter | None:

@@ -82,7 +82,7 @@ def try_features(iptables: Iptables) -> Trial:
 
 
 def _test(iptables: Iptables) -> Iterator[MissingFeature]:
-    counter = nfacct.ensure(_COUNTER)
+    no_counter = nfacct.ensure(_COUNTER)
     try:
         iptables.restore("".join(_restore_input(feature, iptables.family) for feature in FEATURES))
     except NotPermitted:
@@ -91,7 +91,7 @@ def _test(iptables: Iptables) -> Iterator[MissingFeature]:
         # One restore usually suffices; if it fails, find out which features are missing.
         for feature in FEATURES:
             if failure := _failure(iptables, feature):
-                reason = counter.reason or failure if _COUNTER in feature.rule else failure
+                reason = no_counter or failure if _COUNTER in feature.rule else failure
                 yield MissingFeature(feature.name, feature.modules, reason, feature.required)
 
 
@@ -119,8 +119,8 @@ def _probe(iptables: Iptables, untested: str) -> Trial:
         "match sctp": features.sctp,
         "match nfacct": features.nfacct,
     }
-    missing = [(name, True) for name in features.absent]
-    missing += [(name, False) for name, available in optional.items() if not available]
+    required = dict.fromkeys(features.absent, True)
+    missing = required | {name: False for name, available in optional.items() if not available}
     return Trial(
-        tuple(MissingFeature(name, "", "not available", required) for name, required in missing), untested
+        tuple(MissingFeature(name, "", "not available", *it) for name, *it in missing.items()), untested
     )

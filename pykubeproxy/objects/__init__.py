@@ -4,20 +4,22 @@ Pure: JSON comes in, frozen values go out. Every name, address and port in these
 """
 
 from pykubeproxy.objects.decode import Undecodable, decode
-from pykubeproxy.objects.events import Deleted, Event, Listed, Updated
 from pykubeproxy.objects.values import (
+    Deleted,
     Endpoint,
     EndpointPort,
     EndpointSlice,
+    Event,
     Family,
     Key,
     Kind,
+    Listed,
     Node,
     Object,
     Port,
     Protocol,
-    RejectedAddress,
     Service,
+    Updated,
     address_and_port,
     address_warning,
     family_of,
@@ -37,7 +39,6 @@ __all__ = [
     "Object",
     "Port",
     "Protocol",
-    "RejectedAddress",
     "Service",
     "Undecodable",
     "Updated",

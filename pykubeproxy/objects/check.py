@@ -17,10 +17,17 @@ _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 _SPECIAL = re.compile(
     r"(?P<unspecified>0\.0\.0\.0$|::$)"
     r"|(?P<loopback>127\.|::1$)"
-    r"|(?P<linklocal>169\.254\.|fe[89ab][0-9a-f]:)"
+    r"|(?P<local>169\.254\.|fe[89ab][0-9a-f]:)"
     r"|(?P<multicast>2(?:2[4-9]|3[0-9])\.|ff[0-9a-f]{2}:)"
     r"|(?P<broadcast>255\.255\.255\.255$)"
 )
+_SPECIAL_TYPES = {
+    "unspecified": "the unspecified address",
+    "loopback": "a loopback address",
+    "local": "a link-local address",
+    "multicast": "a multicast address",
+    "broadcast": "the broadcast address",
+}
 
 
 def label(text: str, field: str) -> str:
@@ -79,17 +86,9 @@ def special(canonical: str, reject_link_local: bool) -> str:
     addresses are always rejected.
     """
     match = _SPECIAL.match(canonical)
-    match match.lastgroup if match else None:
-        case None:
-            return ""
-        case "linklocal":
-            return "a link-local address" if reject_link_local else ""
-        case "unspecified":
-            return "the unspecified address"
-        case "broadcast":
-            return "the broadcast address"
-        case kind:
-            return f"a {kind} address"
+    if not match or (match["local"] and not reject_link_local):
+        return ""
+    return _SPECIAL_TYPES[match.lastgroup or ""]
 
 
 def address_of(family: Family, text: str, field: str) -> str:

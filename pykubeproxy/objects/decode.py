@@ -12,6 +12,7 @@ from pykubeproxy.objects.values import (
     EndpointPort,
     EndpointSlice,
     Family,
+    Key,
     Kind,
     Node,
     Object,
@@ -35,11 +36,9 @@ _MAX_RULES = 100_000
 
 
 class Undecodable(ValueError):
-    """An object cannot be decoded. `namespace` and `name` are as far as readable; str() is one line."""
+    """An object cannot be decoded; str() is one line. `title` is its namespace and name as far as readable."""
 
-    def __init__(self, kind: Kind, namespace: str, name: str, reason: str) -> None:
-        self.kind, self.namespace, self.name, self.reason = kind, namespace, name, reason
-        title = f"{namespace}/{name}" if namespace else name
+    def __init__(self, kind: Kind, title: str, reason: str) -> None:
         shown = title if title.isascii() and title.isprintable() and title else repr(title)
         line = f"{_shortened(shown, 320)} is skipped: {_shortened(' '.join(reason.split()), 300)}"
         super().__init__(f"{kind.value} {line}")
@@ -69,8 +68,7 @@ def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
             case Kind.NODE:
                 return _node(_nodes.decode(raw))
     except (ValueError, RecursionError) as error:
-        namespace, name = _key(raw)
-        raise Undecodable(kind, namespace, name, _reason(error)) from None
+        raise Undecodable(kind, str(_key(raw)), _reason(error)) from None
 
 
 def _reason(error: Exception) -> str:
@@ -85,8 +83,8 @@ class _Head(msgspec.Struct):
     metadata: dict[str, msgspec.Raw]
 
 
-def _key(raw: bytes | msgspec.Raw) -> tuple[str, str]:
-    """Return namespace and name of an undecodable object, "?" for a missing name."""
+def _key(raw: bytes | msgspec.Raw) -> Key:
+    """Return the key of an undecodable object as far as readable, "?" for a missing name."""
 
     def text(field: str, missing: str) -> str:
         try:
@@ -97,18 +95,17 @@ def _key(raw: bytes | msgspec.Raw) -> tuple[str, str]:
     try:
         metadata = msgspec.json.decode(raw, type=_Head).metadata
     except (ValueError, RecursionError):
-        return "", "?"
-    return text("namespace", ""), text("name", "?")
+        return Key("", "?")
+    return Key(text("namespace", ""), text("name", "?"))
 
 
 def _service(service: wire.Service) -> Service:
     meta, spec = service.metadata, service.spec
     labels = meta.labels or {}
     headless = spec.clusterIP == "None"
-    affinity = None
-    if spec.sessionAffinity == "ClientIP":
-        affinity = _affinity_seconds(spec.sessionAffinityConfig)
-    _check_size(service)
+    balancer = service.status.loadBalancer if service.status else None
+    ingress = (balancer.ingress if balancer else None) or []
+    _check_size(spec, ingress)
     rejected: list[RejectedAddress] = []
     return Service(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
@@ -121,14 +118,14 @@ def _service(service: wire.Service) -> Service:
             rejected,
             reject_link_local=True,
         ),
-        load_balancer_ips=_load_balancer_ips(service.status, rejected),
+        load_balancer_ips=_load_balancer_ips(ingress, rejected),
         source_ranges=tuple(
             check.cidr(text, f"spec.loadBalancerSourceRanges[{i}]")
             for i, text in enumerate(spec.loadBalancerSourceRanges or ())
         ),
         internal_local=spec.internalTrafficPolicy == "Local",
         external_local=spec.externalTrafficPolicy == "Local",
-        affinity_seconds=affinity,
+        affinity_seconds=_affinity_seconds(spec),
         health_check_node_port=check.port(spec.healthCheckNodePort, "spec.healthCheckNodePort"),
         proxy_name=labels.get(PROXY_NAME_LABEL),
         headless=headless,
@@ -136,10 +133,9 @@ def _service(service: wire.Service) -> Service:
     )
 
 
-def _check_size(service: wire.Service) -> None:
-    spec, balancer = service.spec, service.status.loadBalancer if service.status else None
+def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
     ports, ranges = len(spec.ports or ()), len(spec.loadBalancerSourceRanges or ())
-    addresses = len(spec.externalIPs or ()) + len(balancer.ingress or () if balancer else ())
+    addresses = len(spec.externalIPs or ()) + len(ingress)
     if ports * (1 + addresses + ranges) > _MAX_RULES:
         raise ValueError(
             f"{ports} ports for {addresses} addresses and {ranges} source ranges are more than {_MAX_RULES} rules"
@@ -170,7 +166,10 @@ def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedAddress]) -> tup
     return _servable(((f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(addresses)), rejected)
 
 
-def _affinity_seconds(config: wire.SessionAffinityConfig | None) -> int:
+def _affinity_seconds(spec: wire.ServiceSpec) -> int | None:
+    if spec.sessionAffinity != "ClientIP":
+        return None
+    config = spec.sessionAffinityConfig
     seconds = config.clientIP.timeoutSeconds if config and config.clientIP else None
     if seconds is None:
         return _DEFAULT_AFFINITY
@@ -194,13 +193,12 @@ def _service_port(port: wire.Port, index: int) -> Port:
     )
 
 
-def _load_balancer_ips(status: wire.ServiceStatus | None, rejected: list[RejectedAddress]) -> tuple[str, ...]:
+def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedAddress]) -> tuple[str, ...]:
     """Return the ingress addresses that need rules: not those of ipMode Proxy (KEP-1860)."""
-    balancer = status.loadBalancer if status else None
     addresses = (
-        (f"status.loadBalancer.ingress[{i}].ip", ingress.ip)
-        for i, ingress in enumerate(balancer.ingress or () if balancer else ())
-        if ingress.ip and ingress.ipMode in (None, "VIP")
+        (f"status.loadBalancer.ingress[{i}].ip", it.ip)
+        for i, it in enumerate(ingress)
+        if it.ip and it.ipMode in (None, "VIP")
     )
     return _servable(addresses, rejected)
 

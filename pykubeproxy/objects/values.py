@@ -1,4 +1,4 @@
-"""Validated, frozen values of the Kubernetes objects this program reads."""
+"""Validated, frozen values of the Kubernetes objects this program reads, and events about them."""
 
 import enum
 from typing import NamedTuple
@@ -170,6 +170,29 @@ class Node(msgspec.Struct, frozen=True):
 
 
 Object = Service | EndpointSlice | Node
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """All objects of a kind: any other object of the kind has been deleted."""
+
+    kind: Kind
+    objects: tuple[Object, ...]
+
+
+class Updated(msgspec.Struct, frozen=True):
+    """One object, added or updated."""
+
+    object: Object
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """One object that was deleted or can no longer be decoded."""
+
+    kind: Kind
+    key: Key
+
+
+Event = Listed | Updated | Deleted
 
 
 def address_warning(object_: Object) -> str:

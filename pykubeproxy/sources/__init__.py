@@ -9,14 +9,12 @@ Faults of a server are logged and waited out; SourceError is for faults that a r
 
 from pykubeproxy.sources.api import Timing, api_watches, service_objects
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.manifests import Manifests, ManifestWatch, load_manifests
-from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
+from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
+from pykubeproxy.sources.watch import Outage, SourceError, Watch
 
 __all__ = [
     "Client",
-    "Emit",
     "ManifestWatch",
-    "Manifests",
     "Outage",
     "SourceError",
     "Timing",

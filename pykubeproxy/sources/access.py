@@ -52,8 +52,8 @@ def access(client: Client, node_name: str) -> Access:
     node_error, node = "", None
     try:
         *_, nodes = api_watches(client, node_name, Timing(answer=_TIMEOUT))
-        objects = (it for listed in nodes.once() for it in listed.objects)
-        node = next((it for it in objects if isinstance(it, Node)), None)
+        (listed,) = nodes.once()
+        node = next((it for it in listed.objects if isinstance(it, Node)), None)
     except SourceError as error:
         node_error = str(error)
     try:
@@ -73,11 +73,10 @@ class _Review(msgspec.Struct):
 
 def _is_granted(client: Client, permission: Permission) -> bool:
     """Return whether the server grants the permission. Raise Failure."""
-    attributes = msgspec.structs.asdict(permission)
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
+        "spec": {"resourceAttributes": msgspec.structs.asdict(permission)},
     }
     review = client.post(_REVIEWS, body, resource="access reviews", idle=_TIMEOUT)
     try:

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
 import msgspec
@@ -40,27 +40,27 @@ class Timing(msgspec.Struct, frozen=True):
     longest_pause: float = 30.0
 
 
-class ResourceSelector(msgspec.Struct, frozen=True):
-    """Objects of one kind on the API server, narrowed by selectors."""
+# The path prefix and the plural of each kind.
+_API = {
+    Kind.SERVICE: ("/api/v1", "services"),
+    Kind.ENDPOINT_SLICE: ("/apis/discovery.k8s.io/v1", "endpointslices"),
+    Kind.NODE: ("/api/v1", "nodes"),
+}
+
+
+class ResourceSelector(NamedTuple):
+    """Objects of one kind on the API server, in the API such as endpointslices, narrowed by selectors."""
 
     kind: Kind
+    plural: str
     path: str
     selectors: dict[str, str]
 
-    @property
-    def plural(self) -> str:
-        """The name of the resource in the API, such as endpointslices."""
-        return self.path.rpartition("/")[2]
-
 
 def _resource(kind: Kind, namespace: str = "", **selectors: str) -> ResourceSelector:
-    prefix, plural = {
-        Kind.SERVICE: ("/api/v1", "services"),
-        Kind.ENDPOINT_SLICE: ("/apis/discovery.k8s.io/v1", "endpointslices"),
-        Kind.NODE: ("/api/v1", "nodes"),
-    }[kind]
+    prefix, plural = _API[kind]
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return ResourceSelector(kind, f"{prefix}{inside}/{plural}", selectors)
+    return ResourceSelector(kind, plural, f"{prefix}{inside}/{plural}", selectors)
 
 
 def _node(name: str) -> ResourceSelector:
@@ -82,24 +82,21 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
 
 
 def service_objects(
-    client: Client, name: str, namespace: str, node_names: Iterable[str], timing: Timing | None = None
+    client: Client, name: str, namespace: str, node_names: Iterable[str]
 ) -> tuple[Listed, ...]:
     """Return the Services of a name, in all namespaces if `namespace` is empty, their EndpointSlices, and these Nodes.
 
     Headless Services and those of other proxies are included; a missing Node is left out. Raise SourceError.
     """
-
-    def objects(*resources: ResourceSelector) -> tuple[Object, ...]:
-        watches = [ApiWatch(client, resource, timing or Timing()) for resource in resources]
-        return tuple(it for watch in watches for listed in watch.once() for it in listed.objects)
-
-    services = _resource(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}")
-    slices = _resource(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}")
-    nodes = [_node(node) for node in dict.fromkeys(node_names)]
-    return (
-        Listed(Kind.SERVICE, objects(services)),
-        Listed(Kind.ENDPOINT_SLICE, objects(slices)),
-        Listed(Kind.NODE, objects(*nodes)),
+    resources = (
+        _resource(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
+        _resource(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}"),
+        *map(_node, dict.fromkeys(node_names)),
+    )
+    lists = [listed for resource in resources for listed in ApiWatch(client, resource, Timing()).once()]
+    return tuple(
+        Listed(kind, tuple(it for listed in lists if listed.kind is kind for it in listed.objects))
+        for kind in Kind
     )
 
 
@@ -132,19 +129,15 @@ class ApiWatch:
         while True:
             self._connection.connecting()
             try:
-                self._list_then_watch(emit)
+                if self._connection.must_list:
+                    emit(self._list())
+                    self._connection.must_list = False
+                for event in self._watch():
+                    emit(event)
                 pause = self._connection.ended()
             except Failure as failure:
                 pause = self._connection.failed(failure)
             time.sleep(pause)
-
-    def _list_then_watch(self, emit: Emit) -> None:
-        """Emit a list if there is no version to continue from, then the events of one watch."""
-        if self._connection.must_list:
-            emit(self._list())
-            self._connection.must_list = False
-        for event in self._watch():
-            emit(event)
 
     def _watch(self) -> Iterator[Event]:
         """Yield the events of one watch request, until the server ends it or should have."""
@@ -172,14 +165,13 @@ class ApiWatch:
         if self._tracker.is_stale(key, version):
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)
             return None
-        change: Event | None = None
         match event.type:
             case "ADDED" | "MODIFIED":
                 change = self._tracker.updated(event.object, key)
             case "DELETED":
                 change = self._tracker.deleted(key)
             case "BOOKMARK":
-                pass
+                change = None
             case _:
                 log.debug("unknown event type", resource=self._resource.plural, type=event.type)
                 return None

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlencode
 
@@ -134,25 +134,18 @@ def _pieces(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 class TokenBucket:
     """Limit requests: `burst` at once, then `qps` per second; no limit if `qps` is 0 or less."""
 
-    def __init__(
-        self,
-        qps: float,
-        burst: int,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, qps: float, burst: int) -> None:
         self._interval = 1 / qps if qps > 0 else 0.0
         self._slack = self._interval * max(burst - 1, 0)
-        self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
-        self._next = clock() - self._slack
+        self._next = time.monotonic() - self._slack
 
     def wait(self) -> None:
         """Block until the next request is allowed."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             self._next = max(self._next, now - self._slack)
             pause = self._next - now
             self._next += self._interval
         if pause > 0:
-            self._sleep(pause)
+            time.sleep(pause)

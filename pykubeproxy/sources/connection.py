@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 
 import structlog
 
@@ -23,20 +22,15 @@ class Backoff:
     The jitter keeps the agents of a cluster from returning to a server at once.
     """
 
-    def __init__(
-        self,
-        first: float = 0.2,
-        longest: float = 30.0,
-        draw: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self._first, self._longest, self._draw = first, longest, draw
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
         self.failures = 0
 
     def next(self) -> float:
         """Return the seconds to wait after one more failure."""
         ceiling = min(self._first * 2.0 ** min(self.failures, 32), self._longest)
         self.failures += 1
-        return self._draw(0.0, ceiling)
+        return random.uniform(0.0, ceiling)  # noqa: S311
 
     def reset(self) -> None:
         """Start over after a success."""
@@ -46,15 +40,14 @@ class Backoff:
 class OutageLog:
     """Log the failures of one watch, each reason once a minute, and the recovery."""
 
-    def __init__(self, resource: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, resource: str) -> None:
         self._resource = resource
-        self._clock = clock
         self._logged: dict[str, float] = {}
         self._present: tuple[float, str] | None = None  # start and last reason
 
     def failed(self, reason: str, retry_in: float) -> None:
         """Note a failed try; the next one follows in `retry_in` seconds."""
-        now = self._clock()
+        now = time.monotonic()
         self._present = (self._present[0] if self._present else now, reason)
         self._logged = {r: at for r, at in self._logged.items() if now - at < _LOG_INTERVAL}
         if reason not in self._logged:
@@ -70,7 +63,7 @@ class OutageLog:
     def outage(self) -> Outage | None:
         """Return the present outage; any thread may call it."""
         present = self._present
-        return Outage(self._resource, self._clock() - present[0], present[1]) if present else None
+        return Outage(self._resource, time.monotonic() - present[0], present[1]) if present else None
 
 
 class ConnectionState:

@@ -14,28 +14,17 @@ from pykubeproxy.sources.failures import one_line
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
 _NOT_BLANK = re.compile(r"\S")
-_JSON_TYPES = {"[": "a list", '"': "a string", "t": "a boolean", "f": "a boolean"}
+_JSON_TYPES = {b"[": "a list", b'"': "a string", b"t": "a boolean", b"f": "a boolean"}
 
 
 class InvalidManifest(ValueError):
     """Text that is neither YAML nor JSON; str() is one line with file, line and reason."""
 
 
-class Location(NamedTuple):
-    """The position of a document, for messages."""
-
-    file: str
-    line: int
-    item: int | None = None  # of a List
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + ("" if self.item is None else f" items[{self.item}]")
-
-
 class LocatedObject(NamedTuple):
-    """An object and its position."""
+    """An object and its position, such as "services.yaml:12" or "services.yaml:1 items[3]"."""
 
-    location: Location
+    location: str
     object: Object
 
 
@@ -61,12 +50,12 @@ def read(text: bytes, file: str) -> ManifestFile:
     return ManifestFile(tuple(reader.objects), tuple(reader.warnings), tuple(reader.other_kinds))
 
 
-def _documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
+def _documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
     """Yield each document as JSON."""
     if text.lstrip()[:1] in (b"{", b"["):
         try:
             msgspec.json.decode(text, type=msgspec.Raw)
-            yield Location(file, 1), text
+            yield f"{file}:1", text
             return
         except (ValueError, RecursionError):
             pass
@@ -79,7 +68,7 @@ def _documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
     yield from _yaml_documents(text, file)
 
 
-def _json_documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
+def _json_documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
     """Yield concatenated JSON documents, as two `kubectl get -o json` print them."""
     decoder = json.JSONDecoder()
     line, counted, end = 1, 0, 0
@@ -92,17 +81,17 @@ def _json_documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
             document = characters[begin:end].encode()
             # msgspec is stricter than json: no NaN, no half surrogate pairs.
             msgspec.json.decode(document, type=msgspec.Raw)
-            yield Location(file, line), document
+            yield f"{file}:{line}", document
     except json.JSONDecodeError as error:
         raise InvalidManifest(f"{file}:{error.lineno}: invalid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidManifest(f"{file}:{line}: invalid JSON: {one_line(str(error))}") from None
 
 
-def _yaml_documents(text: bytes, file: str) -> Iterator[tuple[Location, bytes]]:
+def _yaml_documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
     try:
-        for line, content in yaml.documents(text):
-            yield Location(file, line), _encode(content, file, line)
+        for line, content, _ in yaml.documents(text):
+            yield f"{file}:{line}", _encode(content, file, line)
     except InvalidManifest:
         raise
     except yaml.MarkedYAMLError as error:
@@ -129,7 +118,7 @@ class _Reader:
         self.warnings: list[str] = []
         self.other_kinds: list[str] = []
 
-    def document(self, location: Location, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
+    def document(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
         """Add the objects of one document, or of one item of a List, which need not repeat its kind."""
         head = self._head(location, raw)
         if head is None:
@@ -142,27 +131,25 @@ class _Reader:
         else:
             self._object(location, raw, kind, _string(head.apiVersion))
 
-    def _head(self, location: Location, raw: bytes | msgspec.Raw) -> _Head | None:
-        first = bytes(raw[:64]).lstrip()[:1].decode("ascii", "replace") if isinstance(raw, bytes) else ""
-        first = first or bytes(raw)[:1].decode("ascii", "replace")
-        if first == "n":
-            return None  # an empty document, such as one after the last "---"
-        if first != "{":
-            json_type = _JSON_TYPES.get(first, "a number")
+    def _head(self, location: str, raw: bytes | msgspec.Raw) -> _Head | None:
+        """Return the head of an object; None for an empty document, such as one after the last "---"."""
+        try:
+            return msgspec.json.decode(raw, type=_Head | None)
+        except msgspec.DecodeError:
+            json_type = _JSON_TYPES.get(bytes(raw).lstrip()[:1], "a number")
             self.warnings.append(f"{location}: skipped: {json_type}, not an object")
             return None
-        return msgspec.json.decode(raw, type=_Head)
 
-    def _items(self, location: Location, items: msgspec.Raw, kind: str) -> None:
+    def _items(self, location: str, items: msgspec.Raw, kind: str) -> None:
         try:
             raws = msgspec.json.decode(items, type=list[msgspec.Raw] | None)
         except ValueError:
             self.warnings.append(f"{location}: skipped: items is not a list")
             return
         for index, raw in enumerate(raws or ()):
-            self.document(location._replace(item=index), raw, kind)
+            self.document(f"{location} items[{index}]", raw, kind)
 
-    def _object(self, location: Location, raw: bytes | msgspec.Raw, name: str, api_version: str) -> None:
+    def _object(self, location: str, raw: bytes | msgspec.Raw, name: str, api_version: str) -> None:
         kind = _KINDS.get(name)
         if kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
             self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")

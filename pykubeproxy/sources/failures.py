@@ -79,9 +79,7 @@ def from_status(
     return Failure(f"the API server failed{detail}", retry_after=retry_after)
 
 
-def from_response(
-    response: urllib3.BaseHTTPResponse, resource: str, verbs: str = "list and watch of"
-) -> Failure:
+def from_response(response: urllib3.BaseHTTPResponse, resource: str, verbs: str) -> Failure:
     """Return the failure for an unsuccessful response; read a little of its body."""
     try:
         body = response.read(1 << 16, decode_content=False)

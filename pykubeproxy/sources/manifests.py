@@ -3,6 +3,8 @@
 import hashlib
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,12 +43,10 @@ def load_manifests(path: str) -> Manifests:
 
     Ignore subdirectories. Raise SourceError, in one line, for what cannot be read or parsed.
     """
-    if path == "-":
-        return _merge([_parse(sys.stdin.buffer.read(), "<stdin>")])
-    try:
-        return _merge([_parse(Path(name).read_bytes(), name) for name in _files(path)])
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    with _source_errors(path):
+        if path == "-":
+            return _merge([read(sys.stdin.buffer.read(), "<stdin>")])
+        return _merge([read(Path(name).read_bytes(), name) for name in _files(path)])
 
 
 class ManifestWatch:
@@ -74,10 +74,8 @@ class ManifestWatch:
 
     def run(self, emit: Emit) -> NoReturn:
         """Emit the whole state first and after each change. Raise SourceError if the first read fails."""
-        try:
+        with _source_errors(self._path):
             stamps = self._first()
-        except OSError as error:
-            raise _unreadable(self._path, error) from None
         while True:
             if self._changed:
                 self._emit(emit)
@@ -86,11 +84,14 @@ class ManifestWatch:
                 stamps = self._poll(stamps)
                 self._last_error = ""
             except OSError as error:
-                self._log_once(error)
+                reason = str(_unreadable(self._path, error))
+                if reason != self._last_error:
+                    self._last_error = reason
+                    log.warning("manifests unavailable, previous objects kept", reason=reason)
 
     def _first(self) -> _Stamps:
         if self._path == "-":
-            self._files["<stdin>"] = b"", _parse(sys.stdin.buffer.read(), "<stdin>")
+            self._files["<stdin>"] = b"", read(sys.stdin.buffer.read(), "<stdin>")
             return {}
         stamps = _settled(self._path, _stamps(self._path))
         self._read(stamps, first=True)
@@ -124,7 +125,7 @@ class ManifestWatch:
             file = read(text, name)
         except InvalidManifest as error:
             if first:
-                raise _unparsable(error) from None
+                raise
             log.warning("manifest rejected, previous objects kept", reason=str(error))
             self._files[name] = digest, old
             return
@@ -141,12 +142,6 @@ class ManifestWatch:
         self._warnings, self._changed = manifests.warnings, False
         for event in manifests.listed():
             emit(event)
-
-    def _log_once(self, error: OSError) -> None:
-        text = str(_unreadable(self._path, error))
-        if text != self._last_error:
-            self._last_error = text
-            log.warning("manifests unavailable, previous objects kept", reason=text)
 
 
 def _files(path: str) -> list[str]:
@@ -186,15 +181,15 @@ def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"cannot read manifests {error.filename or path}: {error.strerror or error}")
 
 
-def _unparsable(error: InvalidManifest) -> SourceError:
-    return SourceError(f"cannot parse manifests: {error}")
-
-
-def _parse(text: bytes, name: str) -> ManifestFile:
+@contextmanager
+def _source_errors(path: str) -> Iterator[None]:
+    """Raise SourceError for files that cannot be read or parsed."""
     try:
-        return read(text, name)
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from None
     except InvalidManifest as error:
-        raise _unparsable(error) from None
+        raise SourceError(f"cannot parse manifests: {error}") from None
 
 
 def _merge(files: list[ManifestFile]) -> Manifests:

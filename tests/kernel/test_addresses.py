@@ -6,7 +6,8 @@ import pyroute2
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pykubeproxy.kernel import KernelError, LocalAddress, Runner, local_addresses, watch_addresses
+from pykubeproxy.kernel import KernelError, Runner, local_addresses, watch_addresses
+from pykubeproxy.kernel.addresses import LocalAddress
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root

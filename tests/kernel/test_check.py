@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from pykubeproxy.cli import check as command
-from pykubeproxy.kernel import Backend, Iptables, Outcome, Runner, legacy, open_iptables, processes
+from pykubeproxy.kernel import Backend, Iptables, Runner, legacy, open_iptables, processes
+from pykubeproxy.kernel.runner import Outcome
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Family
 from tests.cases import expected, load_case

@@ -19,13 +19,13 @@ from pykubeproxy.kernel import (
     TABLES,
     Backend,
     ExternalWrite,
-    RestoreSession,
     Runner,
     WatchedTables,
     open_iptables,
     watch_tables,
 )
 from pykubeproxy.kernel.legacy import legacy_tables
+from pykubeproxy.kernel.restore import RestoreSession
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context

@@ -8,14 +8,14 @@ import pytest
 from pykubeproxy.kernel import (
     Backend,
     Iptables,
-    Lacking,
+    KernelError,
     NotPermitted,
     Runner,
     features,
     probe_features,
     unsupported_reason,
 )
-from pykubeproxy.kernel.extensions import kernel_has
+from pykubeproxy.kernel.features import kernel_has
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -51,7 +51,7 @@ def test_missing_required_match(iptables: Iptables, inside: str, monkeypatch: py
     monkeypatch.setattr(features, "_MATCHES", {**features._MATCHES, "nonsense": "xt_nonsense"})
     found = probe_features(iptables)
     assert found.absent == ("kernel module xt_nonsense", "iptables extension nonsense")
-    with pytest.raises(Lacking, match="xt_nonsense"):
+    with pytest.raises(KernelError, match="xt_nonsense"):
         found.require()
 
 

@@ -32,7 +32,7 @@ def shapes(family: Family, table: str) -> list[str]:
 def test_every_shape_reads_back(iptables: Iptables, inside: str, table: str) -> None:
     """Every shape of rule that we or others write on a node, on both backends and families."""
     for name in COUNTERS:
-        assert nfacct.ensure(name).ok
+        assert nfacct.ensure(name) == ""
     rules = shapes(iptables.family, table)
     assert len(rules) > 9
     written = {f"C{n}": (rule,) for n, rule in enumerate(rules)}

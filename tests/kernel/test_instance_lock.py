@@ -51,9 +51,8 @@ def test_error_names_the_holder(inside: str) -> None:
     """Every attempt names pid and command line."""
     with holding() as first:
         for _ in range(300):  # more than a queue of connections nobody takes could hold
-            with pytest.raises(AlreadyRunning, match=rf"process {first.pid} \(.*python.* -c from") as caught:
+            with pytest.raises(AlreadyRunning, match=rf"process {first.pid} \(.*python.* -c from"):
                 InstanceLock()
-            assert caught.value.holder == first.pid
 
 
 def test_holder_without_file_descriptors(inside: str) -> None:
@@ -120,6 +119,5 @@ def test_waits_for_a_holder_that_does_not_listen_yet(inside: str) -> None:
             InstanceLock().close()
         assert len(lines) == 1
         other.listen()
-        with pytest.raises(AlreadyRunning) as caught:
+        with pytest.raises(AlreadyRunning, match=rf"process {os.getpid()} \("):
             InstanceLock()
-        assert caught.value.holder == os.getpid()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Missing, NotStarted, Outcome, Runner, TimedOut
+from pykubeproxy.kernel import Missing, Runner
+from pykubeproxy.kernel.errors import NotStarted, TimedOut
+from pykubeproxy.kernel.runner import Outcome
 
 
 def gone(pid: int, seconds: float = 5) -> bool:

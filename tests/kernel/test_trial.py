@@ -76,7 +76,7 @@ def test_names_the_missing_features(
 
 def test_missing_counter_explains_nfacct(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If counters cannot be created, that is the reason, not the iptables error."""
-    monkeypatch.setattr(trial.nfacct, "ensure", lambda _: trial.nfacct.Ensured(False, "no counters"))
+    monkeypatch.setattr(trial.nfacct, "ensure", lambda _: "no counters")
     found = try_features(open_iptables(Backend.NFT, Family.IPV4))
     assert found.missing == (
         MissingFeature("match nfacct", "xt_nfacct and nfnetlink_acct", "no counters", required=False),

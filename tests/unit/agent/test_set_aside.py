@@ -12,7 +12,8 @@ from pykubeproxy.agent.quarantine import bisect, quarantine
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend, Failed, LockHeld, Rejected
+from pykubeproxy.kernel import Backend, Failed, Rejected
+from pykubeproxy.kernel.errors import LockHeld
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from pykubeproxy.config import Address, Backend, Config, ConfigError, DetectLocalMode, LogFormat, load
+from pykubeproxy.config import Address, Config, ConfigError, DetectLocalMode, LogFormat, load
+from pykubeproxy.config.model import Backend
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.config import ACTIONS, SETTINGS, Address, Backend, Config, ConfigError, LogFormat, load
+from pykubeproxy.config import ACTIONS, SETTINGS, Address, Config, ConfigError, LogFormat, load
+from pykubeproxy.config.model import Backend
 
 FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 

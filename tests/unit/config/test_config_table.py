@@ -2,7 +2,8 @@
 
 import msgspec
 
-from pykubeproxy.config import ACTIONS, SETTINGS, Config, load, value_of
+from pykubeproxy.config import ACTIONS, SETTINGS, Config, load
+from pykubeproxy.config.document import value_of
 from pykubeproxy.config.table import OURS
 
 

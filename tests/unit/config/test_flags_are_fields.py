@@ -3,7 +3,7 @@
 import pytest
 
 from pykubeproxy.config import SETTINGS, load
-from pykubeproxy.config.views import value_of
+from pykubeproxy.config.document import value_of
 
 HEAD = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
 # A value other than the default, as a flag's text and as it stands in the file.

@@ -105,6 +105,13 @@ def test_dumped_text_is_read_as_text(text: str) -> None:
     assert document.content == {text: text}
 
 
+def test_text_that_is_not_utf8_is_read_back() -> None:
+    """Go writes such text in binary too."""
+    text = yaml.dump({"path": "/etc/\udcff"})
+    assert "!!binary" in text
+    assert next(yaml.documents(text)).content == {"path": "/etc/\udcff"}
+
+
 def test_keys_are_text() -> None:
     """As JSON has them."""
     (document,) = yaml.documents("{on: 1, 2: 2, 1.5: 3, 'no': 4, name: 5}")
@@ -115,17 +122,18 @@ def test_documents_and_their_lines() -> None:
     """Each document comes with its first line; merge keys work."""
     text = b"# first\na: 1\n---\n---\n\nc:\n  d: &x {b: 1, f: 2}\n  e: {<<: *x, f: 3}\n"
     assert list(yaml.documents(text)) == [
-        (2, {"a": 1}),
-        (4, None),
-        (6, {"c": {"d": {"b": 1, "f": 2}, "e": {"b": 1, "f": 3}}}),
+        (2, {"a": 1}, ()),
+        (4, None, ()),
+        (6, {"c": {"d": {"b": 1, "f": 2}, "e": {"b": 1, "f": 3}}}, ()),
     ]
 
 
 def test_duplicate_keys_are_found_at_every_depth() -> None:
-    """By path; in `documents` the last one counts, as with kubectl."""
-    text = "a: 1\nb: {c: 1, d: {e: 1, e: 2}, c: 3}\na: 4\n---\nx: 1\nx: 2\n"
-    assert sorted(yaml.duplicate_keys(text)) == [("a",), ("b", "c"), ("b", "d", "e")]
-    assert next(iter(yaml.documents(text))).content == {"a": 4, "b": {"c": 3, "d": {"e": 2}}}
+    """By path; the last one counts, as with kubectl."""
+    first, second = yaml.documents("a: 1\nb: {c: 1, d: {e: 1, e: 2}, c: 3}\na: 4\n---\nx: 1\nx: 2\n")
+    assert sorted(first.duplicates) == [("a",), ("b", "c"), ("b", "d", "e")]
+    assert first.content == {"a": 4, "b": {"c": 3, "d": {"e": 2}}}
+    assert second.duplicates == (("x",),)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,31 @@
 """Pauses after failures, and the log of outages."""
 
+import pytest
+
+from pykubeproxy.sources import client, connection
 from pykubeproxy.sources.client import TokenBucket
 from pykubeproxy.sources.connection import Backoff, OutageLog
 from pykubeproxy.sources.watch import Outage
 
 
-def test_pauses_double_up_to_the_longest_and_reset() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the monotonic clock in outages and the rate limit."""
+    time = [0.0]
+    for module in (connection, client):
+        monkeypatch.setattr(module.time, "monotonic", lambda: time[0])
+    return time
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pause is as long as its ceiling."""
+    monkeypatch.setattr(connection.random, "uniform", lambda low, high: high)
+
+
+def test_pauses_double_up_to_the_longest_and_reset(no_jitter: None) -> None:
     """The ceiling of the pause is 0.2 s, doubles to 30 s, and a success resets it."""
-    backoff = Backoff(0.2, 30.0, draw=lambda low, high: high)
+    backoff = Backoff(0.2, 30.0)
     assert [backoff.next() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
     backoff.reset()
     assert backoff.next() == 0.2
@@ -21,17 +39,16 @@ def test_pauses_are_spread_over_the_whole_range() -> None:
     assert 0.17 < max(pauses) <= 0.2
 
 
-def test_pauses_survive_many_failures() -> None:
+def test_pauses_survive_many_failures(no_jitter: None) -> None:
     """A server that is away for months does not overflow anything."""
-    backoff = Backoff(draw=lambda low, high: high)
+    backoff = Backoff(0.2, 30.0)
     backoff.failures = 10**9
     assert backoff.next() == 30.0
 
 
-def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]]) -> None:
+def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]], now: list[float]) -> None:
     """The first failure is logged, the same reason again only after a minute, another reason at once."""
-    now = [0.0]
-    outages = OutageLog("services", clock=lambda: now[0])
+    outages = OutageLog("services")
     for now[0] in range(0, 130, 2):
         outages.failed("refused", 1.0)
     assert [line["reason"] for line in logged] == ["refused"] * 3
@@ -39,10 +56,9 @@ def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]]) ->
     assert logged[-1]["reason"] == "timeout"
 
 
-def test_recovery_is_logged_once(logged: list[dict[str, object]]) -> None:
+def test_recovery_is_logged_once(logged: list[dict[str, object]], now: list[float]) -> None:
     """Recovery is one line with the time it took, and without an outage there is none."""
-    now = [0.0]
-    outages = OutageLog("services", clock=lambda: now[0])
+    outages = OutageLog("services")
     outages.recovered()
     outages.failed("refused", 1.0)
     now[0] = 7.0
@@ -56,15 +72,16 @@ def test_recovery_is_logged_once(logged: list[dict[str, object]]) -> None:
     ]
 
 
-def test_rate_limit() -> None:
+def test_rate_limit(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     """Burst requests pass at once, later ones qps a second; an idle time gives the burst back."""
-    now, slept = [0.0], []
+    slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    bucket = TokenBucket(5, 3, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(client.time, "sleep", sleep)
+    bucket = TokenBucket(5, 3)
     for _ in range(5):
         bucket.wait()
     assert slept == [0.2, 0.2]
@@ -74,10 +91,11 @@ def test_rate_limit() -> None:
     assert slept == [0.2, 0.2, 0.2]
 
 
-def test_no_rate_limit() -> None:
+def test_no_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A qps that is not above zero means no limit."""
     slept: list[float] = []
-    bucket = TokenBucket(-1, 1, sleep=slept.append)
+    monkeypatch.setattr(client.time, "sleep", slept.append)
+    bucket = TokenBucket(-1, 1)
     for _ in range(50):
         bucket.wait()
     assert not slept

@@ -62,7 +62,7 @@ def test_json_in_every_arrangement(name: str) -> None:
     assert [it.object.key.name for it in read(one % b"a", name).objects] == ["a"]
     contents = read(one % b"a" + b"\n" + one % b"b", name)
     assert [it.object.key.name for it in contents.objects] == ["a", "b"]
-    assert contents.objects[1].location.line == 3
+    assert contents.objects[1].location == f"{name}:3"
 
 
 def test_json_between_the_separators_of_yaml() -> None:
@@ -70,7 +70,10 @@ def test_json_between_the_separators_of_yaml() -> None:
     contents = read(
         b'{"kind": "Node",\n "metadata": {"name": "a"}}\n---\nkind: Node\nmetadata: {name: b}', "f.yaml"
     )
-    assert [(it.object.key.name, it.location.line) for it in contents.objects] == [("a", 1), ("b", 4)]
+    assert [(it.object.key.name, it.location) for it in contents.objects] == [
+        ("a", "f.yaml:1"),
+        ("b", "f.yaml:4"),
+    ]
 
 
 @pytest.mark.parametrize(
