@@ -135,7 +135,6 @@ def test_metrics_of_a_whole_agent(api: ApiServer, tmp_path: Path) -> None:
         kube_proxys = set(_TYPES.findall(recorded("GET :10249/metrics").body))
         # Those of the conntrack reconciler appear once its thread has run.
         eventually(lambda: kube_proxys <= set(_TYPES.findall(ask(METRICS, "/metrics").body)))
-        text = ask(METRICS, "/metrics").body
         for part in ("sync_proxy", "sync_full_proxy", "sync_partial_proxy"):
             assert sample(f"{part}_rules_duration_seconds_count") >= 1
         assert sample("network_programming_duration_seconds_count") == 2
