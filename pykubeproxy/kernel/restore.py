@@ -13,8 +13,8 @@ from pykubeproxy.kernel.tools import Tools, lock_options
 # iptables-nft, in blocks of 200, a fresh command every 50 blocks saves a fifth of the time.
 _BLOCKS_PER_COMMAND = 50
 _END_OF_BLOCK = "COMMIT\n"
-# How much text is kept to explain a failure, in characters. iptables names a line that it has just read, and the pipe
-# to it holds no more than this.
+# How much text before the newest is kept to explain a failure, in characters. iptables names a line that it has just
+# read (nft: a line of the block just read), and the pipe to it holds no more than this.
 _KEPT = LARGEST_PIPE + (1 << 16)
 
 
@@ -62,22 +62,24 @@ class IptablesSession:
             return
         if self._command is None:
             self._command = self._runner.start(self._argv, self._seconds)
+        self._command.write(text)
+        if self._command.stopped_reading:
+            self._finish()
+            return
         self._keep(text)
-        if not self._command.write(text):
-            self._finish(stopped_reading=True)
-        elif text.endswith(_END_OF_BLOCK):
+        if text.endswith(_END_OF_BLOCK):
             self._blocks += 1
             if self._blocks == _BLOCKS_PER_COMMAND:
                 self._finish()
 
-    def _finish(self, stopped_reading: bool = False) -> None:
+    def _finish(self) -> None:
         """Wait for the end of the command. Raises the error that explains its failure."""
         if self._command is None:
             return
         command, self._command = self._command, None
         with command:
             outcome = command.finish()
-        if not outcome.exit_code and stopped_reading:
+        if not outcome.exit_code and command.stopped_reading:
             raise Failed(self._argv[0], 0, "it stopped reading its input")
         if outcome.exit_code:
             read = Input("".join(self._kept), self._lines_before, self._lines_skipped)
@@ -87,9 +89,10 @@ class IptablesSession:
         self._kept.clear()
 
     def _keep(self, text: str) -> None:
-        self._kept.append(text)
-        self._kept_length += len(text)
-        while self._kept_length - len(self._kept[0]) >= _KEPT:
+        """Keep text that was handed over. The newest may not be in the pipe yet, however long it is."""
+        while self._kept and self._kept_length - len(self._kept[0]) >= _KEPT:
             oldest = self._kept.popleft()
             self._kept_length -= len(oldest)
             self._lines_skipped += oldest.count("\n")
+        self._kept.append(text)
+        self._kept_length += len(text)

@@ -37,6 +37,7 @@ class Command:
     """A running command. A context manager: a command that has not ended on exit is killed, with its children.
 
     It reads what was written while the caller prepares the next text. `seconds` limits the time until its end.
+    `stopped_reading` tells whether it closed its input before it had read everything.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -47,6 +48,7 @@ class Command:
         self._deadline = time.monotonic() + seconds
         self._stdin = process.stdin
         self._unwritten = memoryview(b"")
+        self.stopped_reading = False
         self._output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
         self._selector = selectors.DefaultSelector()
         os.set_blocking(self._stdin.fileno(), False)
@@ -62,14 +64,14 @@ class Command:
     ) -> None:
         self.kill()
 
-    def write(self, text: str) -> bool:
+    def write(self, text: str) -> None:
         """Write text once the command has taken what was written before; do not wait until it has read it.
 
-        Returns False if the command reads no more. Raises TimedOut.
+        Raises TimedOut.
         """
         self._exchange(lambda: bool(self._unwritten))
-        if self._stdin.closed:
-            return False
+        if self.stopped_reading:
+            return
         data = text.encode("utf-8", "surrogateescape")
         pipe = self._stdin.fileno()
         if len(data) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
@@ -79,7 +81,6 @@ class Command:
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(data), LARGEST_PIPE))
         self._unwritten = memoryview(data)
         self._write_some()
-        return not self._stdin.closed
 
     def finish(self) -> Outcome:
         """Write the rest, close the command's input and wait for its end. Raises TimedOut."""
@@ -127,6 +128,7 @@ class Command:
             return
         except BrokenPipeError:
             self._unwritten = memoryview(b"")
+            self.stopped_reading = True
             self._close_stdin()
 
     def _close_stdin(self) -> None:

@@ -197,10 +197,11 @@ class AppliedState:
 
         Returns the Services and the shared chains that must be rendered for the next update to restore them.
         """
+        owned = {key.chain for key in changed if key.table == "nat"}
         services = {
             service
             for service, ports in self._services.items()
-            if any(_nat(name) in changed for port in ports for name in port.names.split())
+            if any(not owned.isdisjoint(port.names.split()) for port in ports)
         }
         for service in services:
             self._services[service] = tuple(_observed(port, changed, live) for port in self.ports(service))

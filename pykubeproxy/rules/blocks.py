@@ -102,8 +102,11 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
         _keep(unused, batch)
     is_small = len(first) <= 1 and len(unused) <= limit
     steps = _nat_steps(update, itertools.chain(first, batches), unused, limit)
-    if chains_per_block is None or is_small:
+    if chains_per_block is None:
         yield from _one_block("nat", steps)
+    elif is_small:
+        # A chunk is a whole block: iptables-nft finds out at COMMIT which line the kernel rejects.
+        yield _block("nat", _joined(tuple(steps)))
     else:
         yield from (_block("nat", step) for step in steps)
 
@@ -120,10 +123,11 @@ def _nat_steps(
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
     # Chains to delete may refer to one another: none can be deleted before all are empty.
     empty = hash(())
-    emptied = [name for name in unused if name not in update.referenced or unused[name] != empty]
-    deleted = [name for name in unused if name not in update.referenced]
+    emptied = [name for name in sorted(unused) if name not in update.referenced or unused[name] != empty]
+    deleted = [name for name in emptied if name not in update.referenced]
     for names in _portions(emptied, limit):
-        yield Chunk(empty_chains(names))
+        kept = (Chain(ChainKey("nat", name), ()) for name in names if name in update.referenced)
+        yield Chunk(empty_chains(names), tuple(kept))
     for names in _portions(deleted, limit):
         yield Chunk(delete_chains(names), deleted=len(names))
 
@@ -141,7 +145,7 @@ def _batches(services: Iterable[ServiceUpdate], limit: int) -> Iterator[ServiceU
     chains: list[Chain] = []
     ports: list[AppliedPort] = []
     for service in services:
-        if chains and len(chains) + len(service.chains) > limit:
+        if chains and service.chains and len(chains) + len(service.chains) > limit:
             yield ServiceUpdate(tuple(chains), tuple(ports))
             chains, ports = [], []
         chains += service.chains
@@ -160,6 +164,15 @@ def _written(chains: Sequence[Chain]) -> Chunk:
 
 def _block(table: str, chunk: Chunk) -> Chunk:
     return chunk._replace(text=block(table, chunk.text))
+
+
+def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    return Chunk(
+        text="".join(chunk.text for chunk in chunks),
+        chains=tuple(chain for chunk in chunks for chain in chunk.chains),
+        deleted=sum(chunk.deleted for chunk in chunks),
+        ports=tuple(port for chunk in chunks for port in chunk.ports),
+    )
 
 
 def _one_block(table: str, steps: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -106,10 +106,11 @@ def compare(
 
 
 class DriftCounter:
-    """Count what an update restores of a Drift while its chains are written."""
+    """Count what an update restores of a Drift while its chains are written; `ensured` are the lines it adds."""
 
-    def __init__(self, drift: Drift) -> None:
+    def __init__(self, drift: Drift, ensured: Mapping[str, Iterable[str]]) -> None:
         self._drift = drift
+        self._ensured = ensured
         self._rules: Counter[str] = Counter()
         self._foreign: Counter[str] = Counter()
 
@@ -126,10 +127,10 @@ class DriftCounter:
         """Return what was restored."""
         drift = self._drift
         # Lines with -N and -A concern the kubelet's chain only.
-        ensured = Counter((table, line[:2]) for table, lines in drift.ensured.items() for line in lines)
+        ensured = Counter((table, line[:2]) for table, lines in self._ensured.items() for line in lines)
         gone = Counter(key.table for key in drift.changed if key not in drift.live.chains)
         tables = {key.table for key in (*drift.changed, *drift.unknown)}
-        tables |= drift.missing_jumps.keys() | drift.ensured.keys()
+        tables |= drift.missing_jumps.keys() | self._ensured.keys()
         return DriftReport(
             tuple(
                 TableDrift(

@@ -160,6 +160,19 @@ def test_many_blocks(started: Tables) -> None:
     assert chain(started, "NEW") is None
 
 
+@pytest.mark.parametrize("text", [":LONG - [0:0]\n", "*nat\n:LONG - [0:0]\n"])
+def test_a_refused_line_before_a_long_text(started: Tables, text: str) -> None:
+    """It is named, however long the next piece is: in the same block or in another one."""
+    rules = (f'-A LONG -m comment --comment "{n} {"x" * 200}" -j RETURN\n' for n in range(12_000))
+    end = "COMMIT\n" if text.startswith("*") else ""
+    pieces = [f"*nat\n-A CCC -j RETURN\n-X NOWHERE\n{end}", text + "".join(rules) + "COMMIT\n"]
+    with pytest.raises(Rejected) as refused, started.session() as session:
+        for piece in pieces:
+            session.write(piece)
+    assert (refused.value.line_number, refused.value.line) == (3, "-X NOWHERE")
+    assert chain(started, "LONG") is None
+
+
 def test_missing_commit(started: Tables) -> None:
     """A block without COMMIT has no effect."""
     with pytest.raises(Rejected) as refused:

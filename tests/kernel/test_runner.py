@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Missing, Runner
+from pykubeproxy.kernel import Backend, Failed, Missing, Runner
 from pykubeproxy.kernel.errors import NotStarted, TimedOut
+from pykubeproxy.kernel.restore import IptablesSession
 from pykubeproxy.kernel.runner import Outcome
+from pykubeproxy.kernel.tools import Tools
+from pykubeproxy.objects import Family
 
 
 def gone(pid: int, seconds: float = 5) -> bool:
@@ -54,6 +57,18 @@ def test_input_output_and_exit_code() -> None:
 def test_large_input_that_nobody_reads() -> None:
     """A command that ends without reading its input is no error."""
     assert Runner().run(("true",), "x" * 1_000_000).exit_code == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_restore_that_stops_reading_has_failed(tmp_path: Path, pieces: int) -> None:
+    """Even if it ends without an error, and if only the end of its input was left unread."""
+    command = tmp_path / "restore"
+    command.write_text("#!/bin/sh\nexit 0\n")
+    command.chmod(0o755)
+    tools = Tools(Backend.NFT, Family.IPV4, "", "", str(command), (1, 8, 9))
+    with pytest.raises(Failed, match="stopped reading"), IptablesSession(tools, Runner(), 10) as session:
+        for _ in range(pieces):
+            session.write("x" * 3_000_000)
 
 
 def test_a_command_reads_pieces_while_they_are_made(tmp_path: Path) -> None:

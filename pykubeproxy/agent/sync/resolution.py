@@ -59,6 +59,7 @@ def resolve(
 def resolve_service(
     cluster: Cluster, family: Family, service: Key, context: RuleContext
 ) -> tuple[ResolvedPort, ...]:
-    """Return the ports of one Service, by name."""
+    """Return the ports of one Service, by name. A manifest may use a name twice: the last one counts, as in `render`."""
     ports = resolve_ports(cluster, service, family, context.node, context.allow_external_ips)
-    return tuple(sorted(ports, key=lambda port: port.port.name))
+    named = {port.port.name: port for port in ports}
+    return tuple(named[name] for name in sorted(named))

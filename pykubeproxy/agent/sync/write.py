@@ -1,6 +1,7 @@
 """Write one update, rendering a chunk while iptables-restore reads the one before."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from pykubeproxy.agent.quarantine.bisect import owner_of_line
 from pykubeproxy.kernel import KernelError, Rejected, Tables
@@ -25,12 +26,12 @@ class SyncFailed(Exception):
 class Written:
     """What was written: chains, deleted chains, rules by table, and the ports that the applied state keeps."""
 
-    def __init__(self, drift: Drift | None) -> None:
+    def __init__(self, drift: Drift | None, ensured: Mapping[str, tuple[str, ...]]) -> None:
         self.anything = False
         self.chains = self.deleted = 0
         self.rules: Counter[str] = Counter()
         self.ports: list[AppliedPort] = []
-        self._drift = DriftCounter(drift) if drift else None
+        self._drift = DriftCounter(drift, ensured) if drift else None
 
     def add(self, chunk: Chunk) -> None:
         """Count a chunk that was written."""
@@ -52,7 +53,7 @@ def write_update(
     tables: Tables, update: Update, chains_per_block: int | None, drift: Drift | None
 ) -> Written:
     """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed."""
-    written = Written(drift)
+    written = Written(drift, update.desired.ensured)
     try:
         with tables.session() as session:
             for chunk in chunks(update, chains_per_block):

@@ -11,11 +11,12 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Failed, KernelError, TableCounts, WatchedTables
-from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Updated
+from pykubeproxy.objects import Deleted, Endpoint, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
+from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
@@ -202,3 +203,32 @@ def test_a_full_sync_that_only_deletes_has_written() -> None:
     assert (report.full, report.chains_written, report.wrote) == (True, 0, True)
     followed.tables.require_resync()
     assert not followed.sync().wrote
+
+
+def test_of_two_ports_with_the_same_name_the_last_counts() -> None:
+    """The API server rejects such a Service, a manifest may hold one; its chains hold the rules of one port."""
+    ports = (Port("http", Protocol.TCP, 80), Port("http", Protocol.TCP, 8080))
+    followed = Followed(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
+    assert followed.chains()[skeleton.NAT_SERVICES][0].count("--dport 8080") == 1
+    assert len(followed.chains()[skeleton.NAT_SERVICES]) == 2
+    followed.tables.require_resync()
+    assert not followed.sync().wrote
+    assert not followed.tables.detect_drift(scope())
+
+
+def test_rules_that_are_no_longer_wanted_are_not_reported_as_restored() -> None:
+    """The rule for 127.0.0.0/8 is gone from the kubelet's chain, and so is the setting that needs it."""
+    followed = Followed(*WEB)
+    followed.live.tables["filter"]["KUBE-FIREWALL"] = ()
+    assert followed.tables.detect_drift(scope())
+    assert not followed.sync(on=on_terms(localhostNodePorts=False)).drift
+
+
+def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> None:
+    """It cannot be deleted."""
+    followed = Followed(*WEB)
+    followed.live.tables["nat"].update({"KUBE-SVC-OLD": ("-j RETURN",), "THEIRS": ("-j KUBE-SVC-OLD",)})
+    followed.tables.require_resync()
+    report = followed.sync()
+    assert (report.chains_written, report.chains_deleted) == (1, 0)
+    assert followed.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()

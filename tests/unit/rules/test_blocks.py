@@ -19,6 +19,15 @@ SERVICES = 40
 OPTIONS = RuleOptions(Family.IPV4)
 LIVE = Ruleset(Family.IPV4, {ChainKey("nat", f"KUBE-SVC-{name}"): () for name in ("OLD", "0")})
 
+# What the rules below lead to, without the first Service.
+UNCHANGED = Ruleset(
+    Family.IPV4,
+    {
+        **{ChainKey("nat", f"KUBE-SVC-{n}"): (f"-j KUBE-SEP-{n}",) for n in range(1, SERVICES)},
+        **{ChainKey("nat", f"KUBE-SEP-{n}"): ("-j ACCEPT",) for n in range(1, SERVICES)},
+    },
+)
+
 
 class Compared(str):
     """A rule that counts comparisons letter by letter."""
@@ -93,6 +102,22 @@ def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
     assert sum(chunk.deleted for chunk in first) == 1
+
+
+def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:
+    """One Service alone has more chains than a block should have; the others need none to be written."""
+    update = Rendered().update(UNCHANGED)
+    written = [chunk.text for chunk in chunks(update, 1)]
+    assert [text.count("KUBE-SVC-0 ") for text in written if text.startswith("*nat")] == [2]
+    assert len([text for text in written if text.startswith("*nat")]) == 1
+
+
+def test_every_chunk_is_a_whole_block() -> None:
+    """If blocks are limited: the kernel may reject any line of a block at its end, and the session must know it then."""
+    texts = [chunk.text for n in (3, 200) for chunk in chunks(Rendered().update(LIVE), n) if chunk.text]
+    assert all(
+        text.startswith("*") and text.endswith("COMMIT\n") and text.count("COMMIT") == 1 for text in texts
+    )
 
 
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
