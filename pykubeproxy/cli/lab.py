@@ -10,7 +10,7 @@ from pykubeproxy.cli.terminal import echo_json
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
-from pykubeproxy.lab.machine import LabError, RunDirectory
+from pykubeproxy.lab.machine import RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 
@@ -71,23 +71,20 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     started = time.monotonic()
     results: list[report.Result] = []
     write: report.Write = (lambda _: None) if json else click.echo
-    try:
-        with Lab(name, backend=backend) as running:
-            write(report.introduction(running))
-            for number, scenario in enumerate(selected, 1):
-                check_signals()
-                position = f"{number}/{len(selected)}"
-                results.append(report.run_scenario(running, scenario, position, write))
-            seconds = time.monotonic() - started
-            write(f"\n{report.summary(results, seconds)}")
-            if json:
-                echo_json(report.demo_document(name, running.backend, results, seconds))
-            if keep:
-                _keep(name)
-            else:
-                write(_INSPECT)
-    except LabError as error:
-        raise click.ClickException(str(error)) from None
+    with Lab(name, backend=backend) as running:
+        write(report.introduction(running))
+        for number, scenario in enumerate(selected, 1):
+            check_signals()
+            position = f"{number}/{len(selected)}"
+            results.append(report.run_scenario(running, scenario, position, write))
+        seconds = time.monotonic() - started
+        write(f"\n{report.summary(results, seconds)}")
+        if json:
+            echo_json(report.demo_document(name, running.backend, results, seconds))
+        if keep:
+            _keep(name)
+        else:
+            write(_INSPECT)
     if not all(result.ok for result in results):
         raise SystemExit(1)
 
@@ -119,10 +116,7 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
     sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab down
     """
-    try:
-        daemon.up(name, backend, pods)
-    except LabError as error:
-        raise click.ClickException(str(error)) from None
+    daemon.up(name, backend, pods)
     _show(RunDirectory(name), output)
 
 
@@ -135,10 +129,7 @@ def down(name: str, output: str) -> None:
     \b
     sudo pykubeproxy lab down
     """
-    try:
-        existed = daemon.down(name)
-    except LabError as error:
-        raise click.ClickException(str(error)) from None
+    existed = daemon.down(name)
     if output == "json":
         echo_json(report.down_document(name, existed))
     else:
@@ -164,8 +155,6 @@ def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
     words = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
     try:
         daemon.execute(daemon.select_lab(name), host, words)
-    except LabError as error:
-        raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"cannot run {words[0]}: {error.strerror}") from None
 
@@ -179,10 +168,7 @@ def status(name: str | None, output: str) -> None:
     \b
     sudo pykubeproxy lab status
     """
-    try:
-        _show(daemon.select_lab(name), output)
-    except LabError as error:
-        raise click.ClickException(str(error)) from None
+    _show(daemon.select_lab(name), output)
 
 
 def _show(directory: RunDirectory, output: str) -> None:

@@ -4,12 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
+from pykubeproxy.config import yaml
 from pykubeproxy.lab.api import Object
+from pykubeproxy.lab.apiserver.write import merged
 from pykubeproxy.lab.machine import SYSTEM_PATH
 from pykubeproxy.lab.network import CLUSTER_CIDRS, Namespace
 
@@ -37,8 +36,18 @@ class Agent:
     def __init__(self, node: Namespace, directory: Path, kubeconfig: Path, settings: Object) -> None:
         self.node = node
         self._environment = node_environment(directory, node.role)
-        self._settings = settings
-        self._kubeconfig = kubeconfig
+        base: Object = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clientConnection": {"kubeconfig": str(kubeconfig)},
+            "hostnameOverride": node.role,
+            "clusterCIDR": ",".join(CLUSTER_CIDRS),
+            # The size of the conntrack table belongs to the whole machine.
+            "conntrack": {"maxPerCore": 0, "min": 0},
+            "oomScoreAdj": 0,
+            "logging": {"verbosity": 4},
+        }
+        self._settings: Object = merged(base, settings)
         self._configuration = directory / f"{node.role}.yaml"
         self.log_file = directory / f"{node.role}.log"
         self._restores = directory / f"{node.role}.restores"
@@ -58,32 +67,10 @@ class Agent:
 
     def start(self, settings: Object | None = None) -> None:
         """Start the process with `settings` merged over the lab's."""
-        self._configure(settings or {})
-        command = [
-            *COMMAND,
-            "run",
-            "--config",
-            str(self._configuration),
-            "--hostname-override",
-            self.node.role,
-        ]
+        self._configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
+        command = [*COMMAND, "run", "--config", str(self._configuration)]
         with self.log_file.open("ab") as log:
             self._process = self.node.spawn(command, output=log, environment=self._environment)
-
-    def _configure(self, settings: Object) -> None:
-        """Write the configuration file, with `settings` merged over the lab's."""
-        base: Object = {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "clientConnection": {"kubeconfig": str(self._kubeconfig)},
-            "clusterCIDR": ",".join(CLUSTER_CIDRS),
-            # The size of the conntrack table belongs to the whole machine.
-            "conntrack": {"maxPerCore": 0, "min": 0},
-            "oomScoreAdj": 0,
-            "logging": {"verbosity": 4},
-        }
-        configuration = merged(merged(base, self._settings), settings)
-        self._configuration.write_text(yaml.safe_dump(configuration, sort_keys=False))
 
     def stop(self) -> int:
         """Send SIGTERM, wait, and return the exit code; the rules stay."""
@@ -104,7 +91,6 @@ class Agent:
         self._process = None
 
     def reap(self) -> None:
-        """Wait for a process that was killed."""
         if self._process is not None:
             self._process.wait()
 
@@ -135,13 +121,3 @@ def node_environment(logs: Path, node: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:{SYSTEM_PATH}",
         "XTABLES_LOCKFILE": str(logs / f"{node}.lock"),
     }
-
-
-def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
-    """Return `base` with `over` merged into it at every depth."""
-    result = dict(base)
-    for key, value in over.items():
-        present = result.get(key)
-        both = isinstance(value, Mapping) and isinstance(present, Mapping)
-        result[key] = merged(present, value) if both else value  # type: ignore[arg-type]
-    return result

@@ -54,7 +54,6 @@ class Api:
         return dict(content)
 
     def items(self, path: str) -> list[Object]:
-        """Return the objects of a list."""
         return list(self.call("GET", path).get("items") or [])
 
     def put(self, path: str, name: str, body: Object) -> Object:
@@ -84,10 +83,7 @@ class Api:
         )
         if response.status >= 300:
             raise ApiError(response.status, f"GET {path}: {response.status}")
-        pending = b""
-        for chunk in response.stream(amt=None, decode_content=False):
-            *lines, pending = (pending + chunk).split(b"\n")
-            yield from (json.loads(line) for line in lines if line)
+        yield from map(json.loads, response)
 
 
 def in_namespace(path: str, namespace: str) -> str:
@@ -116,7 +112,6 @@ def service(name: str, port: int, protocols: Sequence[str], spec: Mapping[str, o
 
 
 def node(site: Site) -> Object:
-    """Return the Node object of a node."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -132,13 +127,3 @@ def node(site: Site) -> Object:
             ]
         },
     }
-
-
-def kubeconfig(server: str) -> str:
-    """Return a kubeconfig without credentials."""
-    return (
-        "apiVersion: v1\nkind: Config\ncurrent-context: lab\n"
-        f"clusters: [{{name: lab, cluster: {{server: '{server}'}}}}]\n"
-        "users: [{name: lab, user: {}}]\n"
-        "contexts: [{name: lab, context: {cluster: lab, user: lab}}]\n"
-    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pykubeproxy.lab import api, machine, network
 from pykubeproxy.lab.agents import Agent
 from pykubeproxy.lab.api import NODES, SERVICES, Api, Object, in_namespace
+from pykubeproxy.lab.apiserver import server
 from pykubeproxy.lab.endpoints import SliceController
 from pykubeproxy.lab.network import SITES, Namespace
 from pykubeproxy.lab.pods import Pod, Status, workload
@@ -34,7 +35,6 @@ class Service:
     node_port: int
 
     def vip(self, family: int = 4) -> Target:
-        """Return its cluster IP and port."""
         return next(Target(ip, self.port) for ip in self.cluster_ips if (":" in ip) == (family == 6))
 
 
@@ -47,7 +47,6 @@ class Host:
 
     @property
     def prober(self) -> Prober:
-        """Opens connections from here."""
         return Prober(self.namespace)
 
     def node_port(self, service: Service, family: int = 4) -> Target:
@@ -120,7 +119,7 @@ class Lab:
         stack.callback(self._controller.stop)
         threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
         kubeconfig = self.directory.path / "kubeconfig"
-        kubeconfig.write_text(api.kubeconfig(self.api.url))
+        kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
             self.agents[name] = Agent(node, self.logs, kubeconfig, self._settings)
             if self._start_agents:
@@ -199,8 +198,7 @@ class Lab:
         self._changed()
 
     def _changed(self) -> None:
-        if not self._controller.stopped:
-            self._controller.reconcile()
+        if self._controller.reconcile():
             self._write_state()
 
     def service(self, name: str, *, protocols: Sequence[str] = ("TCP",), **spec: object) -> Service:

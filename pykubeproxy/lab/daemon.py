@@ -17,10 +17,7 @@ STOP_SECONDS = 20.0
 
 
 def up(name: str, backend: str, pods: int) -> None:
-    """Start a lab in the background with a Service `web` and its pods; return when it is ready.
-
-    Raises LabError.
-    """
+    """Start a lab in the background with a Service `web` and its pods; return when it is ready. Raises LabError."""
     machine.check_requirements()
     driver = subprocess.Popen(
         [sys.executable, "-m", "pykubeproxy.lab.daemon", name, backend, str(pods)],
@@ -85,7 +82,7 @@ def down(name: str) -> bool:
     directory = RunDirectory(name)
     existed = directory.held or directory.path.exists() or bool(lab_namespaces(name))
     driver = directory.read_state().get("driver")
-    if directory.held and isinstance(driver, int):
+    if directory.held and driver:
         machine.end_process(driver, signal.SIGTERM, STOP_SECONDS)
     directory.lock(timeout=STOP_SECONDS)
     try:
@@ -124,5 +121,5 @@ def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
 if __name__ == "__main__":
     try:
         run(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    except (TimeoutError, RuntimeError) as error:
+    except (LabError, TimeoutError, RuntimeError) as error:
         sys.exit(str(error))

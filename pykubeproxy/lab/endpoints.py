@@ -35,20 +35,14 @@ class SliceController:
                 pass  # the server is down or injects a fault: retry
 
     def stop(self) -> None:
-        """Stop writing."""
         with self._lock:
             self._stopped.set()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped.is_set()
-
-    def reconcile(self) -> None:
-        """Write the slices that changed since the last call, and delete stale ones."""
+    def reconcile(self) -> bool:
+        """Write the slices that changed since the last call, and delete stale ones; return False after `stop`."""
         with self._lock:
             if self._stopped.is_set():
-                return
+                return False
             desired = {
                 (slice_["metadata"]["namespace"], slice_["metadata"]["name"]): slice_
                 for service in self._api.items(SERVICES)
@@ -63,6 +57,7 @@ class SliceController:
                     stamped = {**slice_["metadata"], "annotations": {TRIGGER_TIME: now}}
                     self._api.put(in_namespace(SLICES, key[0]), key[1], {**slice_, "metadata": stamped})
                     self._written[key] = slice_
+            return True
 
 
 def slices(service: Object, pods: Iterable[Pod]) -> list[Object]:

@@ -19,7 +19,9 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import click
 from pyroute2 import netns
 
 from pykubeproxy.lab.network import lab_namespaces
@@ -31,8 +33,8 @@ TOOLS = ("iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-resto
 CLEANUP_SECONDS = 5.0
 
 
-class LabError(RuntimeError):
-    """The lab cannot do what was requested; the message says what to do."""
+class LabError(click.ClickException):
+    """The lab cannot do what was requested; the message says what to do. The command prints it and exits with 1."""
 
 
 class LabExists(LabError):
@@ -106,7 +108,6 @@ class RunDirectory:
         return False
 
     def release(self) -> None:
-        """Release the lock, if held."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -125,13 +126,12 @@ class RunDirectory:
             json.dump(state, out, indent=2)
         Path(out.name).replace(self.path / "lab.json")
 
-    def read_state(self) -> dict[str, object]:
+    def read_state(self) -> dict[str, Any]:
         """Return the last state written, {} if there is none."""
         try:
-            state = json.loads((self.path / "lab.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            return dict(json.loads((self.path / "lab.json").read_text()))
+        except FileNotFoundError:
             return {}
-        return state if isinstance(state, dict) else {}
 
     def remove(self) -> None:
         """Remove the directory, and BASE with the last lab."""

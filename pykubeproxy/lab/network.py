@@ -60,7 +60,6 @@ def namespace_prefix(lab: str) -> str:
 
 
 def lab_namespaces(lab: str) -> list[str]:
-    """Return the names of a lab's namespaces that exist."""
     return sorted(name for name in netns.listnetns() if name.startswith(namespace_prefix(lab)))
 
 
@@ -99,7 +98,6 @@ class Namespace:
         self._set_up("lo")
 
     def forward(self) -> None:
-        """Make this namespace a router."""
         for name, value in _ROUTER_SYSCTLS.items():
             self.sysctl(name, value)
 
@@ -122,7 +120,6 @@ class Namespace:
         self._ip.link("set", index=self.index(interface), state="up", **options)
 
     def bridge(self, interface: str) -> None:
-        """Create a bridge."""
         self._ip.link("add", ifname=interface, kind="bridge")
         self._set_up(interface)
 
@@ -140,13 +137,12 @@ class Namespace:
 
     def address(self, interface: str, address: str, length: int, *, link_scope: bool = False) -> None:
         """Add an address with a prefix length to an interface."""
-        options: dict[str, int] = {"scope": rt_scope["link"]} if link_scope else {}
-        if ":" in address:
-            options["flags"] = IFA_F_NODAD
-        self._ip.addr("add", index=self.index(interface), address=address, prefixlen=length, **options)
+        options = {"flags": IFA_F_NODAD} if ":" in address else {}
+        index, scope = self.index(interface), rt_scope["link" if link_scope else "universe"]
+        self._ip.addr("add", index=index, address=address, prefixlen=length, scope=scope, **options)
 
     def route(self, destination: str, *, via: str = "", interface: str = "", kind: str = "unicast") -> None:
-        """Add a route; with both `via` and `interface` the gateway may be outside every local subnet."""
+        """Add a route to a CIDR or "default"; with `via` and `interface` the gateway may be in no local subnet."""
         family = socket.AF_INET6 if ":" in f"{destination}{via}" else socket.AF_INET
         options: dict[str, object] = {"family": family, "type": kind}
         if via:
@@ -156,10 +152,6 @@ class Namespace:
         if via and interface:
             options["flags"] = ["onlink"]
         self._ip.route("add", dst=destination, **options)
-
-    def default_route(self, gateway: str, interface: str = "") -> None:
-        """Add a default route for the gateway's address family."""
-        self.route("::/0" if ":" in gateway else "0.0.0.0/0", via=gateway, interface=interface)
 
     def spawn(
         self,
@@ -222,7 +214,11 @@ class Network:
         for address, length in zip(FABRIC, (24, 64), strict=True):
             self.fabric.address("nodes", address, length)
         self.nodes = {name: self._node(site) for name, site in SITES.items()}
-        self._route_pods()
+        for site in SITES.values():
+            others = [node for name, node in self.nodes.items() if name != site.name]
+            for cidr, address in zip(site.pod_cidrs, site.addresses, strict=True):
+                for host in (self.fabric, *others):
+                    host.route(cidr, via=address)
         self.client = self._client()
 
     def _node(self, site: Site) -> Namespace:
@@ -232,18 +228,10 @@ class Network:
         for address, length, gateway in zip(site.addresses, (24, 64), FABRIC, strict=True):
             node.address("eth0", address, length)
             # Service addresses need a route too: a packet without one never reaches iptables.
-            node.default_route(gateway)
+            node.route("default", via=gateway)
         for cidr in site.pod_cidrs:
             node.route(cidr, kind="blackhole")  # else packets to removed pods loop through the fabric
         return node
-
-    def _route_pods(self) -> None:
-        """Route each node's pod range on the fabric and on the other nodes."""
-        for site in SITES.values():
-            others = [node for name, node in self.nodes.items() if name != site.name]
-            for cidr, address in zip(site.pod_cidrs, site.addresses, strict=True):
-                for host in (self.fabric, *others):
-                    host.route(cidr, via=address)
 
     def _client(self) -> Namespace:
         client = Namespace(self._lab, "client")
@@ -251,7 +239,7 @@ class Network:
         for address, gateway, length in zip(CLIENT, CLIENT_GATEWAY, (24, 64), strict=True):
             self.fabric.address("client", gateway, length)
             client.address("eth0", address, length)
-            client.default_route(gateway)
+            client.route("default", via=gateway)
         for address in CLIENT_CROWD:
             client.address("eth0", address, 24)
         return client
@@ -267,7 +255,7 @@ class Network:
             host.address(interface, gateway, 64 if ":" in gateway else 32, link_scope=True)
             host.route(f"{address}/{length}", interface=interface)
             pod.address("eth0", address, length)
-            pod.default_route(gateway, "eth0")
+            pod.route("default", via=gateway, interface="eth0")
         return pod, interface
 
     def remove_pod(self, pod: Namespace, node: str, interface: str) -> None:

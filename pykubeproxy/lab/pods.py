@@ -64,7 +64,6 @@ class Pod:
         self._reader.start()
 
     def target(self, family: int = 4) -> Target:
-        """Return the pod's own address and port."""
         return Target(self.addresses[family == 6], POD_PORT)
 
     def _read(self) -> None:
@@ -106,7 +105,6 @@ class Pod:
         self._await(lambda status: status.answering == answering, "ready" if answering else "unready")
 
     def open_gate(self, gate: str) -> None:
-        """Open a readiness gate."""
         self._update(gates=self.status.gates - {gate})
 
     def mark_terminating(self) -> None:
@@ -118,7 +116,6 @@ class Pod:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     def wait_ended(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pykubeproxy.lab.network import Namespace
+from pykubeproxy.objects import address_and_port
 
 # Use source ports in turn, between the lab's listening ports and the node ports. A port from which a Service was
 # tried before its rules existed fails for two minutes: conntrack keeps the untranslated connection.
@@ -36,7 +37,7 @@ class Target(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return address_and_port(self.address, self.port)
 
 
 @dataclass
@@ -61,7 +62,6 @@ class ProbeResult:
 
     @property
     def total(self) -> int:
-        """The number of connections."""
         return self.pods.total() + self.failed
 
     def __add__(self, other: "ProbeResult") -> "ProbeResult":
@@ -78,7 +78,6 @@ class ProbeResult:
         return ", ".join(f"{name} {count}" for name, count in counts) or "nothing"
 
     def count(self, probe: Callable[[], dict[str, str]]) -> None:
-        """Run one probe and count its result."""
         started = time.monotonic()
         try:
             answer = probe()
@@ -133,13 +132,11 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Connect until stopped."""
         with self._namespace.entered():
             while not self._ended.wait(self._pause):
                 self._result.count(lambda: probe_tcp(self._target, "", 1.0))
 
     def stop(self) -> ProbeResult:
-        """Stop and return the result."""
         self._ended.set()
         self.join()
         return self._result

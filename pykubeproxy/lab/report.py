@@ -1,6 +1,5 @@
 """The output of the lab's commands: text in 80 columns, and JSON documents of version pykubeproxy/v1."""
 
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,8 @@ from pykubeproxy.lab.agents import AgentEnded
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import Scenario, ScenarioFailed
+from pykubeproxy.wording import wrapped
 
-WIDTH = 80
 MARGIN = 7
 LABEL = 15
 
@@ -68,17 +67,15 @@ def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Res
 def _entry(label: str, text: str, width: int = LABEL, color: str | None = None) -> str:
     """Return a text in its column, with a label of this width to its left."""
     start, indent = f"{'':{MARGIN}}{label:{width}}", " " * (MARGIN + width)
-    lines = textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+    lines = "\n".join(wrapped(text, start, indent))
     return lines.replace(label, click.style(label, fg=color), 1) if color else lines
 
 
 def introduction(lab: Lab) -> str:
     """Describe the lab before the first scenario."""
-    return textwrap.fill(
-        f"Lab {lab.name}: two nodes, their pods and an outside client as network namespaces, an API "
-        f"server, and an agent on each node (iptables backend: {lab.backend}).",
-        WIDTH,
-    )
+    hosts = "two nodes, their pods and an outside client as network namespaces"
+    agents = f"an agent on each node (iptables backend: {lab.backend})"
+    return "\n".join(wrapped(f"Lab {lab.name}: {hosts}, an API server, and {agents}."))
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
@@ -87,7 +84,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
     if not failed:
         return f"{len(results)} of {len(results)} scenarios passed in {seconds:.0f} s."
     text = f"{len(failed)} of {len(results)} scenarios failed in {seconds:.0f} s: {', '.join(failed)}"
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    return "\n".join(wrapped(text))
 
 
 def demo_document(lab: str, backend: str, results: Sequence[Result], seconds: float) -> Document:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -35,10 +34,6 @@ def report_ready(ready: bool) -> None:
     sys.stdout.flush()
 
 
-#: Returns status and body for a request's method, path, headers and client address.
-Answer = Callable[[str, str, Message, str], tuple[int, bytes]]
-
-
 class HttpServer(socketserver.ThreadingTCPServer):
     """A dual-stack HTTP server with a thread for each connection; serves one request on each."""
 
@@ -46,23 +41,20 @@ class HttpServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, port: int, answer: Answer) -> None:
+    def __init__(self, port: int, answer: Callable[["HttpHandler"], tuple[int, bytes]]) -> None:
         super().__init__(("::", port), HttpHandler)
         self.answer = answer
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """Answers a request."""
+    """A request, for which the server's `answer` returns status and body."""
 
     server: HttpServer
     wbufsize = -1  # send headers and body in one packet
 
     def do_GET(self) -> None:
-        """Answer a request."""
-        status, body = self.server.answer(
-            self.command, self.path, self.headers, plain(self.client_address[0])
-        )
+        status, body = self.server.answer(self)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -70,6 +62,10 @@ class HttpHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_POST = do_GET  # noqa: N815
+
+    @property
+    def client(self) -> str:
+        return plain(self.client_address[0])
 
     def log_request(self, *_: object) -> None:
         """Log nothing."""
@@ -93,13 +89,13 @@ class PodServer:
         self.name = name
         self.ready = True
 
-    def answer(self, method: str, path: str, headers: Message, client: str) -> tuple[int, bytes]:
+    def answer(self, request: HttpHandler) -> tuple[int, bytes]:
         """Return status and body for a request."""
-        if method == "POST" and path in ("/ready", "/unready"):
-            self.ready = path == "/ready"
+        if request.command == "POST" and request.path in ("/ready", "/unready"):
+            self.ready = request.path == "/ready"
             report_ready(self.ready)
-        status = 503 if path == "/ready" and not self.ready else 200
-        return status, self.body(client, headers.get("X-Real-IP", ""))
+        status = 503 if request.path == "/ready" and not self.ready else 200
+        return status, self.body(request.client, request.headers.get("X-Real-IP", ""))
 
     def body(self, client: str, real_ip: str = "") -> bytes:
         """Return the JSON answer to a client."""
@@ -182,14 +178,15 @@ class Proxy:
         rotation = self._rotation
         return rotation[next(self._turns) % len(rotation)] if rotation else None
 
-    def answer(self, method: str, path: str, headers: Message, client: str) -> tuple[int, bytes]:
+    def answer(self, request: HttpHandler) -> tuple[int, bytes]:
         """Forward a request to the next address; return its status and body."""
         address = self.next()
         if address is None:
             return 503, b""
         connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
         try:
-            connection.request(method, path, headers={**headers, "X-Real-IP": client})
+            headers = {**request.headers, "X-Real-IP": request.client}
+            connection.request(request.command, request.path, headers=headers)
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -4,7 +4,7 @@ import gc
 import signal
 import sys
 
-from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.lab.apiserver import ApiServer, Store
 from tests.bench import workload
 
 
@@ -12,7 +12,7 @@ def main(size: str, address: str) -> None:
     """Serve until SIGTERM. Print the port on the first line."""
     stop = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before any thread begins
-    server = ApiServer(address, service_cidrs=workload.SERVICE_CIDRS, watch_list=True)
+    server = ApiServer(address, store=Store(workload.SERVICE_CIDRS), watch_list=True)
     server.store.load(workload.objects(workload.Size.read(size)))
     gc.freeze()  # a pause of the server's would be taken for one of the proxy's
     with server:

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pykubeproxy.lab.api import SLICES, Api, in_namespace, kubeconfig
+from pykubeproxy.lab.api import SLICES, Api, in_namespace
+from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.machine import RunDirectory, check_requirements, start_janitor
 from pykubeproxy.lab.network import Namespace
 from tests.bench import workload

@@ -18,7 +18,6 @@ import msgspec
 
 from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
-from pykubeproxy.lab.apiserver.errors import bad_request
 from pykubeproxy.lab.apiserver.routes import locate, verb_of
 from tests.fakes.request_log import Entry, RequestLog
 
@@ -334,7 +333,7 @@ class FaultyApiServer(ApiServer):
         try:
             self.faults.carry_out(msgspec.json.decode(request.body, type=Order))
         except msgspec.DecodeError as error:
-            return bad_request(f"not an order for a fault: {error}").response()
+            return ApiError(400, f"not an order for a fault: {error}").response()
         return Response(b"{}", JSON)
 
 

@@ -5,25 +5,8 @@ It serves lists, pages, watches, bookmarks and errors as a real API server does.
 """
 
 from pykubeproxy.lab.apiserver.errors import ApiError
-from pykubeproxy.lab.apiserver.resources import (
-    CORE_EVENTS,
-    ENDPOINT_SLICES,
-    EVENTS,
-    NODES,
-    SERVICE_CIDRS,
-    SERVICES,
-)
+from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, SERVICES
 from pykubeproxy.lab.apiserver.server import ApiServer
 from pykubeproxy.lab.apiserver.store import Store
 
-__all__ = [
-    "CORE_EVENTS",
-    "ENDPOINT_SLICES",
-    "EVENTS",
-    "NODES",
-    "SERVICES",
-    "SERVICE_CIDRS",
-    "ApiError",
-    "ApiServer",
-    "Store",
-]
+__all__ = ["ENDPOINT_SLICES", "EVENTS", "NODES", "SERVICES", "ApiError", "ApiServer", "Store"]

@@ -3,13 +3,13 @@
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import structlog
-import yaml
 
+from pykubeproxy.config import yaml
 from pykubeproxy.lab.apiserver.errors import ApiError
-from pykubeproxy.lab.apiserver.resources import JsonObject
 from pykubeproxy.lab.apiserver.server import ApiServer
 
 _FILE = click.Path(exists=True, path_type=Path)
@@ -61,14 +61,13 @@ def main(
     server.stop()
 
 
-def _read(path: Path) -> list[JsonObject]:
+def _read(path: Path) -> list[Any]:
     """Return the objects of a file of YAML or JSON documents, items of Lists included."""
-    items: list[JsonObject] = []
-    for document in yaml.safe_load_all(path.read_text()):
+    items: list[Any] = []
+    for _, document, _ in yaml.documents(path.read_text()):
         if isinstance(document, dict) and isinstance(document.get("items"), list):
             kind, version = str(document.get("kind", "")).removesuffix("List"), document.get("apiVersion")
-            common = {"kind": kind, "apiVersion": version} if kind else {}
-            items += [common | item for item in document["items"]]
+            items += [{"kind": kind, "apiVersion": version} | item for item in document["items"]]
         elif document is not None:
             items.append(document)
     return items

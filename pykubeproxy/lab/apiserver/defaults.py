@@ -1,6 +1,6 @@
 """What the API server adds to an object: defaults, cluster IPs, node ports. Objects are filled in place."""
 
-import ipaddress
+import msgspec
 
 from pykubeproxy.lab.apiserver.allocation import Allocations, Claim
 from pykubeproxy.lab.apiserver.errors import ApiError, invalid
@@ -12,7 +12,8 @@ from pykubeproxy.lab.apiserver.resources import (
     JsonObject,
     Resource,
 )
-from pykubeproxy.lab.apiserver.validation import WITH_NODE_PORTS, check_types, check_values, is_address
+from pykubeproxy.lab.apiserver.validation import WITH_NODE_PORTS, check_types, check_values
+from pykubeproxy.objects import Family, check
 
 _ADDRESS_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 
@@ -21,6 +22,9 @@ def admit(
     resource: Resource, item: JsonObject, old: JsonObject | None, path: str, in_use: Allocations
 ) -> None:
     """Fill in an object and check it. Raise a 400 or 422. `old` is None when it is created."""
+    item["metadata"].setdefault("name", "")
+    for field, value in msgspec.json.decode(resource.blank).items():
+        item.setdefault(field, value)
     check_types(resource, item)
     if resource is SERVICES:
         _ServiceDefaults(item, old, path, in_use).fill()
@@ -35,31 +39,28 @@ def claims(service: JsonObject) -> frozenset[Claim]:
     """Return the cluster IPs and node ports of a service; none if it was stored with a wrong type."""
     try:
         spec = service["spec"]
-        addresses = [str(ipaddress.ip_address(ip)) for ip in spec.get("clusterIPs", []) if ip != "None"]
+        addresses = [check.address(ip, "clusterIPs") for ip in spec.get("clusterIPs", []) if ip != "None"]
         ports = [port.get("nodePort") for port in spec.get("ports", [])]
-        return frozenset([*addresses, *filter(None, [*ports, spec.get("healthCheckNodePort")])])
+        return frozenset(filter(None, [*addresses, *ports, spec.get("healthCheckNodePort")]))
     except (AttributeError, KeyError, TypeError, ValueError):
         return frozenset()
 
 
 def _fill_slice(item: JsonObject, old: JsonObject | None) -> None:
-    item.setdefault("endpoints", None)
-    item.setdefault("ports", None)
     for port in item["ports"] or []:
         port.setdefault("name", "")
         port.setdefault("protocol", "TCP")
-    if old is not None and old.get("addressType") != item.get("addressType"):
-        name = item["metadata"].get("name", "")
-        raise invalid(ENDPOINT_SLICES, name, "addressType", "field is immutable")
+    if old is not None and old.get("addressType") != item["addressType"]:
+        raise invalid(ENDPOINT_SLICES, item["metadata"]["name"], "addressType", "field is immutable")
 
 
 def _fill_node(item: JsonObject) -> None:
-    spec = item.setdefault("spec", {})
+    spec = item["spec"]
     if spec.get("podCIDRs"):
         spec.setdefault("podCIDR", spec["podCIDRs"][0])
     elif spec.get("podCIDR"):
         spec["podCIDRs"] = [spec["podCIDR"]]
-    status = item["status"] = NODE_STATUS | item.get("status", {})
+    status = item["status"] = NODE_STATUS | item["status"]
     status["nodeInfo"] = NODE_STATUS["nodeInfo"] | status["nodeInfo"]
 
 
@@ -68,7 +69,8 @@ class _ServiceDefaults:
 
     def __init__(self, item: JsonObject, old: JsonObject | None, path: str, in_use: Allocations) -> None:
         self._item = item
-        self._spec: JsonObject = item.setdefault("spec", {})
+        self._spec: JsonObject = item["spec"]
+        self._ports: list[JsonObject] = self._spec.get("ports", [])
         self._before: JsonObject = old["spec"] if old else {}
         self._path = path
         self._in_use = in_use
@@ -85,11 +87,8 @@ class _ServiceDefaults:
             spec.pop("sessionAffinityConfig", None)
         for port in self._ports:
             port.setdefault("protocol", "TCP")
-            if port.get("targetPort") in (None, 0, "") and "port" in port:
-                port["targetPort"] = port["port"]
-        if self._before:
-            self._keep_allocated()
-            self._drop_unused()
+            port["targetPort"] = port.get("targetPort") or port["port"]
+        self._inherit()
         if spec["type"] != "ExternalName":
             spec.setdefault("internalTrafficPolicy", "Cluster")
             self._fill_cluster_ips()
@@ -98,15 +97,9 @@ class _ServiceDefaults:
         if spec["type"] == "LoadBalancer":
             spec.setdefault("allocateLoadBalancerNodePorts", True)
         self._fill_node_ports()
-        balancer = self._item.setdefault("status", {}).setdefault("loadBalancer", {})
-        for ingress in balancer.get("ingress", []):
+        for ingress in self._item["status"].setdefault("loadBalancer", {}).get("ingress", []):
             if ingress.get("ip"):
                 ingress.setdefault("ipMode", "VIP")
-
-    @property
-    def _ports(self) -> list[JsonObject]:
-        ports: list[JsonObject] = self._spec.get("ports", [])
-        return ports
 
     @property
     def _externally_accessible(self) -> bool:
@@ -118,41 +111,31 @@ class _ServiceDefaults:
         spec = self._spec
         return spec["type"] == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
 
-    def _keep_allocated(self) -> None:
-        """Keep what was allocated if a replacement leaves it out."""
+    def _inherit(self) -> None:
+        """Keep what was allocated if a replacement leaves it out; drop unchanged fields that only the old type has."""
         spec, before = self._spec, self._before
-        if spec["type"] != "ExternalName" and before.get("type") != "ExternalName":
-            for field in _ADDRESS_FIELDS:
-                if field in before:
-                    spec.setdefault(field, before[field])
-        if spec["type"] in WITH_NODE_PORTS and before.get("type") in WITH_NODE_PORTS:
-            allocated = {port.get("name", ""): port.get("nodePort") for port in before.get("ports", [])}
-            requested = {port.get("nodePort") for port in self._ports}
-            for port in self._ports:
-                number = allocated.get(port.get("name", ""))
-                if number and not port.get("nodePort") and number not in requested:
-                    port["nodePort"] = number
-        if self._has_health_check and before.get("healthCheckNodePort"):
-            spec.setdefault("healthCheckNodePort", before["healthCheckNodePort"])
-
-    def _drop_unused(self) -> None:
-        """Drop fields that only the old type has, unless the client changes them too."""
-        spec, before = self._spec, self._before
-        unused: list[str] = [*_ADDRESS_FIELDS] if spec["type"] == "ExternalName" else []
+        kept = dict.fromkeys(_ADDRESS_FIELDS, spec["type"] != "ExternalName")
+        kept["healthCheckNodePort"] = self._has_health_check
+        dropped = {field for field, keep in kept.items() if not keep}
         if not self._externally_accessible:
-            unused.append("externalTrafficPolicy")
-        if not self._has_health_check:
-            unused.append("healthCheckNodePort")
+            dropped.add("externalTrafficPolicy")
         if spec["type"] != "LoadBalancer":
-            unused.append("allocateLoadBalancerNodePorts")
-        for field in unused:
-            if field in spec and spec[field] == before.get(field):
+            dropped.add("allocateLoadBalancerNodePorts")
+        for field, value in before.items():
+            if kept.get(field):
+                spec.setdefault(field, value)
+            elif field in dropped and spec.get(field) == value:
                 del spec[field]
-        if spec["type"] not in WITH_NODE_PORTS:
-            allocated = {port.get("nodePort") for port in before.get("ports", [])}
-            for port in self._ports:
-                if port.get("nodePort") in allocated:
-                    port.pop("nodePort", None)
+        old_ports = before.get("ports", [])
+        allocated = {port.get("name", ""): port["nodePort"] for port in old_ports if port.get("nodePort")}
+        requested = {port.get("nodePort") for port in self._ports}
+        for port in self._ports:
+            if spec["type"] not in WITH_NODE_PORTS and port.get("nodePort") in allocated.values():
+                del port["nodePort"]
+            elif spec["type"] in WITH_NODE_PORTS and not port.get("nodePort"):
+                number = allocated.get(port.get("name", ""))
+                if number and number not in requested:
+                    port["nodePort"] = number
 
     def _fill_cluster_ips(self) -> None:
         spec, before = self._spec, self._before
@@ -189,14 +172,12 @@ class _ServiceDefaults:
 
     def _address(self, family: str, requested: str) -> str:
         """Return the requested address or, for "", the next free one."""
-        address = requested or self._in_use.next_address(family)
-        if address is None:
-            message = f"Internal error occurred: failed to allocate a serviceIP: {family} range is full"
-            raise ApiError(500, message)
-        if not is_address(address, family):
-            reason = f'Invalid value: "{address}": must be a valid {family} address'
-            raise self._invalid("spec.clusterIPs", reason)
-        address = str(ipaddress.ip_address(address))
+        try:
+            address = check.address_of(
+                Family(family), requested or self._in_use.next_address(family), "the address"
+            )
+        except ValueError as error:
+            raise self._invalid("spec.clusterIPs", f"Invalid value: {error}") from error
         if self._in_use.taken(address, self._path):
             reason = f"failed to allocate IP {address}: provided IP is already allocated"
             raise self._invalid("spec.clusterIPs", f'Invalid value: ["{address}"]: {reason}')
@@ -216,18 +197,16 @@ class _ServiceDefaults:
             for port in self._ports:
                 if not port.get("nodePort"):
                     # One port number under two protocols, as of a DNS service, gets one node port.
-                    number = allocated.get(port.get("port")) or self._next_port(numbers)
-                    port["nodePort"] = allocated[port.get("port")] = number
+                    number = allocated.get(port["port"]) or self._next_port(numbers)
+                    port["nodePort"] = allocated[port["port"]] = number
         if self._has_health_check and not spec.get("healthCheckNodePort"):
             spec["healthCheckNodePort"] = self._next_port(numbers)
 
     def _next_port(self, numbers: set[int]) -> int:
         """Allocate a node port and add it to `numbers`."""
         number = self._in_use.next_port(numbers)
-        if number is None:
-            raise ApiError(500, "Internal error occurred: failed to allocate a nodePort: all are in use")
         numbers.add(number)
         return number
 
     def _invalid(self, field: str, reason: str) -> ApiError:
-        return invalid(SERVICES, self._item["metadata"].get("name", ""), field, reason)
+        return invalid(SERVICES, self._item["metadata"]["name"], field, reason)

@@ -1,4 +1,4 @@
-"""Errors, as the Status objects of a real API server."""
+"""JSON responses, and errors as the Status objects of a real API server."""
 
 from http import HTTPStatus
 
@@ -15,6 +15,13 @@ _REASONS = {
     500: "InternalError",
     504: "Timeout",
 }
+_LIST_OPTIONS = Resource("meta.k8s.io", "", "ListOptions")
+_OUTDATED = "the object has been modified; please apply your changes to the latest version and try again"
+
+
+def respond(document: JsonObject, status: int = 200, *headers: tuple[str, str]) -> http.Response:
+    """Return JSON with a newline at its end, as the real server sends it."""
+    return http.Response(msgspec.json.encode(document) + b"\n", http.JSON, status, headers)
 
 
 class ApiError(Exception):
@@ -36,7 +43,6 @@ class ApiError(Exception):
         self._metadata = metadata or {}
 
     def status(self) -> JsonObject:
-        """Return the Status object."""
         details = {} if self._details is None else {"details": self._details}
         return {
             "kind": "Status",
@@ -53,17 +59,7 @@ class ApiError(Exception):
         """Return the HTTP response, with Retry-After if the details name it."""
         seconds = (self._details or {}).get("retryAfterSeconds")
         headers = () if seconds is None else (("Retry-After", str(seconds)),)
-        return http.Response(msgspec.json.encode(self.status()) + b"\n", http.JSON, self.code, headers)
-
-
-def bad_request(message: str) -> ApiError:
-    """400."""
-    return ApiError(400, message)
-
-
-def no_such_path() -> ApiError:
-    """404 for a path or resource that is not served."""
-    return ApiError(404, "the server could not find the requested resource", details={})
+        return respond(self.status(), self.code, *headers)
 
 
 def method_not_allowed() -> ApiError:
@@ -73,33 +69,25 @@ def method_not_allowed() -> ApiError:
 
 def not_found(resource: Resource, name: str) -> ApiError:
     """404 for a missing object."""
-    return ApiError(404, f'{resource.qualified} "{name}" not found', details=_details(resource, name))
+    return ApiError(404, f'{resource.qualified} "{name}" not found', details=resource.details(name))
 
 
-def already_exists(resource: Resource, name: str) -> ApiError:
-    """409 for creating an object that exists."""
-    message = f'{resource.qualified} "{name}" already exists'
-    return ApiError(409, message, reason="AlreadyExists", details=_details(resource, name))
-
-
-def conflict(resource: Resource, name: str, reason: str = "") -> ApiError:
+def conflict(resource: Resource, name: str, reason: str = _OUTDATED) -> ApiError:
     """409 for a write based on an outdated copy."""
-    reason = (
-        reason
-        or "the object has been modified; please apply your changes to the latest version and try again"
-    )
     message = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {reason}'
-    return ApiError(409, message, details=_details(resource, name))
+    return ApiError(409, message, details=resource.details(name))
 
 
 def invalid(resource: Resource, name: str, field: str, reason: str) -> ApiError:
     """422 for the value of a field."""
-    return _invalid(resource.kind, resource.group, name, field, reason)
+    causes = [{"reason": "FieldValueInvalid", "message": reason, "field": field}]
+    details = resource.details(name) | {"kind": resource.kind, "causes": causes}
+    return ApiError(422, f'{resource.kind} "{name}" is invalid: {field}: {reason}', details=details)
 
 
 def invalid_options(field: str, reason: str) -> ApiError:
     """422 for list or watch options that contradict each other."""
-    return _invalid("ListOptions", "meta.k8s.io", "", field, reason)
+    return invalid(_LIST_OPTIONS, "", field, reason)
 
 
 def too_old(version: int, oldest: int) -> ApiError:
@@ -112,14 +100,3 @@ def too_new(version: int, current: int) -> ApiError:
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     message = f"Timeout: Too large resource version: {version}, current: {current}"
     return ApiError(504, message, details={"causes": [cause], "retryAfterSeconds": 1})
-
-
-def _invalid(kind: str, group: str, name: str, field: str, reason: str) -> ApiError:
-    causes = [{"reason": "FieldValueInvalid", "message": reason, "field": field}]
-    details = {"name": name} | ({"group": group} if group else {}) | {"kind": kind, "causes": causes}
-    return ApiError(422, f'{kind} "{name}" is invalid: {field}: {reason}', details=details)
-
-
-def _details(resource: Resource, name: str) -> JsonObject:
-    group = {"group": resource.group} if resource.group else {}
-    return {"name": name} | group | {"kind": resource.plural}

@@ -4,9 +4,10 @@ The store locks around every call.
 """
 
 import os
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -26,13 +27,13 @@ class Stored(msgspec.Struct, frozen=True, eq=False):
     fields: Mapping[str, str]  # for field selectors
 
 
+@dataclass(eq=False)
 class Change:
     """One write: the object before it (None if created) and after it (None if deleted)."""
 
-    def __init__(self, version: int, old: Stored | None, new: Stored | None) -> None:
-        self.version = version
-        self.old = old
-        self.new = new
+    version: int
+    old: Stored | None
+    new: Stored | None
 
     @cached_property
     def deleted_body(self) -> bytes:
@@ -57,7 +58,6 @@ class Cursor:
         self._event = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll."""
         return self._event
 
     def wake(self) -> None:
@@ -70,7 +70,6 @@ class Cursor:
             os.eventfd_read(self._event)
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self._event)
 
 
@@ -79,7 +78,6 @@ class History:
 
     def __init__(self, limit: int, oldest: int) -> None:
         self.objects: dict[str, Stored] = {}
-        self.paths: list[str] = []  # sorted
         self.oldest = oldest  # the oldest version to watch or list from
         self.cursors: set[Cursor] = set()
         self._limit = limit
@@ -87,22 +85,21 @@ class History:
         self._dropped = 0  # number of changes trimmed from the log
 
     def apply(self, change: Change) -> None:
-        """Append a change. Its version must be larger than any before."""
+        """Append a change and wake all cursors. Its version must be larger than any before."""
         if change.new is None:
             assert change.old is not None
             del self.objects[change.old.path]
-            del self.paths[bisect_right(self.paths, change.old.path) - 1]
         else:
-            if change.old is None:
-                insort(self.paths, change.new.path)
             self.objects[change.new.path] = change.new
         self._changes.append(change)
+        for cursor in self.cursors:
+            cursor.wake()
         if len(self._changes) > self._limit + self._limit // 4:
             self._trim(len(self._changes) - self._limit)
 
     def present(self) -> list[Stored]:
         """Return the objects, sorted by path."""
-        return [self.objects[path] for path in self.paths]
+        return [self.objects[path] for path in sorted(self.objects)]
 
     def at(self, version: int) -> list[Stored]:
         """Return the objects as of a version, sorted by path. Raise a 410 before `oldest`."""
@@ -142,11 +139,6 @@ class History:
         """Drop the whole log. Cursors that have read everything go on."""
         self._trim(len(self._changes))
         self.oldest = now
-
-    def wake(self) -> None:
-        """Wake all cursors."""
-        for cursor in self.cursors:
-            cursor.wake()
 
     def _trim(self, count: int) -> None:
         if count:

@@ -2,12 +2,11 @@
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from bisect import bisect_left
 
 import msgspec
 
 from pykubeproxy.http import JSON, Response
-from pykubeproxy.lab.apiserver.errors import ApiError, bad_request, invalid_options, too_new
+from pykubeproxy.lab.apiserver.errors import ApiError, invalid_options, too_new
 from pykubeproxy.lab.apiserver.query import Query, Selector
 from pykubeproxy.lab.apiserver.resources import JsonObject, Resource
 from pykubeproxy.lab.apiserver.store import Snapshot, Store
@@ -34,12 +33,12 @@ def list_objects(store: Store, resource: Resource, selector: Selector, query: Qu
     limit = query.number("limit")
     token = _parse_token(query.text("continue")) if query.text("continue") else None
     if token is not None and query.text("resourceVersion") not in ("", "0"):
-        raise bad_request("specifying resource version is not allowed when using continue")
+        raise ApiError(400, "specifying resource version is not allowed when using continue")
     if token is None and query.text("resourceVersion") == "0":
         limit = 0  # from its cache, the real server lists everything at once
     snapshot = _continued(store, resource, token) if token else _fresh(store, resource, query, limit)
-    start = bisect_left(snapshot.objects, token.start, key=lambda stored: stored.path) if token else 0
-    selected = [stored for stored in snapshot.objects[start:] if selector.matches(stored)]
+    start = token.start if token else ""
+    selected = [stored for stored in snapshot.objects if stored.path >= start and selector.matches(stored)]
     meta: JsonObject = {"resourceVersion": str(snapshot.version)}
     if limit and len(selected) > limit:
         meta["continue"] = _Token(_FORMAT, snapshot.version, selected[limit - 1].path + "\0").encode()
@@ -72,9 +71,9 @@ def _parse_token(text: str) -> _Token:
     try:
         token = msgspec.json.decode(_unbase64(text), type=_Token)
     except (msgspec.DecodeError, ValueError) as error:
-        raise bad_request(f"{problem}: {error}") from error
+        raise ApiError(400, f"{problem}: {error}") from error
     if token.v != _FORMAT or not token.start or (token.rv <= 0 and token.rv != _ANY_VERSION):
-        raise bad_request(f"{problem}: not a token of this server")
+        raise ApiError(400, f"{problem}: not a token of this server")
     return _Token(token.v, token.rv, token.start.removeprefix("/"))
 
 

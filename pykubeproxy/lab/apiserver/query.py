@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from urllib.parse import parse_qsl
 
-from pykubeproxy.lab.apiserver.errors import ApiError, bad_request
+from pykubeproxy.lab.apiserver.errors import ApiError
 from pykubeproxy.lab.apiserver.history import Stored
 from pykubeproxy.lab.apiserver.resources import Resource
 
@@ -36,7 +36,7 @@ class Query:
         """Return a whole number, 0 if absent. Raise a 400 for anything else."""
         text = self.text(name)
         if text and not (text.isascii() and text.isdigit()):
-            raise bad_request(f'{name}: Invalid value: "{text}": must be a whole number')
+            raise ApiError(400, f'{name}: Invalid value: "{text}": must be a whole number')
         return int(text or 0)
 
 
@@ -58,7 +58,6 @@ class Selector:
         return bool(self._labels or self._fields)
 
     def matches(self, stored: Stored) -> bool:
-        """Return whether this version of an object is selected."""
         if self._namespace and stored.namespace != self._namespace:
             return False
         return all(test(stored.labels) for test in self._labels) and all(
@@ -91,7 +90,7 @@ def _field_test(term: str, selectable: set[str]) -> _Test:
         raise _unparsable("field", term)
     key, operator, value = match.groups()
     if key not in selectable:
-        raise bad_request(f"field label not supported: {key}; use one of {', '.join(sorted(selectable))}")
+        raise ApiError(400, f"field label not supported: {key}; use one of {', '.join(sorted(selectable))}")
     return _value_test(key, {value}, operator == "!=")
 
 
@@ -101,4 +100,4 @@ def _value_test(key: str, values: set[str], negated: bool) -> _Test:
 
 
 def _unparsable(kind: str, term: str) -> ApiError:
-    return bad_request(f"unable to parse requirement: {term!r} is not a {kind} selector")
+    return ApiError(400, f"unable to parse requirement: {term!r} is not a {kind} selector")

@@ -1,4 +1,4 @@
-"""The resources this API server serves: names, selectable fields and zero values."""
+"""The resources this API server serves, with names, selectable fields and zero values, and their discovery."""
 
 from typing import Any
 
@@ -28,6 +28,11 @@ class Resource(msgspec.Struct, frozen=True, eq=False):
     def qualified(self) -> str:
         """The name in error messages, such as endpointslices.discovery.k8s.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def details(self, name: str) -> JsonObject:
+        """Return what identifies one object in a Status."""
+        group = {"group": self.group} if self.group else {}
+        return {"name": name} | group | {"kind": self.plural}
 
     def typed(self, body: bytes) -> bytes:
         """Return an encoded object with kind and apiVersion in front; items of a list have neither."""
@@ -96,7 +101,6 @@ RESOURCES = (SERVICES, NODES, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, SERVICE_CIDR
 
 
 def find(api_version: str, plural: str) -> Resource | None:
-    """Return the resource of this apiVersion and plural, or None."""
     return next((r for r in RESOURCES if (r.api_version, r.plural) == (api_version, plural)), None)
 
 
@@ -107,3 +111,39 @@ def of(item: JsonObject) -> Resource:
         if (resource.api_version, resource.kind) == (api_version, kind):
             return resource
     raise ValueError(f"cannot serve objects of apiVersion {api_version!r} and kind {kind!r}")
+
+
+def discovery() -> dict[str, JsonObject]:
+    """Return the documents that describe the server, its groups and resources, by path."""
+    groups = sorted({resource.group for resource in RESOURCES if resource.group})
+    documents: dict[str, JsonObject] = {
+        "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.0-lab", "platform": "linux/amd64"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
+        "/api/v1": _resource_list("v1"),
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(name) for name in groups]},
+    }
+    for name in groups:
+        documents[f"/apis/{name}"] = {"kind": "APIGroup", "apiVersion": "v1"} | _group(name)
+        documents[f"/apis/{name}/v1"] = _resource_list(f"{name}/v1")
+    return documents
+
+
+def _resource_list(api_version: str) -> JsonObject:
+    entries: list[JsonObject] = []
+    for resource in RESOURCES:
+        if resource.api_version != api_version:
+            continue
+        kind = {"kind": resource.kind, "namespaced": resource.namespaced}
+        names = {"shortNames": [resource.short_name]} if resource.short_name else {}
+        verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
+        entry = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": verbs}
+        entries.append(entry | kind | names)
+        if resource.status:
+            status = {"name": f"{resource.plural}/status", "singularName": ""}
+            entries.append(status | kind | {"verbs": ("get", "patch", "update")})
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": entries}
+
+
+def _group(name: str) -> JsonObject:
+    version = {"groupVersion": f"{name}/v1", "version": "v1"}
+    return {"name": name, "versions": [version], "preferredVersion": version}

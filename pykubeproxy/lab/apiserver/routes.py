@@ -1,23 +1,28 @@
 """From a request to its response: authentication, the meaning of the path, the operation."""
 
 import hmac
+import re
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
-from pykubeproxy.http import JSON, Request, Response
-from pykubeproxy.lab.apiserver.discovery import PUBLIC, discover
-from pykubeproxy.lab.apiserver.errors import ApiError, bad_request, method_not_allowed, no_such_path
+from pykubeproxy.http import JSON, Request, Response, text
+from pykubeproxy.lab.apiserver.errors import ApiError, method_not_allowed, respond
 from pykubeproxy.lab.apiserver.list import list_objects
 from pykubeproxy.lab.apiserver.query import Query, Selector
-from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject, Resource, find
+from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject, Resource, discovery, find
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watch import Watch, WatchOptions
-from pykubeproxy.lab.apiserver.write import Part
+from pykubeproxy.lab.apiserver.write import Part, metadata_of
 
+_HEALTH = ("/healthz", "/livez", "/readyz")
+_PUBLIC = (*_HEALTH, "/version")  # need no token, as on a real server
+_PAGES = dict.fromkeys(_HEALTH, text("ok")) | {path: respond(page) for path, page in discovery().items()}
 _MERGE_PATCH = "application/merge-patch+json"
+_PATH = re.compile(
+    r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/(status))?)?/?"
+)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -31,23 +36,14 @@ class Target(msgspec.Struct, frozen=True):
 
 def locate(path: str) -> Target | None:
     """Return the target of /api/v1/… or /apis/GROUP/VERSION/…; None if it is not served."""
-    steps = unquote(path).strip("/").split("/")
-    if steps[:2] == ["api", "v1"]:
-        api_version, rest = "v1", steps[2:]
-    elif steps[0] == "apis" and len(steps) > 2:
-        api_version, rest = "/".join(steps[1:3]), steps[3:]
-    else:
+    match = _PATH.fullmatch(unquote(path))
+    if match is None:
         return None
-    namespace = ""
-    if rest[:1] == ["namespaces"] and len(rest) > 2:
-        namespace, rest = rest[1], rest[2:]
-    resource = find(api_version, rest[0]) if 1 <= len(rest) <= 3 else None
-    if resource is None or (namespace and not resource.namespaced):
+    core, group, namespace, plural, name, subresource = (part or "" for part in match.groups())
+    resource = find(core or group, plural)
+    if resource is None or (namespace and not resource.namespaced) or (subresource and not resource.status):
         return None
-    name, subresource = [*rest[1:], "", ""][:2]
     if resource.namespaced and name and not namespace:
-        return None
-    if subresource and not (subresource == "status" and resource.status):
         return None
     return Target(resource, namespace, name, subresource)
 
@@ -75,67 +71,53 @@ class Routes:
             return error.response()
 
     def _handle(self, request: Request) -> Response:
-        page = discover(request.path)
-        if page is None or request.path.rstrip("/") not in PUBLIC:
+        path = request.path.rstrip("/")
+        if path not in _PUBLIC:
             self._check_token(request)
+        page = _PAGES.get(path)
         if page is not None:
             if request.method != "GET":
                 raise method_not_allowed()
             return page
         target = locate(request.path)
         if target is None:
-            raise no_such_path()
+            raise ApiError(404, "the server could not find the requested resource", details={})
         _check_accept(request)
-        return self._operation(verb_of(request, target), target)(request, target)
+        return self._answer(request, target)
 
-    def _operation(self, verb: str, target: Target) -> Callable[[Request, Target], Response]:
-        operations = {"get": self._get, "update": self._update, "patch": self._patch}
-        if target.name and not target.subresource:
-            operations["delete"] = self._delete
-        elif not target.name:
-            operations = {"list": self._list, "watch": self._watch}
-            if target.namespace or not target.resource.namespaced:
-                operations["create"] = self._create
-        if verb not in operations:
-            raise method_not_allowed()
-        return operations[verb]
-
-    def _list(self, request: Request, target: Target) -> Response:
-        query = Query(request.query)
-        return list_objects(self._store, target.resource, _selector(target, query), query)
-
-    def _watch(self, request: Request, target: Target) -> Response:
-        query = Query(request.query)
-        watch = Watch(self._store, target.resource, _selector(target, query), query, self._watches)
-        return Response(content_type=JSON, stream=watch.stream)
-
-    def _get(self, _: Request, target: Target) -> Response:
-        stored = self._store.read(target.resource, target.namespace, target.name)
-        return Response(target.resource.typed(stored.body) + b"\n", JSON)
-
-    def _create(self, request: Request, target: Target) -> Response:
-        return _response(self._store.create(_object(request, target), part="spec"), 201)
-
-    def _update(self, request: Request, target: Target) -> Response:
-        return _response(self._store.replace(_object(request, target), part=_part(target)))
-
-    def _patch(self, request: Request, target: Target) -> Response:
-        patch = _json(request, _MERGE_PATCH)
-        return _response(
-            self._store.merge_patch(target.resource, target.namespace, target.name, patch, part=_part(target))
-        )
+    def _answer(self, request: Request, target: Target) -> Response:
+        resource, query = target.resource, Query(request.query)
+        key = (resource, target.namespace, target.name)
+        if query.text("dryRun"):
+            raise ApiError(400, "this API server has no dryRun")
+        part: Part = "status" if target.subresource else "spec"
+        match verb_of(request, target):
+            case "list":
+                return list_objects(self._store, resource, _selector(target, query), query)
+            case "watch":
+                watch = Watch(self._store, resource, _selector(target, query), query, self._watches)
+                return Response(content_type=JSON, stream=watch.stream)
+            case "create" if not target.name and (target.namespace or not resource.namespaced):
+                return respond(self._store.create(_object(request, target), part="spec"), 201)
+            case "get":
+                return Response(resource.typed(self._store.read(*key).body) + b"\n", JSON)
+            case "update" if target.name:
+                return respond(self._store.replace(_object(request, target), part=part))
+            case "patch" if target.name:
+                return respond(self._store.merge_patch(*key, _json(request, _MERGE_PATCH), part=part))
+            case "delete" if target.name and not target.subresource:
+                return self._delete(request, target)
+        raise method_not_allowed()
 
     def _delete(self, request: Request, target: Target) -> Response:
-        _refuse_dry_run(request)
         conditions = _decode(request.body).get("preconditions") or {} if request.body else {}
         uid, version = str(conditions.get("uid") or ""), str(conditions.get("resourceVersion") or "")
         last = self._store.delete(target.resource, target.namespace, target.name, uid=uid, version=version)
         if target.resource is SERVICES or "deletionTimestamp" in last["metadata"]:
-            return _response(last)
-        group = {"group": target.resource.group} if target.resource.group else {}
-        kind = {"kind": target.resource.plural, "uid": last["metadata"]["uid"]}
+            return respond(last)
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-        return _response(status | {"details": {"name": target.name} | group | kind})
+        details = target.resource.details(target.name) | {"uid": last["metadata"]["uid"]}
+        return respond(status | {"details": details})
 
     def _check_token(self, request: Request) -> None:
         token = self._token()
@@ -146,18 +128,9 @@ class Routes:
             raise ApiError(401, "Unauthorized")
 
 
-def _response(value: JsonObject, status: int = 200) -> Response:
-    """Return JSON with a newline at its end, as the real server sends it."""
-    return Response(msgspec.json.encode(value) + b"\n", JSON, status)
-
-
 def _selector(target: Target, query: Query) -> Selector:
     labels, fields = query.text("labelSelector"), query.text("fieldSelector")
     return Selector(target.resource, target.namespace, labels, fields)
-
-
-def _part(target: Target) -> Part:
-    return "status" if target.subresource else "spec"
 
 
 def _check_accept(request: Request) -> None:
@@ -172,20 +145,12 @@ def _check_accept(request: Request) -> None:
         raise ApiError(406, f"only the following media types are accepted: {JSON}")
 
 
-def _refuse_dry_run(request: Request) -> None:
-    if Query(request.query).text("dryRun"):
-        raise bad_request("this API server has no dryRun")
-
-
 def _json(request: Request, accepted: str) -> JsonObject:
-    """Return the body of a write. Raise a 415 for another content type, a 400 for dryRun or bad JSON."""
+    """Return the body of a write. Raise a 415 for another content type, a 400 for bad JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip()
     if kind != accepted and (kind or accepted != JSON):
-        message = (
-            f"the body of the request was in an unknown format - accepted media types include: {accepted}"
-        )
-        raise ApiError(415, message)
-    _refuse_dry_run(request)
+        expected = f"accepted media types include: {accepted}"
+        raise ApiError(415, f"the body of the request was in an unknown format - {expected}")
     return _decode(request.body)
 
 
@@ -193,7 +158,7 @@ def _decode(body: bytes) -> JsonObject:
     try:
         return msgspec.json.decode(body, type=JsonObject)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body of the request is not a JSON object: {error}") from error
+        raise ApiError(400, f"the body of the request is not a JSON object: {error}") from error
 
 
 def _object(request: Request, target: Target) -> JsonObject:
@@ -201,16 +166,12 @@ def _object(request: Request, target: Target) -> JsonObject:
     item = _json(request, JSON)
     resource = target.resource
     implied = {"apiVersion": resource.api_version, "kind": resource.kind}
-    meta: dict[str, Any] = item.get("metadata") or {}
-    if not isinstance(meta, dict):
-        raise bad_request("metadata must be an object")
+    meta = metadata_of(item)
     implied_meta = {"namespace": target.namespace} if resource.namespaced else {}
-    if target.name:
-        implied_meta["name"] = target.name
+    implied_meta |= {"name": target.name} if target.name else {}
     for given, expected in ((item, implied), (meta, implied_meta)):
         for field, value in expected.items():
             if given.get(field) not in (None, "", value):
-                raise bad_request(
-                    f"the {field} in the data ({given[field]}) does not match the expected one ({value})"
-                )
+                conflict = f"the {field} in the data ({given[field]}) does not match"
+                raise ApiError(400, f"{conflict} the expected one ({value})")
     return item | implied | {"metadata": meta | implied_meta}

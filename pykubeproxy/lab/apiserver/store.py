@@ -9,7 +9,7 @@ import msgspec
 from pykubeproxy.lab.apiserver import resources
 from pykubeproxy.lab.apiserver.allocation import Allocations
 from pykubeproxy.lab.apiserver.defaults import admit, claims
-from pykubeproxy.lab.apiserver.errors import already_exists, conflict, not_found, too_new
+from pykubeproxy.lab.apiserver.errors import ApiError, conflict, not_found, too_new
 from pykubeproxy.lab.apiserver.history import Change, Cursor, History, Stored
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, RESOURCES, SERVICES, JsonObject, Resource
 from pykubeproxy.lab.apiserver.write import (
@@ -45,13 +45,12 @@ class Store:
     """
 
     def __init__(
-        self,
-        service_cidrs: Sequence[str] = SERVICE_CIDRS,
-        *,
-        history: int = 20_000,
-        first_version: int = 1,
+        self, service_cidrs: Sequence[str] = SERVICE_CIDRS, *, history: int = 20_000, first_version: int = 1
     ) -> None:
-        """`history` is the number of changes of each resource to keep for watches."""
+        """`service_cidrs` are the ranges of cluster IPs, the primary family first.
+
+        `history` is the number of changes of each resource to keep for watches.
+        """
         self._lock = threading.RLock()
         self._version = first_version
         self._histories = {resource: History(history, first_version) for resource in RESOURCES}
@@ -59,26 +58,19 @@ class Store:
 
     @property
     def version(self) -> int:
-        """The resourceVersion of the latest write."""
         return self._version
 
     def create(self, item: JsonObject, *, part: Part = "all", verbatim: bool = False) -> JsonObject:
         """Add an object and return it as stored."""
         resource = resources.of(item)
         with self._lock:
-            stored = self._create(resource, item, part, verbatim)
-            self._histories[resource].wake()
-        return _typed(resource, stored.body)
+            return _typed(resource, self._create(resource, item, part, verbatim).body)
 
     def load(self, items: Iterable[JsonObject], *, verbatim: bool = False) -> None:
-        """Add many objects; wake watchers once, at the end."""
+        """Add many objects, with no other write in between."""
         with self._lock:
-            try:
-                for item in items:
-                    self._create(resources.of(item), item, "all", verbatim)
-            finally:
-                for history in self._histories.values():
-                    history.wake()
+            for item in items:
+                self._create(resources.of(item), item, "all", verbatim)
 
     def replace(self, item: JsonObject, *, part: Part = "all", verbatim: bool = False) -> JsonObject:
         """Replace an object. An outdated resourceVersion is a 409."""
@@ -114,12 +106,7 @@ class Store:
             if "deletionTimestamp" not in meta:
                 meta["deletionTimestamp"] = now()
                 old = self._write(resource, old, item)
-                self._histories[resource].wake()
             return _typed(resource, old.body)
-
-    def get(self, resource: Resource, namespace: str, name: str) -> JsonObject:
-        """Return one object (for a node, the namespace does not matter). Raise a 404."""
-        return _typed(resource, self.read(resource, namespace, name).body)
 
     def list(self, resource: Resource) -> list[JsonObject]:
         """Return all objects of a resource, sorted by namespace and name."""
@@ -150,7 +137,6 @@ class Store:
             return self._histories[resource].open(after, self._version)
 
     def unwatch(self, resource: Resource, cursor: Cursor) -> None:
-        """End a cursor."""
         with self._lock:
             self._histories[resource].cursors.discard(cursor)
             cursor.close()
@@ -171,7 +157,9 @@ class Store:
         meta = item["metadata"]
         path = resource.path(meta.get("namespace", ""), str(meta.get("name", "")))
         if path in self._histories[resource].objects:
-            raise already_exists(resource, meta["name"])
+            name, details = meta["name"], resource.details(meta["name"])
+            message = f'{resource.qualified} "{name}" already exists'
+            raise ApiError(409, message, reason="AlreadyExists", details=details)
         if not verbatim:
             admit(resource, item, None, path, self._in_use)
         return self._write(resource, None, item)
@@ -189,12 +177,9 @@ class Store:
             return _typed(resource, old.body)  # no new version, no event
         if not verbatim and "deletionTimestamp" in meta and not meta.get("finalizers"):
             return self._remove(resource, old)
-        stored = self._write(resource, old, item)
-        self._histories[resource].wake()
-        return _typed(resource, stored.body)
+        return _typed(resource, self._write(resource, old, item).body)
 
     def _write(self, resource: Resource, old: Stored | None, item: JsonObject) -> Stored:
-        """Store an object under the next version. The caller wakes the watchers."""
         stored = encoded(resource, item, self._version + 1)
         self._version += 1
         self._histories[resource].apply(Change(self._version, old, stored))
@@ -208,7 +193,6 @@ class Store:
         self._histories[resource].apply(change)
         if resource is SERVICES:
             self._in_use.settle(old.path, frozenset())
-        self._histories[resource].wake()
         return _typed(resource, change.deleted_body)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pykubeproxy.lab.apiserver.errors import bad_request, conflict
+from pykubeproxy.lab.apiserver.errors import ApiError, conflict
 from pykubeproxy.lab.apiserver.history import Stored
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, SERVICES, JsonObject, Resource
 
@@ -48,7 +48,7 @@ def replaced(resource: Resource, given: JsonObject, old: Stored, part: Part, ver
     """Return `old` with the changes of `given`. Raise a 409 if it names another version or uid."""
     item = dict(given) if verbatim else _without_nulls(given)
     before = decoded(old)
-    requested, present = _metadata(item), before["metadata"]
+    requested, present = metadata_of(item), before["metadata"]
     if requested.get("resourceVersion", "") not in ("", present["resourceVersion"]):
         raise conflict(resource, old.name)
     if requested.get("uid", "") not in ("", present["uid"]):
@@ -95,7 +95,6 @@ def with_generation(item: JsonObject, before: JsonObject) -> JsonObject:
 
 
 def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
-    """Return an object as stored, with its version."""
     given = item["metadata"]
     first = {field: given[field] for field in ("name", "namespace", "uid") if field in given}
     meta = first | {"resourceVersion": ""} | given | {"resourceVersion": str(version)}
@@ -118,6 +117,14 @@ def decoded(stored: Stored) -> JsonObject:
     return msgspec.json.decode(stored.body, type=JsonObject)
 
 
+def metadata_of(item: JsonObject) -> JsonObject:
+    """Return a copy of an object's metadata. Raise a 400 if it is no object."""
+    meta = item.get("metadata") or {}
+    if not isinstance(meta, dict):
+        raise ApiError(400, "metadata must be an object")
+    return dict(meta)
+
+
 def now() -> str:
     """Return the present time as the API writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -130,17 +137,12 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
-def _metadata(item: JsonObject) -> JsonObject:
-    meta = item.get("metadata") or {}
-    if not isinstance(meta, dict):
-        raise bad_request("metadata must be an object")
-    return dict(meta)
-
-
 def _client_metadata(item: JsonObject, verbatim: bool) -> JsonObject:
     """Return the metadata that clients may set."""
     kept = ("deletionTimestamp",) if verbatim else ()
-    return {name: value for name, value in _metadata(item).items() if name not in _SERVER_SET or name in kept}
+    return {
+        name: value for name, value in metadata_of(item).items() if name not in _SERVER_SET or name in kept
+    }
 
 
 def _content(item: JsonObject) -> JsonObject:

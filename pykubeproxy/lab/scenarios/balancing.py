@@ -1,13 +1,14 @@
-"""Which pod gets a new connection: load balancing, affinity, and edge cases of Services."""
+"""Which pod gets a new connection and which client address it sees: balancing, affinity, policies, edge cases."""
 
 import time
 
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.network import CLIENT_CROWD
+from pykubeproxy.lab.network import CLIENT, CLIENT_CROWD
 from pykubeproxy.lab.prober import Prober, Target
 from pykubeproxy.lab.scenarios.scenario import Run, bounds, expect, expect_balanced, expect_errors, scenario
 
 AFFINITY_SECONDS = 2
+CONNECTIONS = 50
 #: A refusal takes milliseconds; a retransmitted SYN takes a second.
 REFUSAL_SECONDS = 0.25
 
@@ -79,7 +80,6 @@ def affinity(run: Run) -> None:
 
 
 def _expire(lab: Lab) -> None:
-    """Let the affinity timeout pass."""
     time.sleep(AFFINITY_SECONDS + 0.5)
     lab.check()
 
@@ -139,3 +139,36 @@ def _refusal(lab: Lab, prober: Prober, target: Target) -> float:
     expect_errors(result, "refused")
     expect(result.slowest < REFUSAL_SECONDS, f"a refusal at once by {target}", f"{result.slowest:.3f} s")
     return result.slowest
+
+
+@scenario(
+    "Client address by externalTrafficPolicy Cluster and Local",
+    why="Cluster masquerades, since the pod may be on another node; Local never leaves the node.",
+    command="pykubeproxy dump-rules default/web-local",
+)
+def client_address(run: Run) -> None:
+    """Connect from outside to a node port on both nodes, while all pods are on node1."""
+    lab = run.lab
+    lab.deploy("web", 2, nodes=["node1"])
+    cluster = lab.service("web", type="NodePort")
+    local = lab.service("web-local", type="NodePort", externalTrafficPolicy="Local", selector={"app": "web"})
+    for family in (4, 6):
+        for name, node in lab.nodes.items():
+            clients = _clients(lab, node.node_port(cluster, family), node.addresses[family == 6])
+            run.log(f"Cluster, IPv{family}", f"through {name} the pods see {clients}")
+    for family in (4, 6):
+        node1, node2 = lab.nodes["node1"], lab.nodes["node2"]
+        clients = _clients(lab, node1.node_port(local, family), CLIENT[family == 6])
+        run.log(f"Local, IPv{family}", f"through node1 the pods see {clients}")
+        result = lab.client.prober.tcp(node2.node_port(local, family), 3, timeout=0.3)
+        expect_errors(result, "timeout")
+        run.log("", f"through node2, which has no pod: {result}")
+
+
+def _clients(lab: Lab, target: Target, expected: str) -> str:
+    """Expect one client address at the pods, and return it."""
+    lab.until(lambda: not lab.client.prober.tcp(target).failed, f"{target} answers")
+    result = lab.client.prober.tcp(target, CONNECTIONS)
+    clients = ", ".join(sorted(result.clients))
+    expect(not result.failed and clients == expected, f"client address {expected}", f"{clients}, {result}")
+    return clients

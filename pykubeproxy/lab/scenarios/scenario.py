@@ -28,7 +28,6 @@ def expect(condition: bool, expectation: str, observation: object) -> None:
 
 
 def names(pods: Iterable[Pod]) -> set[str]:
-    """Return the pods' names."""
     return {pod.name for pod in pods}
 
 
@@ -113,7 +112,6 @@ def expect_pods(result: ProbeResult, pods: Iterable[Pod]) -> None:
 
 
 def expect_errors(result: ProbeResult, error: str) -> None:
-    """Expect this error for every connection."""
     expect(set(result.errors) == {error} and not result.pods, f"{error} for every connection", result)
 
 

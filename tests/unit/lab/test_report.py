@@ -9,10 +9,11 @@ import click
 import pytest
 
 from pykubeproxy.lab import report
-from pykubeproxy.lab.agents import merged
+from pykubeproxy.lab.apiserver.write import merged
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import SCENARIOS, Log, Scenario, ScenarioFailed
 from pykubeproxy.lab.scenarios.scenario import Run
+from pykubeproxy.wording import WIDTH
 
 LAB = cast("Lab", SimpleNamespace(reset=lambda: None, logs=Path("/run/lab/logs")))
 
@@ -38,7 +39,7 @@ def test_log_of_a_scenario_fits_80_columns() -> None:
     result, lines = output(run)
     assert result.ok
     assert result.log[0][0] == "3 pods"
-    assert max(map(len, lines)) <= report.WIDTH
+    assert max(map(len, lines)) <= WIDTH
     text = "\n".join(lines)
     assert "A title" in text
     assert "3 pods" in text
@@ -71,7 +72,7 @@ def test_summary_names_failed_scenarios() -> None:
     assert "2 of 2 scenarios passed" in report.summary([result("a"), result("b")], 1.0)
     assert "1 of 2 scenarios failed in 1 s: b" in report.summary([result("a"), result("b", "oh")], 1.0)
     all_failed = report.summary([result(scenario.name, "oh") for scenario in SCENARIOS], 100.0)
-    assert max(map(len, all_failed.splitlines())) <= report.WIDTH
+    assert max(map(len, all_failed.splitlines())) <= WIDTH
 
 
 def test_documents() -> None:

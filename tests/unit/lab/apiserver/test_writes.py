@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES
 
 PATH = "/api/v1/namespaces/default/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -107,7 +107,7 @@ def test_finalizers_hold_an_object(server, client, node):
     """A deleted object with finalizers is marked, and goes with the last of them."""
     server.store.create(node("n", metadata={"name": "n", "finalizers": ["example.com/wait"]}))
     assert "deletionTimestamp" in client.ask("DELETE", "/api/v1/nodes/n").json["metadata"]
-    assert "deletionTimestamp" in server.store.get(NODES, "", "n")["metadata"]
+    assert "deletionTimestamp" in client.get("/api/v1/nodes/n")["metadata"]
     client.ask("PATCH", "/api/v1/nodes/n", {"metadata": {"finalizers": None}})
     assert client.ask("GET", "/api/v1/nodes/n").status == 404
 

@@ -1,11 +1,89 @@
-"""When rules follow changes: an agent that is stopped, and the minimum sync period."""
+"""How rules follow changes: of readiness, in a rolling update, without an agent, within minSyncPeriod."""
 
 import time
 
-from pykubeproxy.lab.scenarios.scenario import Run, bounds, expect, expect_pods, names, scenario
+from pykubeproxy.lab.pods import Pod
+from pykubeproxy.lab.scenarios.scenario import (
+    Run,
+    bounds,
+    expect,
+    expect_errors,
+    expect_pods,
+    names,
+    scenario,
+)
 
+GRACE = 1.0
 MIN_SYNC = 5.0
 CHANGES = 20
+
+
+@scenario(
+    "Unready and terminating endpoints",
+    why="The proxy uses ready endpoints; without any, those that are serving and terminating.",
+)
+def conditions(run: Run) -> None:
+    """Make pods unready, publish them with publishNotReadyAddresses, and make them terminate."""
+    lab = run.lab
+    (caller,) = lab.deploy("caller", 1)
+    pods = lab.deploy("web", 3)
+    vip = lab.service("web").vip()
+    prober = caller.prober
+
+    pods[1].set_answering(False)
+    run.check_balanced(f"{pods[1].name} unready", prober, vip, [pods[0], pods[2]], 300)
+    lab.change_service("web", publishNotReadyAddresses=True)
+    run.check_balanced("published", prober, vip, pods, 300)
+
+    lab.change_service("web", publishNotReadyAddresses=False)
+    for pod in pods:
+        pod.set_answering(False)
+    lab.until(lambda: prober.tcp(vip).errors["refused"] == 1, f"{vip} refuses connections")
+    result = prober.tcp(vip, 20)
+    expect_errors(result, "refused")
+    run.log("all unready", f"20 connections: {result}")
+
+    for pod in pods:
+        pod.set_answering(True)
+    for pod in pods[:2]:
+        pod.mark_terminating()
+    run.check_balanced("2 terminating", prober, vip, pods[2:], 200)
+    pods[2].mark_terminating()
+    run.check_balanced("3 terminating", prober, vip, pods, 300)
+
+
+@scenario(
+    "A rolling update with continuous connections",
+    why=f"The rules drop a terminating pod long before its grace period ({GRACE:.0f} s) ends.",
+)
+def rolling_update(run: Run) -> None:
+    """For each pod, start a new one, wait until it is ready, then stop the old one."""
+    lab = run.lab
+    (caller,) = lab.deploy("caller", 1, nodes=["node1"])
+    old = lab.deploy("web", 3, linger=GRACE)
+    service = lab.service("web", type="NodePort")
+    vip = service.vip()
+    sources = {
+        "from a pod": (caller.prober, vip),
+        "from node2": (lab.nodes["node2"].prober, vip),
+        "from outside": (lab.client.prober, lab.nodes["node1"].node_port(service)),
+    }
+    for prober, target in sources.values():
+        run.settle(prober, target, old)
+    streams = {source: prober.stream(target) for source, (prober, target) in sources.items()}
+    new: list[Pod] = []
+    for pod in old:
+        new += lab.deploy("web", 1, linger=GRACE)
+        lab.stop_pod(pod)
+    run.settle(caller.prober, vip, new)
+    results = {source: stream.stop() for source, stream in streams.items()}
+    for source, result in results.items():
+        run.log(
+            source, f"{result.total} connections, {result.failed} failed, {len(result.pods)} pods answered"
+        )
+        expect(not result.failed, "no failed connection", result)
+        expect_pods(result, [*old, *new])
+    run.check_balanced("afterwards", caller.prober, vip, new, 100)
 
 
 @scenario(
