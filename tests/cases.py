@@ -49,8 +49,8 @@ def cluster_of(case: dict[str, Any]) -> Cluster:
     cluster = Cluster()
     objects = [*case["objects"], case["node"]]
     for kind in Kind:
-        wanted = [it for it in objects if it["kind"] == kind.value]
-        cluster.apply(Listed(kind, tuple(decode(kind, json.dumps(it).encode()) for it in wanted)))
+        of_kind = [it for it in objects if it["kind"] == kind.value]
+        cluster.apply(Listed(kind, tuple(decode(kind, json.dumps(it).encode()) for it in of_kind)))
     return cluster
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: those that need root are skipped by name where there is none."""
+"""Fixtures and hooks for all tests."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-# How long an example takes is no test's business; in CI the examples are the same every time.
+# Examples have no deadline; in CI they are the same every time.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
 
@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """What a command sets up for its own log is not there for the next test."""
+def restore_structlog() -> Iterator[None]:
+    """Restore the structlog configuration after each test."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)

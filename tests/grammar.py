@@ -1,4 +1,4 @@
-"""What iptables-restore may be told: every line, word by word, against a list of all that rules are made of."""
+"""The grammar of restore input: an allowlist of lines, options and values."""
 
 import ipaddress
 import re
@@ -55,7 +55,7 @@ def _number(text: str, most: int) -> bool:
 
 
 def _ports(text: str) -> bool:
-    # A branch of the tree may begin at port 0.
+    # A dispatch branch may begin at port 0.
     return all(it == "0" or _number(it, 65535) for it in text.split(":")) and text.count(":") <= 1
 
 
@@ -101,19 +101,19 @@ _JUMP = re.compile(rf"-[ID] (?:{_BUILT_IN}) (.+)")
 
 
 class Violation(NamedTuple):
-    """A line that is none of ours, and the word where that shows."""
+    """A line outside the grammar, and its first offending word."""
 
     line: str
     word: str
 
 
 def violations(text: str) -> list[Violation]:
-    """The lines of an input for iptables-restore that hold anything that our rules are not made of."""
+    """Return the violations in restore input."""
     lines = text.removesuffix("\n").split("\n") if text else []
-    return [Violation(line, word) for line in lines if (word := _stranger(line))]
+    return [Violation(line, word) for line in lines if (word := _line_violation(line))]
 
 
-def _stranger(line: str) -> str:
+def _line_violation(line: str) -> str:
     if any(known.fullmatch(line) for known in _LINES):
         return ""
     rule = _RULE.fullmatch(line) or _JUMP.fullmatch(line)
@@ -121,7 +121,7 @@ def _stranger(line: str) -> str:
 
 
 def rule_violation(rule: str) -> str:
-    """The first word of a rule that is none of ours; "" if there is none."""
+    """Return the first word of a rule outside the grammar, "" if there is none."""
     if _WORD.sub("", rule).strip(" ") or "  " in rule:
         return rule
     words = iter([match[0] for match in _WORD.finditer(rule)])
@@ -132,9 +132,9 @@ def rule_violation(rule: str) -> str:
             continue
         if word not in _VALUES or (negated and word not in _NEGATABLE):
             return word
-        negated, fits = False, _VALUES[word]
-        if fits is not None:
+        negated, matches_value = False, _VALUES[word]
+        if matches_value is not None:
             value = next(words, "")
-            if value.startswith('"') is not (word == "--comment") or not fits(value.strip('"')):
+            if value.startswith('"') is not (word == "--comment") or not matches_value(value.strip('"')):
                 return f"{word} {value}"
     return ""

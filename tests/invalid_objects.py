@@ -122,7 +122,7 @@ def _put(document: Json, path: tuple[str | int, ...], value: object) -> None:
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, kind: Kind) -> bytes:
+def corrupted(draw: st.DrawFn, kind: Kind) -> bytes:
     """Draw JSON of an object with up to three arbitrary values."""
     document = copy.deepcopy(WHOLE[kind])
     for path in draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=3)):

@@ -150,8 +150,8 @@ def _matches(rule: _Rule, option: str, value: str, negated: bool, packet: Packet
         case "--ctstate":
             holds = bool(packet.states & set(value.split(",")))
         case "--mark":
-            wanted, mask = (int(part, 16) for part in value.split("/"))
-            holds = mark & mask == wanted
+            mark_value, mask = (int(part, 16) for part in value.split("/"))
+            holds = mark & mask == mark_value
         case "--rcheck":
             holds = _value(rule, "--name") in packet.remembered
         case _:

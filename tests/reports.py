@@ -1,4 +1,4 @@
-"""What a sync reports, without a sync."""
+"""Sync reports without a sync."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ def report(
     rules_written: dict[str, int] | None = None,
     rules: dict[str, int] | None = None,
 ) -> SyncReport:
-    """The report of a sync on node1 that looked at these Services."""
+    """Return the report of a sync on node1 for these Services."""
     resolved = _resolved(objects, family)
     return SyncReport(
         family=family,
@@ -40,7 +40,7 @@ def report(
 
 
 def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) -> list[PortName]:
-    """The service ports of these Services."""
+    """Return the service ports of these Services."""
     return [item.port.name for item in _resolved(objects, family)]
 
 

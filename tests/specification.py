@@ -1,7 +1,7 @@
-"""Everything of kube-proxy's that users rely on by name, and the tests that would fail if it were broken.
+"""kube-proxy's interface by name, and the tests that cover each name.
 
-Tests are named by file below this folder and function. `unit/test_specification.py` holds the table against what a
-kube-proxy was recorded to answer, and against the program.
+Tests are named by file below this folder and function. `unit/test_specification.py` compares the table with recorded
+responses of kube-proxy and with the program.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _AGENT = "unit/agent/test_"
 _CONFIG = "unit/config/test_"
 _SYSTEM = "system/test_"
 
-# An own value by flag and by field gives the same, and not the default.
+# A value by flag equals the value by field, and differs from the default.
 _SAME = f"{_CONFIG}flags_are_fields.py::test_flag_and_field_mean_the_same"
 _FLAGZ = f"{_CONFIG}config_views.py::test_flagz_is_as_recorded"
 _CONFIGZ = f"{_CONFIG}config_views.py::test_configz_is_as_recorded"
@@ -19,17 +19,17 @@ _NO_EFFECT = f"{_CONFIG}config_file.py::test_settings_without_effect_are_kept_an
 _BESIDE_A_FILE = f"{_CONFIG}config_flags.py::test_beside_a_file_some_flags_win"
 _PORTS = f"{_CONFIG}config_flags.py::test_the_deprecated_ports"
 _PERIODS = f"{_CONFIG}config_flags.py::test_a_period_of_zero_is_refused"
-_RULES = f"{_SYSTEM}run_settings.py::test_rules"
-_KERNEL = "kernel/test_privileged.py::test_settings_are_made_once"
+_RULES = f"{_SYSTEM}run_settings.py::test_each_flag_changes_its_rule"
+_KERNEL = "kernel/test_node_setup.py::test_a_second_setup_changes_no_setting"
 _TABLE_SIZE = f"{_AGENT}node_setup.py::test_table_size"
-_KUBEADM = f"{_SYSTEM}run_actions.py::test_the_file_of_kubeadm"
-_HARD_FAIL = f"{_SYSTEM}agent_observed.py::test_an_address_that_cannot_be_had_ends_it_if_wanted"
+_KUBEADM = f"{_SYSTEM}run_actions.py::test_kubeadms_file_works_unchanged"
+_HARD_FAIL = f"{_SYSTEM}agent_observed.py::test_an_address_in_use_ends_the_process_with_hard_fail"
 _SERVERS = f"{_AGENT}observers.py::test_an_unspecified_address_means_both_families"
 _SERVERS_OFF = f"{_AGENT}observers.py::test_an_empty_address_disables_the_server"
 
 
 class Setting(NamedTuple):
-    """A flag, the field that means the same, and their tests; either may be empty."""
+    """A flag, the equivalent field, and their tests; flag or field may be empty."""
 
     flag: str
     field: str
@@ -49,12 +49,17 @@ SETTINGS = (
     ),
     _row("kubeconfig", "clientConnection.kubeconfig", _SAME, _KUBEADM),
     _row("master", "", _BESIDE_A_FILE, "unit/sources/test_credentials.py::test_master_wins"),
-    _row("kube-api-qps", "clientConnection.qps", _SAME, f"{_SYSTEM}run_settings.py::test_requests_are_paced"),
+    _row(
+        "kube-api-qps",
+        "clientConnection.qps",
+        _SAME,
+        f"{_SYSTEM}run_settings.py::test_requests_are_rate_limited",
+    ),
     _row(
         "kube-api-burst",
         "clientConnection.burst",
         _SAME,
-        f"{_SYSTEM}run_settings.py::test_requests_are_paced",
+        f"{_SYSTEM}run_settings.py::test_requests_are_rate_limited",
     ),
     _row("kube-api-content-type", "clientConnection.contentType", _SAME),
     _row("", "clientConnection.acceptContentTypes", _ATTRIBUTES),
@@ -64,7 +69,7 @@ SETTINGS = (
         "bindAddress",
         _SAME,
         _RULES,
-        "unit/rules/test_terms.py::test_bind_address_wins_over_the_node",
+        "unit/rules/test_context.py::test_bind_address_overrides_the_node_address",
         f"{_CONFIG}config_file.py::test_an_ipv6_bind_address_moves_the_servers",
     ),
     _row("healthz-bind-address", "healthzBindAddress", _SAME, _SERVERS, _SERVERS_OFF),
@@ -94,16 +99,22 @@ SETTINGS = (
         "iptables.syncPeriod",
         _SAME,
         _PERIODS,
-        f"{_AGENT}loop.py::test_a_flushed_table_is_noticed",
+        f"{_AGENT}loop.py::test_a_flushed_table_is_repaired_within_sync_period",
         f"{_AGENT}health.py::test_an_overdue_sync_fails_all_pages",
     ),
     _row(
         "iptables-min-sync-period",
         "iptables.minSyncPeriod",
         _SAME,
-        f"{_AGENT}loop.py::test_the_first_change_is_acted_on_at_once_and_more_of_them_together",
+        f"{_AGENT}loop.py::test_changes_within_min_sync_period_are_coalesced",
     ),
-    _row("detect-local-mode", "detectLocalMode", _SAME, _RULES, f"{_SYSTEM}agent_node.py::test_pod_cidrs"),
+    _row(
+        "detect-local-mode",
+        "detectLocalMode",
+        _SAME,
+        _RULES,
+        f"{_SYSTEM}agent_node.py::test_pod_cidrs_are_awaited_and_followed",
+    ),
     _row("cluster-cidr", "clusterCIDR", _SAME, _RULES),
     _row("pod-bridge-interface", "detectLocal.bridgeInterface", _SAME, _RULES),
     _row("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", _SAME, _RULES),
@@ -124,7 +135,7 @@ SETTINGS = (
     _row("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", _SAME, _KERNEL),
     _row("config-sync-period", "configSyncPeriod", _SAME, _PERIODS),
     _row("v", "logging.verbosity", _SAME, f"{_AGENT}sync_log.py::test_verbosity_2_logs_no_endpoints"),
-    _row("logging-format", "logging.format", _SAME, f"{_SYSTEM}run_settings.py::test_log_lines_as_json"),
+    _row("logging-format", "logging.format", _SAME, f"{_SYSTEM}run_settings.py::test_json_log_lines"),
     _row("log-flush-frequency", "logging.flushFrequency", _SAME),
     _row("vmodule", "logging.vmodule", _SAME),
     _row("log-text-split-stream", "logging.options.text.splitStream", _SAME),
@@ -155,15 +166,28 @@ SETTINGS = (
     _row("boot-id-file", "", _FLAGZ),
     _row("machine-id-file", "", _FLAGZ),
     _row("help", "", "unit/cli/test_flags_options.py::test_help_lists_effective_flags"),
-    _row("version", "", f"{_SYSTEM}run_actions.py::test_version"),
-    _row("init-only", "", f"{_SYSTEM}run_actions.py::test_init_only"),
+    _row("version", "", f"{_SYSTEM}run_actions.py::test_version_prints_one_line"),
+    _row("init-only", "", f"{_SYSTEM}run_actions.py::test_init_only_applies_kernel_settings"),
     _row(
-        "cleanup", "", f"{_SYSTEM}run_actions.py::test_cleanup", "kernel/test_cleanup.py::test_both_backends"
+        "cleanup",
+        "",
+        f"{_SYSTEM}run_actions.py::test_cleanup_removes_only_our_rules",
+        "kernel/test_cleanup.py::test_cleanup_removes_our_rules_in_both_backends",
     ),
     _row("write-config-to", "", f"{_SYSTEM}run_actions.py::test_a_written_configuration_loads_again"),
-    # Beyond kube-proxy's.
-    _row("dispatch", "pykubeproxy.dispatch", _SAME, f"{_SYSTEM}run_settings.py::test_dispatch"),
-    _row("iptables-backend", "pykubeproxy.iptablesBackend", _SAME, f"{_SYSTEM}run_settings.py::test_backend"),
+    # Not in kube-proxy.
+    _row(
+        "dispatch",
+        "pykubeproxy.dispatch",
+        _SAME,
+        f"{_SYSTEM}run_settings.py::test_dispatch_setting_selects_flat_or_tree",
+    ),
+    _row(
+        "iptables-backend",
+        "pykubeproxy.iptablesBackend",
+        _SAME,
+        f"{_SYSTEM}run_settings.py::test_rules_are_in_the_configured_backend_only",
+    ),
 )
 
 _SYNCS = f"{_AGENT}metrics.py::test_syncs_are_measured"
@@ -174,55 +198,59 @@ _FAILURES = f"{_AGENT}metrics.py::test_failure_counters_appear_with_the_first_fa
 _FLOWS = f"{_AGENT}metrics.py::test_conntrack_and_latency"
 _LOCAL = f"{_AGENT}metrics.py::test_services_without_local_endpoints_are_counted"
 _PACKETS = f"{_AGENT}metrics.py::test_packet_counters_are_read_at_each_scrape"
-_ASKED = f"{_AGENT}observers.py::test_an_agent_is_healthy_after_all_families_are_synced"
-# A whole agent, in whose life each of these has a reason to be there.
-_ALIVE = f"{_SYSTEM}agent_observed.py::test_metrics_of_a_whole_agent"
-_UDP = f"{_SYSTEM}agent_udp.py::test_a_replaced_pod"
+_SCRAPED = f"{_AGENT}observers.py::test_an_agent_is_healthy_after_all_families_are_synced"
+# A running agent, in which each of these has a value.
+_RUNNING = f"{_SYSTEM}agent_observed.py::test_a_running_agent_has_all_recorded_metrics"
+_UDP = f"{_SYSTEM}agent_udp.py::test_clients_reach_a_replacement_pod_within_one_sync"
 
 # By name without the prefix kubeproxy_.
 METRICS = {
-    "sync_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
-    "sync_full_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
-    "sync_partial_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _ALIVE),
+    "sync_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
+    "sync_full_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
+    "sync_partial_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
     "conntrack_reconciler_sync_duration_seconds": (_FLOWS, _BUCKETS, _UDP),
     "conntrack_reconciler_deleted_entries_total": (_FLOWS, _UDP),
     "network_programming_duration_seconds": (
         _FLOWS,
         _BUCKETS,
-        _ALIVE,
+        _RUNNING,
         f"{_AGENT}observers.py::test_latency_is_measured_from_trigger_to_sync",
     ),
-    "sync_proxy_rules_last_timestamp_seconds": (_SYNCS, _ALIVE),
-    "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _ALIVE),
+    "sync_proxy_rules_last_timestamp_seconds": (_SYNCS, _RUNNING),
+    "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _RUNNING),
     "sync_proxy_rules_endpoint_changes_pending": (_CHANGES, _PENDING),
     "sync_proxy_rules_service_changes_pending": (
         _CHANGES,
         _PENDING,
         f"{_SYSTEM}agent_under_stress.py::test_pages_are_served_during_a_sync",
     ),
-    "sync_proxy_rules_endpoint_changes_total": (_CHANGES, _ALIVE),
-    "sync_proxy_rules_service_changes_total": (_CHANGES, _ALIVE),
+    "sync_proxy_rules_endpoint_changes_total": (_CHANGES, _RUNNING),
+    "sync_proxy_rules_service_changes_total": (_CHANGES, _RUNNING),
     "sync_proxy_rules_iptables_restore_failures_total": (
         _FAILURES,
         f"{_AGENT}observers.py::test_repeated_sync_failures_are_unhealthy",
     ),
     "sync_proxy_rules_iptables_partial_restore_failures_total": (_FAILURES,),
-    "sync_proxy_rules_iptables_total": (_SYNCS, _ALIVE),
-    "sync_proxy_rules_iptables_last": (_SYNCS, _ALIVE),
-    "sync_proxy_rules_no_local_endpoints_total": (_LOCAL, _ALIVE),
-    "proxy_healthz_total": (_ASKED, f"{_AGENT}health.py::test_responses_are_counted"),
-    "proxy_livez_total": (_ASKED, f"{_AGENT}health.py::test_responses_are_counted"),
-    "iptables_ct_state_invalid_dropped_packets_total": (_PACKETS, _ALIVE),
-    "iptables_localhost_nodeports_accepted_packets_total": (_PACKETS, _ALIVE),
+    "sync_proxy_rules_iptables_total": (_SYNCS, _RUNNING),
+    "sync_proxy_rules_iptables_last": (_SYNCS, _RUNNING),
+    "sync_proxy_rules_no_local_endpoints_total": (_LOCAL, _RUNNING),
+    "proxy_healthz_total": (_SCRAPED, f"{_AGENT}health.py::test_responses_are_counted"),
+    "proxy_livez_total": (_SCRAPED, f"{_AGENT}health.py::test_responses_are_counted"),
+    "iptables_ct_state_invalid_dropped_packets_total": (_PACKETS, _RUNNING),
+    "iptables_localhost_nodeports_accepted_packets_total": (_PACKETS, _RUNNING),
 }
 
 _HEALTH = f"{_AGENT}health.py::test_responses_equal_kube_proxys"
 _PAGES = f"{_AGENT}pages.py::test_responses_equal_kube_proxys"
-_IN_SERVICE = f"{_SYSTEM}agent_observed.py::test_a_node_in_service"
+_IN_SERVICE = f"{_SYSTEM}agent_observed.py::test_health_and_metrics_of_a_node_in_service"
 
 # By port and path, as in the recording.
 ENDPOINTS = {
-    ":10256/healthz": (_HEALTH, _IN_SERVICE, f"{_SYSTEM}agent_node.py::test_taint_and_deletion"),
+    ":10256/healthz": (
+        _HEALTH,
+        _IN_SERVICE,
+        f"{_SYSTEM}agent_node.py::test_a_tainted_or_deleted_node_keeps_its_rules",
+    ),
     ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_depends_on_the_node"),
     ":10256/readyz": (
         f"{_AGENT}health.py::test_before_the_first_sync_a_node_is_alive_but_not_ready",
@@ -242,14 +270,14 @@ EVENTS = {
     "Starting": (f"{_AGENT}events.py::test_event_objects_are_valid", _IN_SERVICE),
     "FailedToStartServiceHealthcheck": (
         f"{_AGENT}events.py::test_failures_are_warnings",
-        f"{_SYSTEM}agent_observed.py::test_a_taken_check_port_is_told_on_the_service",
+        f"{_SYSTEM}agent_observed.py::test_a_health_check_port_in_use_causes_an_event",
     ),
     "FailedToStartProxierHealthcheck": (f"{_AGENT}events.py::test_failures_are_warnings", _HARD_FAIL),
     "FailedToStartMetricServer": (f"{_AGENT}events.py::test_failures_are_warnings", _HARD_FAIL),
-    # Beyond kube-proxy's.
+    # Not in kube-proxy.
     "DriftRepaired": (
         f"{_AGENT}events.py::test_failures_are_warnings",
-        f"{_SYSTEM}agent_drift.py::test_it_is_told_of",
+        f"{_SYSTEM}agent_drift.py::test_repairs_are_reported",
     ),
     "ServiceQuarantined": (f"{_AGENT}events.py::test_failures_are_warnings",),
 }

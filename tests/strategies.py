@@ -1,4 +1,4 @@
-"""Random objects for hypothesis: small sets of names and addresses, so that they meet, and odd values among them."""
+"""Random objects for hypothesis, from few names and addresses so that they interact."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
@@ -38,13 +38,13 @@ ports = st.lists(
     ),
     min_size=1,
     max_size=2,
-    # As the API server has it: neither a name nor a number twice for one protocol.
+    # Names and numbers are unique per protocol, as the API server requires.
     unique_by=(lambda port: (port.name, port.protocol), lambda port: (port.port, port.protocol)),
 ).map(tuple)
 
 
 def services(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[Service]:
-    """Services of every type and policy; each name has addresses of its own, so that no two claim the same."""
+    """Services of every type and policy; no two share an address."""
 
     def build(name: str) -> st.SearchStrategy[Service]:
         n = names.index(name) + 1
@@ -80,7 +80,7 @@ def services(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[Service]:
 
 
 def endpoints(family: Family) -> st.SearchStrategy[Endpoint]:
-    """Endpoints in every state, here and elsewhere, some with hints."""
+    """Endpoints in every state, local and remote, some with hints."""
     return st.builds(
         Endpoint,
         address=st.sampled_from(PODS[family]),
@@ -93,7 +93,7 @@ def endpoints(family: Family) -> st.SearchStrategy[Endpoint]:
     )
 
 
-# As a controller makes them, all ports of a Service are in each of its slices.
+# Like the EndpointSlice controller: each slice has all ports of its Service.
 every_port = tuple(EndpointPort(name, protocol, 8080) for name in PORT_NAMES for protocol in Protocol)
 some_ports = st.lists(
     st.builds(
@@ -108,7 +108,7 @@ some_ports = st.lists(
 
 
 def slices(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[EndpointSlice]:
-    """EndpointSlices of these Services, in both families."""
+    """EndpointSlices of these Services in both families."""
     return st.sampled_from(Family).flatmap(
         lambda family: st.builds(
             EndpointSlice,
@@ -123,7 +123,7 @@ def slices(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[EndpointSlice]:
 
 
 def events() -> st.SearchStrategy[Updated | Deleted]:
-    """Changes of one object each."""
+    """Events that change one object each."""
     return st.one_of(
         st.builds(Updated, services()),
         st.builds(Updated, slices()),
@@ -136,7 +136,7 @@ def events() -> st.SearchStrategy[Updated | Deleted]:
 
 
 def odd_addresses(family: Family) -> st.SearchStrategy[str]:
-    """Addresses at the edges of ranges, and IPv6 ones that embed an IPv4 address, besides random ones."""
+    """Random addresses, addresses at the edges of ranges, and IPv6 addresses that embed IPv4."""
     if family is Family.IPV4:
         edges = ["0.0.0.1", "10.0.0.0", "127.0.0.2", "224.0.0.1", "255.255.255.255"]
         return st.one_of(st.sampled_from(edges), st.integers(1, 2**32 - 1).map(lambda n: str(IPv4Address(n))))
@@ -150,7 +150,7 @@ def odd_addresses(family: Family) -> st.SearchStrategy[str]:
 
 
 def odd_networks(family: Family) -> st.SearchStrategy[str]:
-    """Networks of any length, /0 and single addresses among them."""
+    """Networks of any length, including /0 and single addresses."""
     longest = 32 if family is Family.IPV4 else 128
     return st.builds(
         lambda address, length: str(ip_network(f"{address}/{length}", strict=False)),

@@ -1,4 +1,4 @@
-"""Holds what connections in a lab saw against what trace says of them."""
+"""Compare what connections in a lab see with what trace predicts."""
 
 import functools
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from pykubeproxy.lab.prober import Prober, ProbeResult, Target
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.ruleset import Ruleset
 
-# Single connections are for waiting: rules are about to change then.
+# Scenarios wait with single connections; the rules are about to change then.
 _FEW = 3
-# A share may come to nothing by chance as seldom as this.
+# Largest accepted probability that no connection reaches an endpoint.
 _CHANCE = 1e-9
 _ERRORS = {Verdict.REJECT: {"refused"}, Verdict.DROP: {"timeout"}}
 
 
 class TraceCheck:
-    """Follows the probes of a lab: of each whose rules did not change meanwhile, trace has to tell what it saw.
+    """Traces each probe of a lab whose rules stay unchanged, and asserts that the results agree.
 
-    `compared` counts those by what trace said of them.
+    `compared` counts connections by verdict of the trace.
     """
 
     def __init__(self, lab: Lab, backend: Backend, patch: pytest.MonkeyPatch) -> None:
@@ -36,37 +36,37 @@ class TraceCheck:
         self._lab = lab
         self._backend = backend
         for protocol in ("tcp", "udp"):
-            patch.setattr(Prober, protocol, self._watched(protocol, getattr(Prober, protocol)))
+            patch.setattr(Prober, protocol, self._checked(protocol, getattr(Prober, protocol)))
 
-    def _watched(self, protocol: str, probe: Callable[..., ProbeResult]) -> Callable[..., ProbeResult]:
+    def _checked(self, protocol: str, probe: Callable[..., ProbeResult]) -> Callable[..., ProbeResult]:
         @functools.wraps(probe)
-        def watched(prober: Prober, target: Target, count: int = 1, **options: object) -> ProbeResult:
-            place = prober._namespace.name.removeprefix(namespace_prefix(self._lab.name))
-            where = self._node_of(place, target)
-            # Of clients that look like many one will do: looking takes time, and affinity runs out.
+        def checked(prober: Prober, target: Target, count: int = 1, **options: object) -> ProbeResult:
+            host_name = prober._namespace.name.removeprefix(namespace_prefix(self._lab.name))
+            node = self._node_of(host_name, target)
+            # Trace only the first of many client addresses: tracing is slow and affinity times out.
             another = options.get("source", CLIENT_CROWD[0]) != CLIENT_CROWD[0]
-            if count < _FEW or another or where is None:
+            if count < _FEW or another or node is None:
                 return probe(prober, target, count, **options)
-            before = self._rules(where, target)
+            before = self._rules(node, target)
             seen = probe(prober, target, count, **options)
-            if self._rules(where, target) == before:
-                source = str(options.get("source") or self._address(place, target))
-                told = self._trace(before, where, protocol, source, target, starts_here=place == where)
-                self._agree(told, seen, f"{protocol} from {place} ({source}) to {target}")
+            if self._rules(node, target) == before:
+                source = str(options.get("source") or self._address(host_name, target))
+                trace = self._trace(before, node, protocol, source, target, starts_here=host_name == node)
+                self._agree(trace, seen, f"{protocol} from {host_name} ({source}) to {target}")
             return seen
 
-        return watched
+        return checked
 
-    def _node_of(self, place: str, target: Target) -> str | None:
-        """The node whose rules a connection meets first."""
-        if place in self._lab.nodes:
-            return place
-        if place in self._lab.pods:
-            return self._lab.pods[place].site.name
+    def _node_of(self, host_name: str, target: Target) -> str | None:
+        """Return the node whose rules apply to the connection first."""
+        if host_name in self._lab.nodes:
+            return host_name
+        if host_name in self._lab.pods:
+            return self._lab.pods[host_name].site.name
         return next((name for name, it in self._lab.nodes.items() if target.address in it.addresses), None)
 
-    def _address(self, place: str, target: Target) -> str:
-        pod, node = self._lab.pods.get(place), self._lab.nodes.get(place, self._lab.client)
+    def _address(self, host_name: str, target: Target) -> str:
+        pod, node = self._lab.pods.get(host_name), self._lab.nodes.get(host_name, self._lab.client)
         return (pod.addresses if pod else node.addresses)[":" in target.address]
 
     def _inside(self, node: str) -> Namespace:
@@ -84,38 +84,40 @@ class TraceCheck:
             host = _host(family_of(target.address))
         return trace_packet(ruleset, Packet(protocol, source, target.address, target.port, starts_here), host)
 
-    def _agree(self, told: Trace, seen: ProbeResult, what: str) -> None:
-        self.compared[told.verdict.value] = self.compared.get(told.verdict.value, 0) + seen.total
+    def _agree(self, trace: Trace, seen: ProbeResult, description: str) -> None:
+        self.compared[trace.verdict.value] = self.compared.get(trace.verdict.value, 0) + seen.total
         pods = {address: pod.name for pod in self._pods() for address in pod.addresses}
-        said = {pods.get(it.address, it.address): it for it in told.endpoints}
-        if told.verdict is Verdict.PASS:  # it gets where it wants to go, and who is there need not be a pod
-            assert set(seen.pods) <= {pods.get(told.packet.destination, "")}, f"{what}: {seen}; trace: pass"
+        traced = {pods.get(it.address, it.address): it for it in trace.endpoints}
+        if trace.verdict is Verdict.PASS:  # the destination need not be a pod
+            assert set(seen.pods) <= {pods.get(trace.packet.destination, "")}, (
+                f"{description}: {seen}; trace: pass"
+            )
             return
         reached, clients = set(seen.pods), set(seen.clients)
-        if seen.real_ips:  # the endpoint is an ingress controller, which goes on to the pods itself
+        if seen.real_ips:  # the endpoint is an ingress controller, which connects to the pods
             reached, clients = {pods.get(client, client) for client in seen.clients}, set(seen.real_ips)
-        assert reached <= set(said), f"{what}: {seen}; trace: {sorted(said)}"
-        if told.verdict in _ERRORS:
-            assert not seen.pods and set(seen.errors) <= _ERRORS[told.verdict], (
-                f"{what}: {seen}; trace: {told.verdict}"
+        assert reached <= set(traced), f"{description}: {seen}; trace: {sorted(traced)}"
+        if trace.verdict in _ERRORS:
+            assert not seen.pods and set(seen.errors) <= _ERRORS[trace.verdict], (
+                f"{description}: {seen}; trace: {trace.verdict}"
             )
-        if not told.endpoints:
+        if not trace.endpoints:
             return
-        if not (seen.failed or _sticks(told)):
-            sure = {name for name, it in said.items() if (1 - it.probability) ** seen.total < _CHANCE}
-            assert sure <= reached, f"{what}: {seen}; trace: {sorted(sure)}"
-        if not told.packet.starts_here and all(it.masquerade for it in told.endpoints):
-            assert told.packet.source not in clients, f"{what}: trace says its source is replaced"
-        if not any(it.masquerade for it in told.endpoints):
-            assert clients <= {told.packet.source}, f"{what}: {clients}; trace says it is kept"
+        if not (seen.failed or _has_affinity(trace)):
+            expected = {name for name, it in traced.items() if (1 - it.probability) ** seen.total < _CHANCE}
+            assert expected <= reached, f"{description}: {seen}; trace: {sorted(expected)}"
+        if not trace.packet.starts_here and all(it.masquerade for it in trace.endpoints):
+            assert trace.packet.source not in clients, f"{description}: trace says its source is replaced"
+        if not any(it.masquerade for it in trace.endpoints):
+            assert clients <= {trace.packet.source}, f"{description}: {clients}; trace says it is kept"
 
     def _pods(self) -> list[object]:
         return [*self._lab.pods.values(), *self._lab._ended]
 
 
-def _sticks(told: Trace) -> bool:
-    """Whether a client stays with its endpoint."""
-    return any("--rcheck" in step.rule for step in told.steps)
+def _has_affinity(trace: Trace) -> bool:
+    """Return whether a client stays with its endpoint."""
+    return any("--rcheck" in step.rule for step in trace.steps)
 
 
 def _host(family: Family) -> Host:

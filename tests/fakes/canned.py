@@ -1,4 +1,4 @@
-"""An HTTP server on a real socket that says what a test tells it to, right or wrong."""
+"""An HTTP server on a real socket that sends scripted responses, valid or not."""
 
 import re
 import socket
@@ -11,17 +11,17 @@ Answer = Callable[[str, socket.socket], None]
 
 
 def whole(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """A complete HTTP answer, the last on its connection."""
+    """Return a complete HTTP response, the last on its connection."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{_LAST}{headers}\r\n".encode() + body
 
 
-# Without it the next request may be sent just when the server closes, and meet a reset.
+# Otherwise the next request may meet the closing connection and get a reset.
 _LAST = "Connection: close\r\n"
 CHUNKED = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{_LAST}\r\n".encode()
 
 
 def chunk(body: bytes) -> bytes:
-    """One chunk; the empty one ends the answer."""
+    """Return one chunk; an empty one ends the response."""
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
@@ -60,7 +60,7 @@ class CannedServer:
         try:
             head = body = b""
             length = 0
-            # Closing a socket with unread data on it would make the kernel send a reset, which may overtake the answer.
+            # Closing a socket with unread data sends a reset, which may overtake the response.
             while not head or len(body) < length:
                 piece = connection.recv(65536)
                 if not piece:

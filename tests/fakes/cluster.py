@@ -1,4 +1,4 @@
-"""An API server of the lab with objects made by name, and watches of it with short times."""
+"""A lab API server with named objects, and watches with short timeouts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Timing, Watch, api_watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 
-# Bookmarks of the test server come often, so that a short silence means something.
+# Frequent bookmarks, so that a short silence counts as a fault.
 BOOKMARKS = 0.2
 SHORT = Timing(idle=1.0, answer=1.0, watch=(60, 60), steady=0.3, first_pause=0.05, longest_pause=0.3)
 
@@ -40,7 +40,7 @@ def node(name: str, address: str) -> dict[str, Any]:
 
 
 def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[Watch]:
-    """The watches of node n1 at a server; only that of one kind if given. Requests are not limited."""
+    """Return the watches of node n1, all or of one kind, without a rate limit."""
     all_of_them = api_watches(Client(master=url, qps=-1), "n1", timing)
     names = {
         Kind.SERVICE: "watch-services",
@@ -51,5 +51,5 @@ def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[
 
 
 def server(**options: Any) -> FaultyApiServer:
-    """A server that is not running yet."""
+    """Return a server that is not running yet."""
     return FaultyApiServer(**{"bookmark_seconds": BOOKMARKS} | options)

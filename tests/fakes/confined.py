@@ -1,4 +1,4 @@
-"""A process as a container of few rights has it: capabilities by name, a root that cannot be written, no new rights."""
+"""Run an agent like a restricted container: few capabilities, read-only root, no new privileges."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.fakes.process import PROGRAM
 
-# What is mounted is made read-only in a mount namespace of its own, as a container runtime does, /proc/sys too; the
-# lock of the legacy tables alone can be written, as it is with a DaemonSet that mounts it.
+# Make all mounts read-only in a new mount namespace, including /proc/sys, as a container runtime does. Only the lock of
+# the legacy tables stays writable, as in the DaemonSet.
 _CONFINE = r"""
 set -eu
 lock=$1; capabilities=$2; shift 2
@@ -34,9 +34,9 @@ def confined(
     *flags: str,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running agent with just these capabilities, such as net_admin, that writes its log there."""
+    """Run an agent with only these capabilities, such as net_admin; write its log to a file."""
     lock.touch()
-    wanted = "".join(f",+{it}" for it in capabilities)
+    bounding = "".join(f",+{it}" for it in capabilities)
     command = [
         "unshare",
         "--mount",
@@ -47,11 +47,11 @@ def confined(
         _CONFINE,
         "sh",
         str(lock),
-        wanted,
+        bounding,
     ]
-    added = {"XTABLES_LOCKFILE": str(lock), **(environment or {})}
+    extra = {"XTABLES_LOCKFILE": str(lock), **(environment or {})}
     with log.open("wb") as errors:
-        process = subprocess.Popen([*command, *PROGRAM, *flags], stderr=errors, env={**os.environ, **added})
+        process = subprocess.Popen([*command, *PROGRAM, *flags], stderr=errors, env={**os.environ, **extra})
         try:
             yield process
         finally:
@@ -59,11 +59,11 @@ def confined(
             process.wait()
 
 
-def rights(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
-    """The capabilities that a process may use, or ever get, as bits; and whether it can get no new ones."""
+def capabilities_of(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Return all capabilities a process has or may get, as bits, and whether no_new_privs is set."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     bits = 0
     for name in ("CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd"):
-        bits |= int(told[name], 16)
-    return bits, told["NoNewPrivs"] == "1"
+        bits |= int(fields[name], 16)
+    return bits, fields["NoNewPrivs"] == "1"

@@ -1,4 +1,4 @@
-"""A crowd of Services in a lab, besides those that a test is about."""
+"""Many Services in a lab, in addition to those of a test."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +10,19 @@ from pykubeproxy.lab.api import SERVICES, SLICES, Api, Object, in_namespace
 from pykubeproxy.lab.prober import Target
 from pykubeproxy.services.ports import PortName
 
-# A namespace of its own: Lab.reset leaves the crowd alone.
+# A separate namespace, which Lab.reset does not delete.
 NAMESPACE = "crowd"
-# About where the lab's API server begins to give out addresses and node ports by itself, which are 30086 and on.
+# Near the first addresses and node ports (30086) that the lab's API server allocates.
 FIRST_ADDRESSES, FIRST_NODE_PORT = ("10.96.1.0", "fd00:10:96::100"), 30081
 _PORT = 80
 _AT_ONCE = 3
 
 
 class Crowd(NamedTuple):
-    """Services that all lead to the same pods, whose IPv4 and IPv6 addresses are `pods`.
+    """Services of the same pods, whose IPv4 and IPv6 addresses are `pods`.
 
-    `stride` is how far their addresses and node ports are apart. One in `both` of them has both families and a node
-    port, the others have IPv4 only and none.
+    `stride` is the distance between their addresses and node ports. Every `both`-th Service has both families and a
+    node port; the others have IPv4 only.
     """
 
     api: Api
@@ -31,21 +31,21 @@ class Crowd(NamedTuple):
     both: int = 1
 
     def create(self, numbers: range) -> None:
-        """Have the Services of these numbers, from 0 on, and their EndpointSlices; several writers share the work."""
+        """Create the Services of these numbers, from 0 on, and their EndpointSlices in parallel."""
         with ThreadPoolExecutor(_AT_ONCE) as writers:
             list(writers.map(self._create, numbers))
 
     def delete(self, numbers: range) -> None:
-        """Have them no more."""
+        """Delete the Services of these numbers and their EndpointSlices."""
         with ThreadPoolExecutor(_AT_ONCE) as writers:
             list(writers.map(self._delete, numbers))
 
     def vip(self, number: int) -> Target:
-        """The IPv4 cluster IP of a Service, and its port."""
+        """Return the IPv4 cluster IP and port of a Service."""
         return Target(self._addresses(number)[0], _PORT)
 
     def port_name(self, number: int) -> PortName:
-        """What names the chains of a Service."""
+        """Return the service port that names a Service's chains."""
         return PortName(NAMESPACE, _name(number), "http", "TCP")
 
     def _create(self, number: int) -> None:

@@ -1,6 +1,6 @@
-"""A pod that stays on the line: it answers each line of a TCP connection with its name and that line.
+"""A pod that answers each line of a TCP connection with its name and that line.
 
-Started as a file, like the pods of the lab; it listens on one port of the addresses given.
+Runs as a script, like the lab's pods, and listens on one port of the given addresses.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ async def main(name: str, *addresses: str) -> None:
                 writer.write(f"{name} ".encode() + line)
                 await writer.drain()
         except ConnectionError:
-            pass  # the caller went away
+            pass  # the client is gone
         finally:
             writer.close()
 

@@ -1,5 +1,4 @@
-"""The lab's API server with faults on demand: dropped and hung connections, errors, latency, broken or endless
-responses, watches gone wrong.
+"""The lab's API server with faults on demand, such as dropped connections, errors, latency and broken responses.
 
 `python -m tests.fakes.faulty_apiserver --listen ADDR:PORT` runs it as a process; POST /_lab/faults takes an Order.
 """
@@ -22,7 +21,7 @@ from pykubeproxy.lab.apiserver.routes import locate, verb_of
 from tests.fakes.request_log import Entry, RequestLog
 
 DRIP_SECONDS = 0.05
-# How often a frozen watch looks for its end.
+# Poll interval of a frozen watch.
 FROZEN_SECONDS = 0.02
 
 
@@ -54,14 +53,16 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
     verb: str = ""  # only requests with this verb, such as list or watch
     path: str = ""  # only requests whose path contains this
-    times: int | None = None  # for so many requests; error and truncate: 1 if not given, else until cleared
-    seconds: float | None = None  # delay: how late; hang: for how long from now, for ever if not given
+    times: int | None = (
+        None  # number of requests; the default is 1 for error and truncate, else until cleared
+    )
+    seconds: float | None = None  # delay: seconds; hang: seconds from now, without end by default
     status: int = 500
     retry_after: int | None = None  # seconds, for error
 
 
 class Watches:
-    """Ends, freezes and thaws the watches of a server."""
+    """The watches of a server, which can be ended, frozen and thawed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -71,44 +72,44 @@ class Watches:
 
     @property
     def running(self) -> int:
-        """How many watches there are."""
+        """Return the number of watches."""
         return len(self._running)
 
     def end(self) -> None:
-        """End all running watches as if their time were up."""
+        """End all running watches as if they timed out."""
         with self._changed:
             for watch in self._running:
                 watch.end()
 
     def freeze(self, frozen: bool) -> None:
-        """Let watches send nothing at all, not even their end, or go on and catch up."""
+        """Let watches send nothing, not even their end, or let them catch up."""
         with self._changed:
             self._frozen, self._compacted = frozen, self._compacted and not frozen
             self._changed.notify_all()
 
     def compacted(self) -> None:
-        """Frozen watches have missed what they have not sent: they end when thawed."""
+        """End frozen watches when they thaw, because they missed events."""
         with self._changed:
             self._compacted = self._frozen
 
     def wrap(self, stream: Stream) -> Stream:
-        """The stream of a watch that can be ended and frozen."""
+        """Return a watch stream that can be ended and frozen."""
 
         def wrapped(send: Send, client: int) -> None:
             watch = _Watch(client)
 
             def gated(data: bytes) -> None:
-                if not data:  # the headers: from now on the client misses nothing
+                if not data:  # the headers: from now on the client gets every event
                     with self._changed:
                         self._running.add(watch)
                 elif self._wait_until_thawed(watch):
-                    raise _Cut
+                    raise _Truncated
                 send(data)
 
             try:
                 stream(gated, watch.fileno())
                 self._wait_until_thawed(watch)
-            except _Cut:
+            except _Truncated:
                 pass
             finally:
                 with self._changed:
@@ -118,7 +119,7 @@ class Watches:
         return wrapped
 
     def _wait_until_thawed(self, watch: "_Watch") -> bool:
-        """Returns whether the watch is to end."""
+        """Return whether the watch must end."""
         with self._changed:
             if not self._frozen:
                 return False
@@ -128,7 +129,7 @@ class Watches:
 
 
 class _Watch:
-    """A descriptor that becomes readable when the client leaves or the watch is to end."""
+    """A descriptor that becomes readable when the client leaves or the watch must end."""
 
     def __init__(self, client: int) -> None:
         self._poll = select.epoll()
@@ -151,7 +152,7 @@ class _Watch:
 
 
 class Faults:
-    """The faults of one server. If several orders match a request all apply, the oldest first."""
+    """The faults of one server. All matching orders apply, the oldest first."""
 
     def __init__(self, server: "FaultyApiServer") -> None:
         self._server = server
@@ -160,15 +161,15 @@ class Faults:
         self._released = threading.Event()
 
     def drop_connections(self) -> None:
-        """Close every connection, in the middle of whatever it is doing."""
+        """Close every connection, also during a response."""
         self._server.drop_connections()
 
     def hang(self, seconds: float | None = None, *, verb: str = "", path: str = "") -> None:
-        """Accept matching requests and do not answer, for some seconds from now or until `release`."""
-        self.carry_out(Order("hang", verb, path, seconds=seconds))
+        """Accept matching requests without a response, for some seconds or until `release`."""
+        self.apply(Order("hang", verb, path, seconds=seconds))
 
     def release(self) -> None:
-        """End `hang`; the requests that hung are answered."""
+        """End `hang` and answer the waiting requests."""
         with self._lock:
             self._pending = [pending for pending in self._pending if pending.order.do != "hang"]
             self._released.set()
@@ -177,35 +178,35 @@ class Faults:
     def fail(
         self, status: int, times: int = 1, *, verb: str = "", path: str = "", retry_after: int | None = None
     ) -> None:
-        """Answer the next matching requests with an HTTP status (and a Retry-After of so many seconds)."""
-        self.carry_out(Order("error", verb, path, times, status=status, retry_after=retry_after))
+        """Answer the next matching requests with an HTTP status, and a Retry-After in seconds if given."""
+        self.apply(Order("error", verb, path, times, status=status, retry_after=retry_after))
 
     def delay(self, seconds: float, times: int | None = None, *, verb: str = "", path: str = "") -> None:
-        """Answer matching requests that much later, until `clear` or for so many requests."""
-        self.carry_out(Order("delay", verb, path, times, seconds))
+        """Delay responses to matching requests, until `clear` or for a number of requests."""
+        self.apply(Order("delay", verb, path, times, seconds))
 
     def truncate(self, times: int = 1, *, verb: str = "", path: str = "") -> None:
-        """End the JSON of the next matching responses in the middle."""
-        self.carry_out(Order("truncate", verb, path, times))
+        """Truncate the JSON of the next matching responses."""
+        self.apply(Order("truncate", verb, path, times))
 
     def drip(self, times: int | None = None, *, verb: str = "", path: str = "") -> None:
-        """Begin a response to matching requests and never end it, until `clear`; yet never be silent for long."""
-        self.carry_out(Order("drip", verb, path, times))
+        """Send endless responses with a blank now and then, until `clear`."""
+        self.apply(Order("drip", verb, path, times))
 
     def echo(self, times: int | None = None, *, path: str = "") -> None:
-        """On matching watches that begin from now on, send each event again after the one that follows it."""
-        self.carry_out(Order("echo", "watch", path, times))
+        """On matching new watches, repeat each event after the following one."""
+        self.apply(Order("echo", "watch", path, times))
 
     def end_watches(self) -> None:
-        """End all running watches as if their time were up."""
+        """End all running watches as if they timed out."""
         self._server.watches.end()
 
     def freeze_watches(self) -> None:
-        """Keep watches open and send nothing: no events, no bookmarks, not even their end."""
+        """Keep watches open and send nothing: no events, no bookmarks, no end."""
         self._server.watches.freeze(True)
 
     def thaw_watches(self) -> None:
-        """Let frozen watches go on; they catch up."""
+        """Let frozen watches catch up."""
         self._server.watches.freeze(False)
 
     def compact(self) -> None:
@@ -214,14 +215,14 @@ class Faults:
         self._server.watches.compacted()
 
     def clear(self) -> None:
-        """Everything back to normal."""
+        """Remove all faults."""
         self.release()
         self.thaw_watches()
         with self._lock:
             self._pending.clear()
 
-    def carry_out(self, order: Order) -> None:
-        """Execute an order. One about requests stays until it is used up or cleared."""
+    def apply(self, order: Order) -> None:
+        """Execute an order. Orders about requests stay until used up or cleared."""
         at_once: dict[str, Callable[[], None]] = {
             "drop": self.drop_connections,
             "release": self.release,
@@ -238,7 +239,7 @@ class Faults:
             self._pending.append(_Pending(order))
 
     def take(self, verb: str, path: str) -> list[Order]:
-        """The orders for a request, which counts for each. Waits out delays and hangs."""
+        """Return the orders for a request and count it. Waits for delays and hangs."""
         with self._lock:
             matching = [pending for pending in self._pending if pending.applies(verb, path)]
             self._pending = [pending for pending in self._pending if pending.left != 0]
@@ -248,7 +249,7 @@ class Faults:
         return [pending.order for pending in matching]
 
     def drip_stream(self, send: Send, _: int) -> None:
-        """Send a body without an end; returns after `clear`."""
+        """Send an endless body; return after `clear`."""
         with self._lock:
             released = self._released
         send(b"{")
@@ -257,7 +258,7 @@ class Faults:
 
 
 class _Pending:
-    """An order about requests, and for how many of them it still stands."""
+    """An order about requests, with its remaining number of requests."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -269,7 +270,7 @@ class _Pending:
         )
 
     def applies(self, verb: str, path: str) -> bool:
-        """Whether the order matches a request; if so, it counts."""
+        """Return whether the order matches a request, and count it if so."""
         if self.order.verb not in ("", verb) or self.order.path not in path or self.left == 0:
             return False
         if self.left is not None:
@@ -277,7 +278,7 @@ class _Pending:
         return True
 
     def wait(self, released: threading.Event) -> None:
-        """Wait as long as the order delays a request."""
+        """Delay a request as ordered."""
         if self.order.do == "delay":
             released.wait(self.order.seconds or 0)
         elif self.order.do == "hang":
@@ -324,14 +325,14 @@ class FaultyApiServer(ApiServer):
             return msgspec.structs.replace(response, body=response.body[:kept])
         stream = response.stream
         if "echo" in orders:
-            stream = _wrapped(stream, _Echoing)
+            stream = _wrapped(stream, _EchoingSend)
         if "truncate" in orders:
-            stream = _wrapped(stream, _Cutting)
+            stream = _wrapped(stream, _TruncatedSend)
         return msgspec.structs.replace(response, stream=self.watches.wrap(stream))
 
     def _order(self, request: Request) -> Response:
         try:
-            self.faults.carry_out(msgspec.json.decode(request.body, type=Order))
+            self.faults.apply(msgspec.json.decode(request.body, type=Order))
         except msgspec.DecodeError as error:
             return ApiError(400, f"not an order for a fault: {error}").response()
         return Response(b"{}", JSON)
@@ -346,11 +347,11 @@ def _wrapped(stream: Stream, wrapper: Callable[[Send], Send]) -> Stream:
     return lambda send, client: stream(wrapper(send), client)
 
 
-class _Cut(Exception):
-    """The stream is cut short on purpose."""
+class _Truncated(Exception):
+    """Ends a response on purpose."""
 
 
-class _Cutting:
+class _TruncatedSend:
     """Sends all but the second half of the last line, then ends the watch."""
 
     def __init__(self, send: Send) -> None:
@@ -360,11 +361,11 @@ class _Cutting:
         last = len(data) - (data.rfind(b"\n", 0, -1) + 1)
         self._send(data[: len(data) - last // 2])
         if data:
-            raise _Cut
+            raise _Truncated
 
 
-class _Echoing:
-    """Sends every line a second time, after the line that follows it."""
+class _EchoingSend:
+    """Sends every line again after the line that follows it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

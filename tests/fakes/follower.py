@@ -1,4 +1,4 @@
-"""A stand-in for the agent: runs watches in threads and keeps their state."""
+"""Run watches in threads and keep their state, in place of the agent."""
 
 import ctypes
 import threading
@@ -17,15 +17,14 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
     """Wait for the condition; fail the test after a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 class Follower:
     """Run watches in threads and keep their state; a context manager.
 
-    On exit no watch may have failed. A watch never ends by itself, so its thread gets a SystemExit, which it raises
-    as soon as its present wait is over.
+    On exit no watch may have failed. Watches never end, so each thread gets a SystemExit after its current wait.
     """
 
     def __init__(self, watches: Iterable[Watch]) -> None:
@@ -62,7 +61,7 @@ class Follower:
                     del self.state[event.kind][event.key]
 
     def names(self, kind: Kind = Kind.SERVICE) -> set[str]:
-        """The names of the present objects of a kind."""
+        """Return the names of the objects of a kind."""
         with self._lock:
             return {key.name for key in self.state.get(kind, {})}
 
@@ -71,7 +70,7 @@ class Follower:
         eventually(lambda: kind in self.state and self.names(kind) == set(names), seconds)
 
     def lists(self, kind: Kind = Kind.SERVICE) -> int:
-        """The number of complete lists of a kind."""
+        """Return the number of complete lists of a kind."""
         return sum(isinstance(it, Listed) and it.kind is kind for it in self.events)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""A test double for iptables that applies restore input to tables in memory.
+"""A fake iptables that applies restore input to tables in memory.
 
-It takes rules in the form iptables-save prints, and does not normalize other forms. tests/kernel runs the same tests on
-it and on real iptables.
+It expects rules in iptables-save format and does not normalize others. tests/kernel runs the same tests on it and on
+real iptables.
 """
 
 import re
@@ -34,10 +34,10 @@ Chains = dict[str, tuple[str, ...]]
 
 
 class FakeIptables:
-    """Tables of one family in memory; behaves as the backend it is given.
+    """Tables of one family in memory, with the behaviour of the given backend.
 
-    `texts` keeps what was restored, `saves` counts the reading. `counters` are the nfacct objects that exist.
-    `refuses` tells which rules the "kernel" refuses; `failure`, if set, is raised by every call until it is taken back.
+    `texts` records restore input, `saves` counts reads. `counters` are the existing nfacct objects. `rejects` tells
+    which rules the "kernel" rejects; every call raises `failure` while it is set.
     """
 
     def __init__(self, backend: Backend = Backend.NFT, family: Family = Family.IPV4) -> None:
@@ -45,13 +45,13 @@ class FakeIptables:
         self.family = family
         self.tables: dict[str, Chains] = {}
         self.counters: set[str] = set()
-        self.refuses: Callable[[str], bool] = lambda rule: False
+        self.rejects: Callable[[str], bool] = lambda rule: False
         self.failure: KernelError | None = None
         self.texts: list[str] = []
         self.saves = 0
 
     def save(self, tables: Collection[str] | None = None) -> Ruleset:
-        """As Iptables.save."""
+        """See Iptables.save."""
         self.saves += 1
         self._fail()
         shown = {name: chains for name, chains in self.tables.items() if tables is None or name in tables}
@@ -67,30 +67,30 @@ class FakeIptables:
         )
 
     def chains(self, keys: Collection[ChainKey]) -> Ruleset:
-        """As Iptables.chains."""
+        """See Iptables.chains."""
         self._fail()
         there = {key: self.tables.get(key.table, {}).get(key.chain) for key in keys}
         return Ruleset(self.family, {key: rules for key, rules in there.items() if rules is not None})
 
     def has_chain(self, key: ChainKey) -> bool:
-        """As Iptables.has_chain."""
+        """See Iptables.has_chain."""
         self._fail()
         return key.chain in self.tables.get(key.table, {})
 
     def has_rule(self, key: ChainKey, rule: str) -> bool:
-        """As Iptables.has_rule."""
+        """See Iptables.has_rule."""
         self._fail()
         return rule in self.tables.get(key.table, {}).get(key.chain, ())
 
     @contextmanager
     def session(self) -> Iterator["FakeSession"]:
-        """As Iptables.session, but all is restored at the end."""
+        """See Iptables.session; the input is applied at the end."""
         session = FakeSession()
         yield session
         self.restore("".join(session.written))
 
     def restore(self, text: str) -> None:
-        """As Iptables.restore."""
+        """See Iptables.restore."""
         if not text:
             return
         self.texts.append(text)
@@ -128,7 +128,7 @@ class FakeIptables:
 
 
 class FakeSession:
-    """Keeps what is written."""
+    """Records its input."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -138,14 +138,14 @@ class FakeSession:
 
 
 class _Block:
-    """The lines from a table's name to COMMIT, carried out on a copy of the table."""
+    """One block of restore input, applied to a copy of the table."""
 
     def __init__(self, owner: FakeIptables, table: str, chains: Chains) -> None:
         self.owner = owner
         self.table = table
         self.chains = chains
         self._nft = owner.backend is Backend.NFT
-        # The nft backend reads the whole block before it looks at its chains; in both the kernel has the last word.
+        # The nft backend parses the whole block before it checks chains; the kernel checks last in both backends.
         self._read: list[tuple[int, str]] = []
         self._refused: list[Rejected] = []
         self._references: set[str] | None = None
@@ -188,7 +188,7 @@ class _Block:
                 self._delete(number, line, name)
 
     def finish(self, number: int) -> None:
-        """What is found out at COMMIT."""
+        """Check at COMMIT what the kernel checks then."""
         for at, line in self._read:
             self._carry_out(at, line)
         if self._refused:
@@ -221,13 +221,13 @@ class _Block:
         self._put(chain, tuple(rules))
 
     def _check(self, number: int, line: str, rule: str) -> None:
-        """What the tools, then the kernel, have against a rule in itself."""
+        """Raise Rejected if the tools or the kernel reject the rule."""
         for target in (*_values(rule, "-j"), *_values(rule, "-g")):
             if target not in TARGETS and target not in self.chains:
                 raise Rejected(number, line, f"Chain '{target}' does not exist", 2)
         if not self.owner.counters.issuperset(_values(rule, "--nfacct-name")):
             self._refused.append(Rejected(number, line, "RULE_APPEND failed (No such file or directory)", 4))
-        if self.owner.refuses(rule):
+        if self.owner.rejects(rule):
             self._refused.append(Rejected(number, line, "RULE_APPEND failed (Invalid argument)", 4))
 
     def _delete(self, number: int, line: str, name: str) -> None:
@@ -258,7 +258,7 @@ class _Block:
 
 
 def _values(rule: str, option: str) -> list[str]:
-    """What stands after an option, wherever it stands in a rule outside the comment."""
+    """Return the values of an option in a rule, outside its comment."""
     words = _COMMENT.sub("", rule).split()
     return [value for word, value in pairwise(words) if word == option]
 
@@ -268,5 +268,5 @@ def _new_table(table: str) -> Chains:
 
 
 def _order(table: str, chains: Chains) -> list[str]:
-    """The order in which iptables-save prints chains: the built-in ones, then by name."""
+    """Return chain names in the order of iptables-save: built-in ones first, then by name."""
     return [*BUILT_IN[table], *sorted(name for name in chains if name not in BUILT_IN[table])]

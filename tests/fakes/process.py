@@ -1,4 +1,4 @@
-"""The agent as a process of its own, and a network namespace for it and the test."""
+"""The agent as a separate process, and a network namespace for it and the test."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 from pyroute2 import netns
 
 from pykubeproxy.kernel import system
-from tests.fakes.asking import ask
+from tests.fakes.http_client import fetch
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
 PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
@@ -22,13 +22,13 @@ HEALTH, METRICS = 10256, 10249
 
 @contextmanager
 def inside_a_namespace() -> Iterator[str]:
-    """The calling thread, and what it starts, is in a fresh network namespace of this name, with `lo` up."""
+    """Move the calling thread and its children to a new network namespace with `lo` up; yield its name."""
     name = f"ag-{uuid.uuid4().hex[:10]}"
     netns.create(name)
     netns.pushns(name)
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        # A new namespace takes this over from the first one, where a proxy may have turned it on.
+        # A new namespace inherits this setting, which a proxy may have changed.
         system.write_setting("net/ipv4/conf/all/route_localnet", 0)
         yield name
     finally:
@@ -40,7 +40,7 @@ def inside_a_namespace() -> Iterator[str]:
 def running(
     log: Path, *flags: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running agent that writes its log there; on exit it is gone."""
+    """Run an agent that writes its log to a file; kill it on exit."""
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [*PROGRAM, *flags], stderr=errors, env={**os.environ, **(environment or {})}
@@ -52,22 +52,22 @@ def running(
             process.wait()
 
 
-def checked(code: int, *flags: str) -> dict[str, Any]:
-    """The document of `pykubeproxy check`, which ends with this exit code."""
+def run_check(code: int, *flags: str) -> dict[str, Any]:
+    """Return the JSON of `pykubeproxy check` and assert its exit code."""
     outcome = subprocess.run([*CHECK, *flags], capture_output=True, text=True)
     assert outcome.returncode == code, outcome.stdout + outcome.stderr
     return json.loads(outcome.stdout)
 
 
 def answers(port: int, path: str, status: int) -> bool:
-    """Whether somebody listens on that port and answers so; a port may be closed in the middle of an answer."""
+    """Return whether a server on that port sends this status; False without a server."""
     try:
-        return ask(port, path).status == status
+        return fetch(port, path).status == status
     except ConnectionError:
         return False
 
 
 def saved(command: str = "iptables-nft-save") -> list[str]:
-    """The live rules, without counters and comments of the tool."""
+    """Return the live rules of iptables-save without comment lines."""
     output = subprocess.run([command], capture_output=True, text=True, check=True).stdout
     return [line for line in output.splitlines() if not line.startswith("#")]

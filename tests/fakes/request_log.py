@@ -1,4 +1,4 @@
-"""A log of the requests that an API server got."""
+"""A log of an API server's requests."""
 
 import threading
 from collections import Counter, deque
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One request. The resource is its plural with its group, such as endpointslices.discovery.k8s.io, or ""."""
+    """One request. The resource is the plural with its group, such as endpointslices.discovery.k8s.io, or ""."""
 
     verb: str
     resource: str
@@ -34,22 +34,22 @@ class RequestLog:
             self._changed.notify_all()
 
     def entries(self, verb: str = "", resource: str = "") -> list[Entry]:
-        """The requests remembered, oldest first; only those of a verb or resource if given."""
+        """Return the latest requests, oldest first, all or of one verb or resource."""
         with self._changed:
             return [e for e in self._entries if verb in ("", e.verb) and resource in ("", e.resource)]
 
     def count(self, verb: str = "", resource: str = "") -> int:
-        """How many requests there were, of a verb or resource if given."""
+        """Return the number of requests, all or of one verb or resource."""
         with self._changed:
             return self._count(verb, resource)
 
     def counts(self) -> dict[str, int]:
-        """How many requests there were of each kind, under keys such as "list services"."""
+        """Return the number of requests by keys such as "list services"."""
         with self._changed:
             return {f"{verb} {resource}".strip(): count for (verb, resource), count in self._counts.items()}
 
     def wait(self, count: int, verb: str = "", resource: str = "", seconds: float = 10.0) -> None:
-        """Return once there were that many requests. Raises TimeoutError if there are not in time."""
+        """Wait for a number of requests. Raise TimeoutError if they do not come in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._count(verb, resource) >= count, seconds):
                 kind = f"{verb} {resource}".strip() or "any"
@@ -58,7 +58,7 @@ class RequestLog:
                 )
 
     def clear(self) -> None:
-        """Start counting anew."""
+        """Reset log and counts."""
         with self._changed:
             self._entries.clear()
             self._counts.clear()

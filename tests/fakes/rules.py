@@ -1,4 +1,4 @@
-"""Rules of a service port that a test makes itself."""
+"""Rules of a service port made by a test."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from pykubeproxy.rules.service import Entries, Rules
 
 
 class GivenRules(NamedTuple):
-    """What PortRules offers, from given chains instead of rendered ones."""
+    """Stands in for PortRules with given chains instead of rendered ones."""
 
     given: tuple[tuple[str, Rules], ...]
     entries: Entries

@@ -1,4 +1,4 @@
-"""A lab for tests of node1's agent, with long-lived connections and a crowd of Services."""
+"""A lab for tests of node1's agent, with long-lived connections and many Services."""
 
 import time
 from collections.abc import Sequence
@@ -11,25 +11,25 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.crowd import Crowd
-from tests.fakes.traffic import Way, echo_command
+from tests.fakes.traffic import TrafficRoute, echo_command
 
 _STICKY = ["10.96.0.50", "fd00:10:96::50"]
 
 
 def tables(lab: Lab, node: str, family: Family = Family.IPV4) -> Iptables:
-    """The tables of a node."""
+    """Return the tables of a node."""
     lock = node_environment(lab.logs, node)["XTABLES_LOCKFILE"]
     prefix = ("ip", "netns", "exec", lab.nodes[node].namespace.name)
     return open_iptables(Backend(lab.backend), family, Runner(prefix, {"XTABLES_LOCKFILE": lock}))
 
 
-def dispatched(mode: str, **settings: object) -> Object:
-    """Settings of an agent with this dispatch mode."""
+def dispatch_settings(mode: str, **settings: object) -> Object:
+    """Return agent settings with this dispatch mode."""
     return {"pykubeproxy": {"dispatch": mode}, **settings}
 
 
 class Stage:
-    """default/web and default/sticky with three pods on both nodes; node1's agent is not started yet."""
+    """default/web and default/sticky with three pods on both nodes. The agent of node1 is not started."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -39,7 +39,7 @@ class Stage:
         ]
         for pod in pods:
             pod.wait_answering()
-        (self._caller,) = lab.deploy("caller", 1, nodes=["node1"])
+        (self._client_pod,) = lab.deploy("caller", 1, nodes=["node1"])
         self._web = lab.service("web", type="NodePort")
         self._sticky = lab.service(
             "sticky",
@@ -52,16 +52,16 @@ class Stage:
         self.agent: Agent = lab.agents["node1"]
         self.tables = tables(lab, "node1")
 
-    def ways(self) -> list[Way]:
-        """Connections from a pod of the node and from outside, over both families."""
-        pod, client = self._caller.namespace.entered, self.lab.client.namespace.entered
+    def routes(self) -> list[TrafficRoute]:
+        """Return connections from a pod of the node and from outside, over both families."""
+        pod, client = self._client_pod.namespace.entered, self.lab.client.namespace.entered
         outside = self.lab.nodes["node1"]
         return [
-            Way("cluster IP", self._web.vip(4), pod),
-            Way("cluster IP, IPv6", self._web.vip(6), pod),
-            Way("affinity", self._sticky.vip(4), pod, affine=True),
-            Way("node port", outside.node_port(self._web, 4), client),
-            Way("node port, IPv6", outside.node_port(self._web, 6), client),
+            TrafficRoute("cluster IP", self._web.vip(4), pod),
+            TrafficRoute("cluster IP, IPv6", self._web.vip(6), pod),
+            TrafficRoute("affinity", self._sticky.vip(4), pod, affine=True),
+            TrafficRoute("node port", outside.node_port(self._web, 4), client),
+            TrafficRoute("node port, IPv6", outside.node_port(self._web, 6), client),
         ]
 
     def start(self, settings: Object | None = None) -> None:
@@ -71,19 +71,19 @@ class Stage:
         self._logged, self._started = len(self.agent.log()), time.time()
         self.agent.start(settings)
 
-    def is_in_place(self) -> bool:
-        """Whether the agent has synced since its start."""
+    def is_synced(self) -> bool:
+        """Return whether the agent has synced since its start."""
         return "rules in place" in self.agent.log()[self._logged :]
 
     def is_busy(self) -> bool:
-        """Whether the agent has started to write since its start, or had nothing to write."""
-        return bool(self.agent.restores(since=self._started)) or self.is_in_place()
+        """Return whether the agent has started to write since its start, or had nothing to write."""
+        return bool(self.agent.restores(since=self._started)) or self.is_synced()
 
     def chain(self, number: int) -> ChainKey:
-        """The chain of a Service of the crowd; it exists while the Service has endpoints."""
+        """Return the chain of a Service of the crowd; it exists while the Service has endpoints."""
         return ChainKey("nat", names.cluster_chain(self.crowd.port_name(number)))
 
     def served(self, numbers: Sequence[int]) -> set[int]:
-        """The Services of the crowd that have a chain."""
+        """Return the Services of the crowd that have a chain."""
         nat = self.tables.save(["nat"]).chains
         return {number for number in numbers if self.chain(number) in nat}

@@ -1,4 +1,4 @@
-"""Connections that go on while things happen: long-lived ones, and new ones without end; every failure is kept."""
+"""Held and repeated new connections that record every failure."""
 
 import itertools
 import random
@@ -17,18 +17,18 @@ from pykubeproxy.lab.prober import Target
 
 ECHO = Path(__file__).with_name("echo.py")
 TIMEOUT = 3.0  # seconds without an answer are a failure
-SLOW = 0.9  # whoever waits that long has lost a packet: it is sent again after a second
+SLOW = 0.9  # a lost packet is retransmitted after a second
 
 Enter = Callable[[], AbstractContextManager[None]]
 
 
 def echo_command(name: str, *addresses: str) -> list[str]:
-    """The command of a pod that these connections can be held with."""
+    """Return the command of an echo pod."""
     return [sys.executable, "-I", "-S", str(ECHO), name, *(addresses or ("0.0.0.0", "::"))]
 
 
 class Failure(NamedTuple):
-    """A connection that failed: when it was begun, or last answered, when that was noticed, and how."""
+    """A failed connection: when it began or last answered, when the failure was noticed, and the reason."""
 
     begun: float
     noticed: float
@@ -36,8 +36,8 @@ class Failure(NamedTuple):
 
 
 @dataclass
-class Seen:
-    """What one way of connecting has seen so far: answers by pod, failures, and answers that took long.
+class TrafficStats:
+    """Answers by pod, failures and slow answers of one kind of connection.
 
     `slowest` is in seconds.
     """
@@ -53,8 +53,8 @@ class Seen:
         return f"{self.pods.total()} answers, {len(self.failures)} failed{how}, slowest {self.slowest:.2f} s"
 
 
-class Way(NamedTuple):
-    """How to connect: from where, to what; `affine` if it must always lead to the same pod."""
+class TrafficRoute(NamedTuple):
+    """A source and a target of connections; `affine` if all must reach the same pod."""
 
     name: str
     target: Target
@@ -63,17 +63,17 @@ class Way(NamedTuple):
 
 
 class Traffic:
-    """For as long as the context lasts: on each way one connection that is held and a stream of new ones."""
+    """Hold one connection and open new ones on each route while the context lasts."""
 
-    def __init__(self, ways: Iterable[Way], pause: float = 0.02) -> None:
-        self.seen: dict[str, Seen] = {}
+    def __init__(self, routes: Iterable[TrafficRoute], pause: float = 0.02) -> None:
+        self.seen: dict[str, TrafficStats] = {}
         self._pause = pause
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        for way in ways:
+        for route in routes:
             for kind, run in (("held", self._hold), ("new", self._renew)):
-                seen = self.seen[f"{way.name}, {kind}"] = Seen()
-                thread = threading.Thread(target=self._run, args=(run, way, seen), daemon=True)
+                seen = self.seen[f"{route.name}, {kind}"] = TrafficStats()
+                thread = threading.Thread(target=self._run, args=(run, route, seen), daemon=True)
                 self._threads.append(thread)
 
     def __enter__(self) -> "Traffic":
@@ -87,41 +87,43 @@ class Traffic:
             thread.join()
 
     def failures(self) -> dict[str, list[Failure]]:
-        """The failures so far, by way; a way without any is not in it."""
+        """Return the failures by route; routes without failures are left out."""
         return {name: list(seen.failures) for name, seen in self.seen.items() if seen.failures}
 
     def total(self) -> int:
-        """All answers so far."""
+        """Return the number of answers."""
         return sum(seen.pods.total() for seen in self.seen.values())
 
     def __str__(self) -> str:
         return "\n".join(f"  {name}: {seen}" for name, seen in self.seen.items())
 
-    def _run(self, run: Callable[[Way, Seen], None], way: Way, seen: Seen) -> None:
-        with way.enter():
-            run(way, seen)
+    def _run(
+        self, run: Callable[[TrafficRoute, TrafficStats], None], route: TrafficRoute, seen: TrafficStats
+    ) -> None:
+        with route.enter():
+            run(route, seen)
 
-    def _hold(self, way: Way, seen: Seen) -> None:
-        """Ask on one connection again and again; one that fails is replaced."""
+    def _hold(self, route: TrafficRoute, seen: TrafficStats) -> None:
+        """Send on one connection repeatedly; replace it after a failure."""
         while not self._stop.is_set():
-            with _noting(seen) as clock, _connected(way.target, 0) as connection:
+            with _recording_failure(seen) as clock, _connected(route.target, 0) as connection:
                 while not self._stop.wait(self._pause):
                     clock.begin()
-                    _ask(connection, seen, clock)
+                    _send_line(connection, seen, clock)
             self._stop.wait(self._pause)
 
-    def _renew(self, way: Way, seen: Seen) -> None:
-        """Ask on a new connection each time.
+    def _renew(self, route: TrafficRoute, seen: TrafficStats) -> None:
+        """Send on a new connection each time.
 
-        Source ports in turn: one from which it was tried while there were no rules leads nowhere for two minutes.
+        Source ports rotate, because one that was tried without rules keeps failing for two minutes.
         """
         first = random.randrange(11000, 30000)
         ports = itertools.cycle([*range(first, 30000), *range(11000, first)])
         last, last_at = "", 0.0
         while not self._stop.wait(self._pause):
-            with _noting(seen) as clock, _connected(way.target, next(ports)) as connection:
-                pod = _ask(connection, seen, clock)
-                if way.affine and last not in ("", pod):
+            with _recording_failure(seen) as clock, _connected(route.target, next(ports)) as connection:
+                pod = _send_line(connection, seen, clock)
+                if route.affine and last not in ("", pod):
                     seen.failures.append(Failure(last_at, time.monotonic(), "another pod"))
                 last, last_at = pod, clock.begun
 
@@ -135,8 +137,8 @@ class _Clock:
 
 
 @contextmanager
-def _noting(seen: Seen) -> Iterator[_Clock]:
-    """Whatever goes wrong is one failure."""
+def _recording_failure(seen: TrafficStats) -> Iterator[_Clock]:
+    """Record any error as one failure."""
     clock = _Clock()
     try:
         yield clock
@@ -157,8 +159,8 @@ def _connected(target: Target, port: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _ask(connection: socket.socket, seen: Seen, clock: _Clock) -> str:
-    """One line and its answer; returns the name of the pod. Raises OSError."""
+def _send_line(connection: socket.socket, seen: TrafficStats, clock: _Clock) -> str:
+    """Send one line and return the name of the answering pod. Raise OSError on failure."""
     connection.sendall(b"x\n")
     answer = b""
     while not answer.endswith(b"\n"):

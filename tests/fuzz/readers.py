@@ -33,7 +33,7 @@ from pykubeproxy.rules.saved import read_counted
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import documents, wire
 from pykubeproxy.sources.failures import Failure
-from tests.fakes.asking import exchange
+from tests.fakes.http_client import exchange
 from tests.grammar import violations
 from tests.invalid_objects import WHOLE
 from tests.strategies import NODE

@@ -1,4 +1,4 @@
-"""Real iptables in network namespaces of the tests' own, and the stand-in, under one interface."""
+"""Fixtures: real iptables in network namespaces, and the fake, under one interface."""
 
 import uuid
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.fakes.iptables import FakeIptables
 
 @pytest.fixture
 def namespace() -> Iterator[str]:
-    """The name of a fresh network namespace."""
+    """Create a network namespace and return its name."""
     name = f"kp-{uuid.uuid4().hex[:10]}"
     netns.create(name)
     yield name
@@ -23,15 +23,15 @@ def namespace() -> Iterator[str]:
 
 @pytest.fixture
 def runner(namespace: str, tmp_path: Path) -> Runner:
-    """Runs commands in the namespace, with a lock file of the test's own."""
+    """Return a runner for commands in the namespace, with its own lock file."""
     return Runner(("ip", "netns", "exec", namespace), {"XTABLES_LOCKFILE": str(tmp_path / "lock")})
 
 
 @pytest.fixture
 def inside(namespace: str) -> Iterator[str]:
-    """The test itself runs in the namespace, whose name this gives."""
+    """Run the test in the namespace and return its name."""
     netns.pushns(namespace)
-    # A new namespace takes this over from the first one, where a proxy may have turned it on.
+    # A new namespace inherits this setting, which a proxy may have changed.
     system.write_setting("net/ipv4/conf/all/route_localnet", 0)
     yield namespace
     netns.popns()
@@ -39,19 +39,19 @@ def inside(namespace: str) -> Iterator[str]:
 
 @pytest.fixture(params=[Family.IPV4, Family.IPV6], ids=lambda family: family.value)
 def family(request: pytest.FixtureRequest) -> Family:
-    """Both families, one after the other."""
+    """Both families."""
     return request.param
 
 
 @pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Both backends, one after the other."""
+    """Both backends."""
     return request.param
 
 
 @pytest.fixture
 def iptables(backend: Backend, family: Family, runner: Runner) -> Iptables:
-    """The real thing, empty."""
+    """Real tables, empty."""
     return open_iptables(backend, family, runner)
 
 
@@ -64,7 +64,7 @@ def iptables(backend: Backend, family: Family, runner: Runner) -> Iptables:
     ]
 )
 def tables(request: pytest.FixtureRequest) -> Tables:
-    """Empty IPv4 tables: the real thing in both backends, and the stand-in for each."""
+    """Empty IPv4 tables: real ones in both backends, and the fake of each."""
     backend, fake = request.param
     if fake:
         return FakeIptables(backend)

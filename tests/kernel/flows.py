@@ -1,4 +1,4 @@
-"""Entries of the connection tracking table, made by hand, and what is there."""
+"""Create and list entries of the connection tracking table."""
 
 import ipaddress
 import socket
@@ -18,7 +18,7 @@ POD = {Family.IPV4: "10.244.0.5", Family.IPV6: "fd24::5"}
 def insert(
     runner: Runner, source: str, destination: str, answered_by: str = "", protocol: str = "udp", zone: int = 0
 ) -> None:
-    """Enter a flow; ends are "IP PORT". Without `answered_by` it is one without NAT."""
+    """Create a flow; ends are "IP PORT". Without `answered_by` it has no NAT."""
     (src, sport), (dst, port) = source.split(), destination.split()
     answers, answering = (answered_by or destination).split()
     command = ["conntrack", "-I", "-p", protocol, "-t", "600", "-s", src, "-d", dst, "--sport", sport]
@@ -42,14 +42,14 @@ def insert(
 
 
 def listed(runner: Runner, family: Family) -> list[str]:
-    """The entries there are, as the command `conntrack` shows them."""
+    """Return the entries, as the command `conntrack` prints them."""
     outcome = runner.run(("conntrack", "-L", "-f", family.value.lower()))
     assert outcome.exit_code == 0, outcome.stderr
     return outcome.stdout.splitlines()
 
 
 def fill(family: Family, count: int) -> None:
-    """Enter many UDP flows to one resolver, in the calling thread's network namespace."""
+    """Create many UDP flows to one resolver, in the calling thread's network namespace."""
     domain, base = (socket.AF_INET, b"") if family is Family.IPV4 else (socket.AF_INET6, b"\xfd" + bytes(11))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as connection:
         connection.settimeout(5)

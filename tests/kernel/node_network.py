@@ -35,7 +35,7 @@ PODS = {
     "pod2": {Family.IPV4: "10.244.1.12", Family.IPV6: "fd00:10:244:1::12"},
     "far": {Family.IPV4: "10.244.2.13", Family.IPV6: "fd00:10:244:2::13"},
 }
-# The addresses for which "beyond" answers.
+# Addresses that "beyond" answers for.
 ANYWHERE = {
     Family.IPV4: ("10.96.0.0/16", "192.0.2.0/24", "198.51.100.0/24"),
     Family.IPV6: ("fd00:10:96::/112", "2001:db8:2::/64", "2001:db8:51::/64"),
@@ -120,7 +120,7 @@ class NodeNetwork:
 
 
 class Servers:
-    """A thread that answers on all sockets with "who-I-am whom-I-see"."""
+    """A thread that answers on all sockets with "SERVER-NAME CLIENT-ADDRESS"."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -128,7 +128,7 @@ class Servers:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def listen(self, name: str) -> None:
-        """Open the sockets of the namespace that the calling thread is in."""
+        """Open the sockets in the calling thread's namespace."""
         for family in Family:
             for port in PORTS:
                 for kind in _KINDS.values():
@@ -186,15 +186,15 @@ def _answer(server: socket.socket, name: str, family: Family) -> None:
             connection.sendall(f"{name} {peer[0]}".encode())
         return
     _, ancillary, _, peer = server.recvmsg(64, 256)
-    level, _, told = _PKTINFO[family]
-    (info,) = (data for of, kind, data in ancillary if (of, kind) == (level, told))
-    # The address it was sent to becomes the answer's source; which interface the kernel may choose.
+    level, _, packet_info = _PKTINFO[family]
+    (info,) = (data for of, kind, data in ancillary if (of, kind) == (level, packet_info))
+    # Answer from the address the packet was sent to, on any interface.
     info = info[:16] + bytes(4) if family is Family.IPV6 else bytes(4) + info[8:12] + bytes(4)
-    server.sendmsg([f"{name} {peer[0]}".encode()], [(level, told, info)], 0, peer)
+    server.sendmsg([f"{name} {peer[0]}".encode()], [(level, packet_info, info)], 0, peer)
 
 
-class Shot(NamedTuple):
-    """A packet to be sent: from which namespace and address, where to."""
+class PacketSpec(NamedTuple):
+    """A packet to send: source namespace and address, destination."""
 
     place: str
     source: str
@@ -204,29 +204,31 @@ class Shot(NamedTuple):
 
 
 @dataclass
-class Flight:
-    """A packet on its way, and what became of it: "pod1 10.244.1.12" (who answered, whom it saw), or "refused"."""
+class SentPacket:
+    """A sent packet and its result: "pod1 10.244.1.12" (server and client address seen), or "refused"."""
 
-    shot: Shot
+    shot: PacketSpec
     socket: socket.socket
     result: str = ""
     connected: bool = field(default=False)
 
 
-def fire(network: NodeNetwork, shots: Mapping[Shot, bool], silence: float = 0.4) -> dict[Shot, str]:
-    """Send all packets at once; returns what became of each, "" for those without any answer.
+def send_all(
+    network: NodeNetwork, packets: Mapping[PacketSpec, bool], silence: float = 0.4
+) -> dict[PacketSpec, str]:
+    """Send all packets at once; return each result, "" without an answer.
 
-    A shot's value says whether it may stay without one; then `silence` seconds are enough to wait.
+    A packet's value tells whether it may get no answer; then `silence` seconds are enough to wait.
     """
-    flights = [_launched(network.places[shot.place], shot) for shot in shots]
+    flights = [_launched(network.places[shot.place], shot) for shot in packets]
     with selectors.DefaultSelector() as selector:
         for flight in flights:
             if not flight.result:
-                wanted = selectors.EVENT_READ if flight.shot.protocol == "udp" else selectors.EVENT_WRITE
-                selector.register(flight.socket, wanted, flight)
+                ready = selectors.EVENT_READ if flight.shot.protocol == "udp" else selectors.EVENT_WRITE
+                selector.register(flight.socket, ready, flight)
         started = time.monotonic()
         while open_ := [key.data for key in selector.get_map().values()]:
-            patience = silence if all(shots[flight.shot] for flight in open_) else 5.0
+            patience = silence if all(packets[flight.shot] for flight in open_) else 5.0
             if time.monotonic() > started + patience:
                 break
             for key, _ in selector.select(0.05):
@@ -236,27 +238,27 @@ def fire(network: NodeNetwork, shots: Mapping[Shot, bool], silence: float = 0.4)
     return {flight.shot: flight.result for flight in flights}
 
 
-def _launched(place: Namespace, shot: Shot) -> Flight:
+def _launched(place: Namespace, shot: PacketSpec) -> SentPacket:
     family = Family.IPV6 if ":" in shot.destination else Family.IPV4
     with place.entered():
         opened = socket.socket(_DOMAIN[family], _KINDS[shot.protocol])
-    flight = Flight(shot, opened)
+    flight = SentPacket(shot, opened)
     opened.setblocking(False)
     opened.bind((shot.source, 0))
     error = opened.connect_ex((shot.destination, shot.port))
     if not error and shot.protocol == "udp":
-        # The kernel tells its own processes of what it drops; to others that is silence.
+        # Local processes get an error for dropped packets; others get no answer.
         with contextlib.suppress(PermissionError):
             opened.send(b"?")
     if error in (0, errno.EINPROGRESS):
-        # An ICMP error that arrives while the kernel is still at it shows only here.
+        # An ICMP error may arrive during the call.
         error = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
         flight.result = "refused" if error == errno.ECONNREFUSED else os.strerror(error)
     return flight
 
 
-def _progress(selector: selectors.BaseSelector, flight: Flight) -> None:
+def _progress(selector: selectors.BaseSelector, flight: SentPacket) -> None:
     connection = flight.socket
     try:
         if flight.shot.protocol == "tcp" and not flight.connected:
@@ -272,14 +274,14 @@ def _progress(selector: selectors.BaseSelector, flight: Flight) -> None:
 
 
 def sources(family: Family) -> Iterator[tuple[str, str]]:
-    """The namespaces that send, each with the address it sends from."""
+    """Return the sending namespaces and their source addresses."""
     yield "client", CLIENT[family]
     yield from (("node", address) for address in NODE[family])
     yield from ((name, addresses[family]) for name, addresses in PODS.items())
 
 
 def owner(family: Family, address: str) -> str:
-    """Who answers at an address."""
+    """Return the host that owns an address."""
     for name, addresses in PODS.items():
         if addresses[family] == address:
             return name

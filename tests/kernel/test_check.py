@@ -1,4 +1,4 @@
-"""`pykubeproxy check` on real nodes: network namespaces in all kinds of states."""
+"""`pykubeproxy check` on nodes in different states."""
 
 import json
 import os
@@ -46,7 +46,7 @@ CHECKS = {
 
 @pytest.fixture
 def node(inside: str, runner: Runner) -> Runner:
-    """A node that forwards, as it should."""
+    """A node with IP forwarding."""
     run(runner, "sysctl", "-qw", "net.ipv4.ip_forward=1")
     return runner
 
@@ -74,8 +74,8 @@ def levels(document: dict[str, Any], name: str) -> list[str]:
     return [it["level"] for it in of(document, name)]
 
 
-def state(runner: Runner) -> list[object]:
-    """All that a look at the node might change."""
+def node_state(runner: Runner) -> list[object]:
+    """Return everything that a check might change."""
     legacy_tables = [legacy.legacy_tables(family) for family in Family]
     saved = [
         open_iptables(backend, family, runner).save_counted() for backend in Backend for family in Family
@@ -84,7 +84,7 @@ def state(runner: Runner) -> list[object]:
 
 
 def proxy_rules(runner: Runner, backend: Backend) -> Iptables:
-    """Write kube-proxy's rules of one case, as another proxy would have left them."""
+    """Write kube-proxy's rules of one case."""
     iptables = open_iptables(backend, Family.IPV4, runner)
     ruleset = expected(load_case("kube-dns"), Family.IPV4)
     lines = []
@@ -99,40 +99,40 @@ def proxy_rules(runner: Runner, backend: Backend) -> Iptables:
     return iptables
 
 
-def test_node_passes(node: Runner, backend: Backend) -> None:
-    """On a fresh node nothing fails, every check is made, and the node is as it was."""
-    before = state(node)
+def test_a_fresh_node_passes(node: Runner, backend: Backend) -> None:
+    """Every check runs and changes nothing."""
+    before = node_state(node)
     document = checked("--iptables-backend", backend.value)
-    assert state(node) == before
+    assert node_state(node) == before
     assert {it["check"] for it in document["checks"]} == CHECKS
     assert document["backend"] == backend.value
     assert {it["level"] for it in document["checks"]} == {"ok", "skip"}
     assert "was tried and works" in of(document, "kernel", "IPv6")[0]["message"]
 
 
-def test_a_proxys_rules(node: Runner, backend: Backend) -> None:
-    """Rules in the backend in use are as they should be, and stay as they are."""
+def test_proxy_rules_in_the_backend_in_use_pass(node: Runner, backend: Backend) -> None:
+    """The rules are kept."""
     proxy_rules(node, backend)
-    before = state(node)
+    before = node_state(node)
     document = checked()
     assert document["backend"] == backend.value
     assert f"{backend.value} is used, with " in of(document, "tables", "IPv4")[0]["message"]
     assert set(levels(document, "other-tables")) == {"ok"}
-    assert state(node) == before
+    assert node_state(node) == before
 
 
-def test_rules_left_in_the_other_backend(node: Runner, backend: Backend) -> None:
-    """A proxy's rules in the backend that is not in use fail; they are only looked at."""
+def test_proxy_rules_in_the_other_backend_fail(node: Runner, backend: Backend) -> None:
+    """The rules are kept."""
     proxy_rules(node, OTHER[backend])
-    before = state(node)
+    before = node_state(node)
     document = checked("--iptables-backend", backend.value, code=1)
     assert levels(document, "other-tables") == ["fail", "ok"]
     assert "pykubeproxy cleanup" in of(document, "other-tables")[0]["advice"]
-    assert state(node) == before
+    assert node_state(node) == before
 
 
-def test_others_in_the_other_backend(node: Runner, backend: Backend) -> None:
-    """Rules there of somebody else's are a warning that names them, even if only built-in chains have any."""
+def test_foreign_rules_in_the_other_backend_are_a_warning(node: Runner, backend: Backend) -> None:
+    """Also if only built-in chains have any."""
     iptables = open_iptables(OTHER[backend], Family.IPV4, node)
     iptables.restore("*filter\n-A FORWARD -p udp -j DROP\nCOMMIT\n")
     document = checked("--iptables-backend", backend.value)
@@ -140,8 +140,8 @@ def test_others_in_the_other_backend(node: Runner, backend: Backend) -> None:
     assert "(FORWARD)" in of(document, "other-tables")[0]["message"]
 
 
-def test_the_second_reader(inside: str, runner: Runner) -> None:
-    """python-iptables sees the chains and numbers of rules that iptables-legacy-save prints, and no table is made."""
+def test_python_iptables_reads_legacy_tables(inside: str, runner: Runner) -> None:
+    """Chains and numbers of rules equal iptables-legacy-save; no table is created."""
     assert legacy.legacy_chains(Family.IPV4) == {}
     live = proxy_rules(runner, Backend.LEGACY).save()
     tables = legacy.legacy_tables(Family.IPV4)
@@ -152,8 +152,8 @@ def test_the_second_reader(inside: str, runner: Runner) -> None:
     assert legacy.legacy_tables(Family.IPV6) == ()
 
 
-def test_the_second_reader_loads_nothing(inside: str, runner: Runner) -> None:
-    """It starts modprobe without the right to load a module."""
+def test_python_iptables_loads_no_module(inside: str, runner: Runner) -> None:
+    """modprobe runs without the right to load one."""
     snippet = (
         "import sys, ctypes; sys.argv[1:] = ['IPv4'];"
         "import runpy; runpy.run_module('pykubeproxy.kernel.legacy', run_name='__main__');"
@@ -163,8 +163,8 @@ def test_the_second_reader_loads_nothing(inside: str, runner: Runner) -> None:
     assert outcome.stdout == "{}0\n", outcome.stderr
 
 
-def test_no_forwarding(inside: str, runner: Runner) -> None:
-    """A node that does not forward fails, by family: IPv6 only where it is in use."""
+def test_disabled_forwarding_fails_by_family(inside: str, runner: Runner) -> None:
+    """IPv6 only if the node uses it."""
     document = checked(code=1)
     assert levels(document, "forwarding") == ["fail", "ok"]
     document = checked("--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", code=1)
@@ -172,8 +172,8 @@ def test_no_forwarding(inside: str, runner: Runner) -> None:
     assert of(document, "forwarding", "IPv6")[0]["advice"] == "Set net.ipv6.conf.all.forwarding = 1."
 
 
-def test_other_modes_of_kube_proxy(node: Runner) -> None:
-    """What a kube-proxy in nftables mode left is a warning, what one in ipvs mode left fails."""
+def test_leftovers_of_other_modes_are_found(node: Runner) -> None:
+    """nftables tables are a warning, an ipvs interface fails."""
     ipvs = "*nat\n:KUBE-LOAD-BALANCER - [0:0]\nCOMMIT\n"
     open_iptables(Backend.LEGACY, Family.IPV6, node).restore(ipvs)
     document = checked("--iptables-backend", "legacy")
@@ -187,8 +187,7 @@ def test_other_modes_of_kube_proxy(node: Runner) -> None:
     assert levels(checked(code=1), "leftovers") == ["fail"]
 
 
-def test_a_bridge(node: Runner) -> None:
-    """Whether iptables sees what passes within a bridge is judged by the kernel's setting, once there is a bridge."""
+def test_bridge_netfilter_is_checked_if_a_bridge_exists(node: Runner) -> None:
     run(node, "ip", "link", "add", "cni0", "type", "bridge")
     seen = node.read("/proc/sys/net/bridge/bridge-nf-call-iptables") == "1\n"
     assert levels(checked(), "br-netfilter") == ["ok" if seen else "warn"]
@@ -196,8 +195,8 @@ def test_a_bridge(node: Runner) -> None:
     assert levels(checked(*mode, code=0 if seen else 1), "br-netfilter") == ["ok" if seen else "fail"]
 
 
-def test_sources_filtered_strictly(node: Runner) -> None:
-    """Strict filtering is a warning once a node has two ways to it; single addresses, as pods have, are none."""
+def test_strict_reverse_path_filtering_is_a_warning(node: Runner) -> None:
+    """Only with two routes to the node; addresses of single pods do not count."""
     for name, network in (("a", "10.1.0.1/24"), ("b", "10.2.0.1/24"), ("pod", "10.3.0.1/32")):
         run(node, "ip", "link", "add", f"up-{name}", "type", "veth", "peer", "name", f"x-{name}")
         run(node, "ip", "address", "add", network, "dev", f"up-{name}")
@@ -209,8 +208,8 @@ def test_sources_filtered_strictly(node: Runner) -> None:
     assert levels(checked(), "rp-filter") == ["ok"]
 
 
-def test_node_ports(node: Runner) -> None:
-    """Local ports among the node ports are a warning, unless they are reserved."""
+def test_node_ports_in_the_local_port_range_are_a_warning(node: Runner) -> None:
+    """Unless all of them are reserved."""
     run(node, "sysctl", "-qw", "net.ipv4.ip_local_port_range=20000 60999")
     assert levels(checked(), "node-ports") == ["warn"]
     assert levels(checked("--node-port-range", "10000-19999"), "node-ports") == ["ok"]
@@ -218,8 +217,8 @@ def test_node_ports(node: Runner) -> None:
     assert levels(checked(), "node-ports") == ["ok"]
 
 
-def test_connections(node: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connections of this namespace are counted against the limit, which is one for the whole kernel."""
+def test_connections_are_compared_with_the_limit(node: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of this namespace, with the kernel-wide limit."""
     flow = ("-p", "udp", "-s", "10.1.0.1", "-d", "10.1.0.2", "--dport", "53", "--timeout", "60")
     for port in ("4001", "4002", "4003"):
         run(node, "conntrack", "-I", *flow, "--sport", port)
@@ -231,8 +230,8 @@ def test_connections(node: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(checked(code=1), "conntrack") == ["fail"]
 
 
-def test_a_port_is_taken(node: Runner) -> None:
-    """A program on the agent's port fails and is named; the port of another one is not its affair."""
+def test_a_used_port_fails_and_names_the_program(node: Runner) -> None:
+    """Ports outside the agent's configuration are ignored."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         document = checked("--healthz-bind-address", f"0.0.0.0:{port}", code=1)
@@ -243,7 +242,7 @@ def test_a_port_is_taken(node: Runner) -> None:
 
 @pytest.fixture
 def kube_proxy(namespace: str) -> Iterator[int]:
-    """A process of that name in the namespace."""
+    """A process with the name kube-proxy in the namespace."""
     words = ("ip", "netns", "exec", namespace, "bash", "-c", "exec -a kube-proxy sleep 60")
     with subprocess.Popen(words) as process:
         deadline = time.monotonic() + 5
@@ -254,8 +253,8 @@ def kube_proxy(namespace: str) -> Iterator[int]:
         process.kill()
 
 
-def test_kube_proxy_runs(node: Runner, kube_proxy: int) -> None:
-    """A kube-proxy that runs here is seen, from another network namespace it is not."""
+def test_kube_proxy_in_the_same_network_namespace_is_found(node: Runner, kube_proxy: int) -> None:
+    """One in another network namespace is not."""
     (found,) = of(checked(), "proxies")
     assert found["level"] == "warn"
     assert found["message"] == f"kube-proxy is running (process {kube_proxy})"
@@ -263,13 +262,13 @@ def test_kube_proxy_runs(node: Runner, kube_proxy: int) -> None:
 
 
 def limited(runner: Runner, capabilities: str) -> Outcome:
-    """The command in a process with these capabilities only."""
+    """Run the command with these capabilities only."""
     keep = ("setpriv", "--inh-caps=-all", f"--bounding-set=-all{capabilities}")
     return runner.run((*keep, sys.executable, "-c", COMMAND, "-o", "json"))
 
 
-def test_no_namespace_for_a_trial(node: Runner) -> None:
-    """Without the right to make a namespace the kernel is asked, and the report says so."""
+def test_without_a_trial_namespace_the_kernel_is_probed(node: Runner) -> None:
+    """The report says so."""
     outcome = limited(node, ",+net_admin,+net_raw")
     document = json.loads(outcome.stdout)
     assert (outcome.exit_code, outcome.stderr) == (0, "")
@@ -277,8 +276,8 @@ def test_no_namespace_for_a_trial(node: Runner) -> None:
     assert "looked up, not tried" in of(document, "kernel")[0]["message"]
 
 
-def test_no_rights(node: Runner) -> None:
-    """Without any rights the report is made all the same, and says what it could not look at."""
+def test_without_capabilities_the_report_is_complete(node: Runner) -> None:
+    """It names the checks that could not run."""
     open_iptables(Backend.LEGACY, Family.IPV4, node).restore("*nat\nCOMMIT\n")
     outcome = limited(node, "")
     document = json.loads(outcome.stdout)

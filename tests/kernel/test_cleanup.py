@@ -1,4 +1,4 @@
-"""`pykubeproxy cleanup` on real tables, in network namespaces."""
+"""`pykubeproxy cleanup` on real tables."""
 
 import json
 
@@ -35,8 +35,10 @@ def legacy_tables(runner: Runner) -> list[str]:
     return [table for iptables in opened(Backend.LEGACY, runner) for table in iptables.legacy_tables()]
 
 
-def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rules in both backends and families go; others' rules stay in their order; then there is nothing to do."""
+def test_cleanup_removes_our_rules_in_both_backends(
+    runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Foreign rules keep their order; a second cleanup has nothing to do."""
     everywhere = [*opened(Backend.NFT, runner), *opened(Backend.LEGACY, runner)]
     before = []
     for iptables in everywhere:
@@ -45,14 +47,14 @@ def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> No
         iptables.restore(as_restore_input("dual-stack", iptables.family))
         iptables.restore("*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
     assert clean_up(runner=runner)
-    said = capsys.readouterr()
-    assert [line.split(":")[0] for line in said.out.splitlines()] == [
+    output = capsys.readouterr()
+    assert [line.split(":")[0] for line in output.out.splitlines()] == [
         "nft, IPv4",
         "nft, IPv6",
         "legacy, IPv4",
         "legacy, IPv6",
     ]
-    assert said.out.splitlines()[0] == "nft, IPv4: 12 jumps and 17 chains removed"
+    assert output.out.splitlines()[0] == "nft, IPv4: 12 jumps and 17 chains removed"
     for iptables, rules in zip(everywhere, before, strict=True):
         left = {key: chain for key, chain in iptables.save().chains.items() if key.table in ("nat", "filter")}
         kubelets = {
@@ -65,34 +67,38 @@ def test_both_backends(runner: Runner, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "Nothing to remove.\n"
 
 
-def test_dry_run(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """A dry run says in numbers what would be done, and on request with which input, and does nothing."""
+def test_dry_run_changes_nothing(
+    iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints numbers, and the restore input on request."""
     iptables.restore(as_restore_input("clusterip-one", iptables.family))
     before = iptables.save()
     assert clean_up(dry_run=True, verbose=True, runner=runner)
-    said = capsys.readouterr().out
-    assert "-X KUBE-POSTROUTING" in said.splitlines()
-    assert said.splitlines()[-1].endswith(" chains would be removed")
+    output = capsys.readouterr().out
+    assert "-X KUBE-POSTROUTING" in output.splitlines()
+    assert output.splitlines()[-1].endswith(" chains would be removed")
     assert iptables.save() == before
 
 
-def test_nothing_is_created(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """On an empty node there is nothing to do, and legacy tables do not come into being."""
+def test_cleanup_of_an_empty_node_creates_no_table(
+    runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert clean_up(runner=runner)
     assert capsys.readouterr().out == "Nothing to remove.\n"
     assert legacy_tables(runner) == []
 
 
-def test_nft_alone_leaves_legacy_alone(runner: Runner) -> None:
-    """Cleaning nft does not bring legacy tables into being either."""
+def test_cleanup_of_nft_creates_no_legacy_table(runner: Runner) -> None:
     for iptables in opened(Backend.NFT, runner):
         iptables.restore(as_restore_input("clusterip-one", iptables.family))
     assert clean_up(runner=runner)
     assert legacy_tables(runner) == []
 
 
-def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """A chain that others jump to is emptied with a warning, and no second attempt is made on it."""
+def test_a_chain_that_foreign_rules_use_is_emptied(
+    iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is one warning, and no second attempt."""
     iptables.restore(as_restore_input("clusterip-one", iptables.family))
     iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
     assert clean_up(runner=runner)
@@ -106,8 +112,8 @@ def test_others_hold_on(iptables: Iptables, runner: Runner, capsys: pytest.Captu
     assert capsys.readouterr().out == "Nothing to remove.\n"
 
 
-def test_many_chains(runner: Runner) -> None:
-    """Thousands of chains that refer to one another go on nft too."""
+def test_thousands_of_chains_are_removed(runner: Runner) -> None:
+    """Also with nft, where they refer to each other."""
     iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
     iptables.restore(as_restore_input("large-cluster", Family.IPV4))
     assert len(iptables.save().chains) > 1000
@@ -115,28 +121,26 @@ def test_many_chains(runner: Runner) -> None:
     assert not [key for key in iptables.save().chains if key.chain.startswith("KUBE-S")]
 
 
-def test_without_permission(runner: Runner) -> None:
-    """Without root one line says what is missing."""
+def test_missing_permission_is_one_line(runner: Runner) -> None:
     plain = Runner((*runner.prefix, "setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-all"))
     with pytest.raises(click.ClickException, match="CAP_NET_ADMIN"):
         clean_up(runner=plain)
 
 
-def test_has_chain_creates_nothing(runner: Runner) -> None:
-    """Asking legacy for a chain of a table that does not exist does not make the table."""
+def test_has_chain_creates_no_legacy_table(runner: Runner) -> None:
     for iptables in opened(Backend.LEGACY, runner):
         assert not iptables.has_chain(ChainKey("nat", "KUBE-PROXY-CANARY"))
     assert legacy_tables(runner) == []
 
 
-def test_as_a_document(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    """With -o json what was done stands in one document, and nothing else is printed; then there is nothing to do."""
+def test_json_is_one_document(iptables: Iptables, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if there is nothing to do."""
     iptables.restore(as_restore_input("clusterip-one", iptables.family))
     iptables.restore("*nat\n:CNI - [0:0]\n-A CNI -j KUBE-MARK-MASQ\nCOMMIT\n")
     assert clean_up(runner=runner, as_json=True)
-    said = capsys.readouterr()
-    document = json.loads(said.out)
-    assert (document["apiVersion"], document["dryRun"], said.err) == ("pykubeproxy/v1", False, "")
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert (document["apiVersion"], document["dryRun"], output.err) == ("pykubeproxy/v1", False, "")
     tables = {(it["backend"], it["family"]): it for it in document["tables"]}
     assert len(tables) == 4
     done = tables.pop((iptables.backend.value, iptables.family.value))

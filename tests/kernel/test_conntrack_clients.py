@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def node(family: Family, tmp_path: object) -> Iterator[UdpNode]:
-    """A node with the pods one and two, and both services known: dns, and other, which nobody asks for changes."""
+    """A node with pods one and two and the services dns and other; other never changes."""
     with udp_node(family, Runner((), {"XTABLES_LOCKFILE": f"{tmp_path}/lock"}), "one", "two") as made:
         yield made
 
@@ -55,7 +55,7 @@ def test_service_scaled_to_zero_and_back(node: UdpNode) -> None:
 
 
 def test_client_older_than_the_service(node: UdpNode) -> None:
-    """A client whose packets left without NAT reaches a service created later."""
+    """A client whose packets had no NAT reaches a service created later."""
     node.sync(listed(dns(node.family, "other")), pods_of(node, "one", service="other"))
     clients = [node.client(VIP[node.family]), node.client(node.node_address(), NODE_PORT)]
     assert [client.ask() for client in clients] == ["", ""]

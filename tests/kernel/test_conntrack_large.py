@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 
 ENTRIES = 200_000
 MEBIBYTE = 1024
-# A process of its own, for its peak of memory is to be measured.
+# A separate process, to measure its peak memory.
 PROGRAM = """
 import re, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ print(looked, stale, peak() - before, time.monotonic() - started)
 
 
 def test_scan_of_200_000_entries_needs_no_memory(inside: str, runner: Runner, family: Family) -> None:
-    """No entry is taken for stale, and memory does not grow; the time is printed."""
+    """No entry counts as stale; the time is printed."""
     started = time.monotonic()
     fill(family, ENTRIES)
     filled = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""`pykubeproxy diff` against live tables, in network namespaces."""
+"""`pykubeproxy diff` against live tables."""
 
 import json
 import subprocess
@@ -22,13 +22,13 @@ OPTIONS = ("--hostname-override", "node1", "--cluster-cidr", "10.244.0.0/16")
 
 @pytest.fixture
 def node(inside: str, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Node":
-    """A node without rules; commands in it take this test's own lock."""
+    """A node without rules; commands use the test's lock."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
     return Node(backend)
 
 
 class Node:
-    """This test's namespace."""
+    """The node in the test's namespace."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -37,7 +37,7 @@ class Node:
     def diff(self, *arguments: str, objects: str = OBJECTS) -> Result:
         return CliRunner().invoke(diff, ["-f", objects, *self.options, *arguments], catch_exceptions=False)
 
-    def program(self) -> None:
+    def run_agent_once(self) -> None:
         """Have the agent write its rules once."""
         once = ["--manifests", OBJECTS, "--once", *self.options, "--conntrack-max-per-core", "0"]
         subprocess.run([PROGRAM, "run", *once], check=True, capture_output=True, timeout=60)
@@ -53,38 +53,37 @@ def sentences(result: Result) -> list[str]:
     return [str(it) for it in json.loads(result.stdout)["messages"]]
 
 
-def test_before_and_after_the_agent(node: Node) -> None:
-    """On a fresh node everything is new; after the agent has written its rules nothing differs, in either family."""
+def test_diff_before_and_after_an_agent_sync(node: Node) -> None:
+    """On a fresh node everything is new; afterwards there is no difference."""
     result = node.diff()
     assert result.exit_code == 1
     assert " ".join(result.stdout.split()).count("the tables have no rules of a service proxy") == 2
-    node.program()
+    node.run_agent_once()
     result = node.diff()
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"No differences: live rules ({node.backend.value}), {OBJECTS}.\n"
 
 
-def test_node_port_addresses(node: Node) -> None:
-    """The node's own addresses are looked up as the agent does, where they matter."""
+def test_node_port_addresses_use_the_nodes_addresses(node: Node) -> None:
     node.options = (*node.options, "--nodeport-addresses", "127.0.0.0/8")
-    node.program()
+    node.run_agent_once()
     assert node.diff().exit_code == 0
 
 
-def test_nothing_is_written(node: Node, runner: Runner) -> None:
-    """Looking changes nothing and makes no table, least of all those of legacy."""
+def test_diff_writes_nothing(node: Node, runner: Runner) -> None:
+    """It creates no table either, in particular no legacy one."""
     assert node.diff().exit_code == 1
     assert not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
-    node.program()
+    node.run_agent_once()
     node.change("*nat\n-D PREROUTING 1\nCOMMIT\n")
     before = node.live()
     assert node.diff().exit_code == 1
     assert node.live() == before
 
 
-def test_drift(node: Node) -> None:
-    """What somebody changed by hand is told; what is others' is not."""
-    node.program()
+def test_diff_shows_drift(node: Node) -> None:
+    """Foreign rules are left out."""
+    node.run_agent_once()
     (web,) = (key.chain for key in node.live()[0].chains if key.chain.startswith("KUBE-SVL-"))
     node.change(
         "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n"
@@ -100,13 +99,12 @@ def test_drift(node: Node) -> None:
             " session affinity none → 1 h"
         ),
     ]
-    node.program()
+    node.run_agent_once()
     assert node.diff("--family", "ipv4").exit_code == 0
 
 
-def test_what_would_change(node: Node, tmp_path: Path) -> None:
-    """Other manifests against the live rules: what they would do."""
-    node.program()
+def test_diff_shows_the_effect_of_other_manifests(node: Node, tmp_path: Path) -> None:
+    node.run_agent_once()
     new = tmp_path / "new.yaml"
     new.write_text(Path(OBJECTS).read_text().replace("10.244.2.9", "10.244.2.8"))
     assert sentences(node.diff("-o", "json", objects=str(new))) == [

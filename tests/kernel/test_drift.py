@@ -1,4 +1,4 @@
-"""Whatever others do to our chains in real tables is heard of, told in numbers, and put right; what is theirs stays."""
+"""Detect, report and repair drift in real tables; foreign rules are kept."""
 
 import shlex
 import subprocess
@@ -40,7 +40,7 @@ from tests.strategies import NODE
 
 pytestmark = pytest.mark.root
 
-OF_OTHERS = """*nat
+FOREIGN = """*nat
 :CNI-HOSTPORT - [0:0]
 -I PREROUTING -m comment --comment first -j CNI-HOSTPORT
 -A PREROUTING -m comment --comment last -j CNI-HOSTPORT
@@ -63,14 +63,14 @@ DOCUMENT = {
 
 
 class Node:
-    """Tables of one family with the rules of three services, those of others among them, and a watch on them."""
+    """Tables of one family with the rules of four services and foreign rules, and a watch on them."""
 
     def __init__(self, backend: Backend, family: Family, lock: Path) -> None:
         self.runner = Runner(environment={"XTABLES_LOCKFILE": str(lock)})
         self.real = open_iptables(backend, family, self.runner)
-        self.run("restore", "--noflush", text=OF_OTHERS)
-        self.heard: list[ExternalWrite] = []
-        self.watch = watch_tables(backend, self.heard.append)
+        self.run("restore", "--noflush", text=FOREIGN)
+        self.external_writes: list[ExternalWrite] = []
+        self.watch = watch_tables(backend, self.external_writes.append)
         self.real = open_iptables(
             backend, family, Runner(environment=self.runner.environment, started=self.watch.command_started)
         )
@@ -87,57 +87,59 @@ class Node:
             )
             for n, name in enumerate(("a", "b", "c", "d"), 1)
         ]
-        # The last one has no endpoints, for a rule in table filter.
+        # The last service has no endpoints, so table filter has a rule.
         self.cluster.apply(Listed(Kind.SERVICE, tuple(it for it, _ in made)))
         self.cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(it for _, it in made[:-1])))
         self.sync()
-        assert self.heard == []
+        assert self.external_writes == []
         threading.Thread(target=self.watch.run, daemon=True).start()
         self.before = self.real.save()
 
     def run(self, suffix: str, *arguments: str, text: str = "") -> None:
-        """Have somebody else run iptables, or iptables-`suffix`."""
+        """Run iptables, or another command, as an external program."""
         tools = self.real.tools
         command = {"": tools.main, "restore": tools.restore}.get(suffix, suffix)
         outcome = self.runner.run((command, *arguments), text)
         assert outcome.exit_code == 0, outcome.stderr
 
     def sync(self, *touched: Key) -> SyncReport:
-        on = rule_context(load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family)
-        report = self.tables.sync(self.cluster, touched, on)
+        rules_context = rule_context(
+            load(DOCUMENT, {}).config, NODE, None, KernelFacts(nfacct=False), self.family
+        )
+        report = self.tables.sync(self.cluster, touched, rules_context)
         self.watch.synced(self.family, report.table_counts)
         return report
 
-    def suspected(self) -> bool:
-        """Look at what was heard of, as the agent does."""
+    def detects_drift(self) -> bool:
+        """Check what the watch reported, as the agent does."""
         schedule = DriftSchedule(1000.0, 0.0)
-        heard, self.heard[:] = [*self.heard], []
-        for foreign in heard:
-            if foreign.family is self.family:
-                schedule.external_write(foreign, 0.0)
-        suspect = schedule.take(0.0)
-        return bool(suspect.tables or suspect.chains) and self.tables.detect_drift(suspect)
+        external_writes, self.external_writes[:] = [*self.external_writes], []
+        for write in external_writes:
+            if write.family is self.family:
+                schedule.external_write(write, 0.0)
+        drift_scope = schedule.take(0.0)
+        return bool(drift_scope.tables or drift_scope.chains) and self.tables.detect_drift(drift_scope)
 
     def chains(self, prefix: str, table: str = "nat") -> list[str]:
         return [chain for chain, _ in self.before.of_table(table) if chain.startswith(prefix)]
 
-    def repaired(self) -> dict[str, TableDrift]:
-        """What others have done by now is heard of and put right; what was wrong, by table."""
-        eventually(self.suspected)
+    def repair(self) -> dict[str, TableDrift]:
+        """Wait for reported drift and repair it; return the drift by table."""
+        eventually(self.detects_drift)
         report = self.sync()
         assert not self.tables.detect_drift(scope(TABLES))
-        assert self.heard == []
-        return {damage.table: damage for damage in report.drift.tables}
+        assert self.external_writes == []
+        return {drift.table: drift for drift in report.drift.tables}
 
-    def is_as_before(self) -> bool:
+    def is_unchanged(self) -> bool:
         return self.real.save().chains == self.before.chains
 
-    def ours_are_as_before(self) -> bool:
-        """Chains of ours hold the same, and our jumps are there in their order."""
+    def ours_are_unchanged(self) -> bool:
+        """Return whether our chains are unchanged and our jumps are in order."""
         live = self.real.save()
         jumps = all(
-            [rule for rule in live.chains[key] if rule in wanted] == list(wanted)
-            for key, wanted in skeleton.JUMPS.items()
+            [rule for rule in live.chains[key] if rule in expected] == list(expected)
+            for key, expected in skeleton.JUMPS.items()
         )
         return jumps and ours(live) == ours(self.before)
 
@@ -151,29 +153,29 @@ def node(inside: str, backend: Backend, family: Family, tmp_path: Path) -> Node:
     return Node(backend, family, tmp_path / "lock")
 
 
-Foul = Callable[[Node], None]
+Tampering = Callable[[Node], None]
 
 
-def iptables(line: str) -> Foul:
-    """Somebody runs iptables, where SVC, SEP and SVC2 stand for chains of ours."""
+def iptables(line: str) -> Tampering:
+    """Return a tampering that runs iptables; SVC, SVC2 and SEP stand for chains of ours."""
 
-    def foul(node: Node) -> None:
+    def tamper(node: Node) -> None:
         svc, sep = node.chains("KUBE-SVC"), node.chains("KUBE-SEP")
         names = {"SVC": svc[0], "SVC2": svc[1], "SEP": sep[0]}
         node.run("", *(names.get(word, word) for word in shlex.split(line)))
 
-    return foul
+    return tamper
 
 
-def in_turn(*fouls: Foul) -> Foul:
-    def foul(node: Node) -> None:
-        for one in fouls:
-            one(node)
+def in_order(*tamperings: Tampering) -> Tampering:
+    def tamper(node: Node) -> None:
+        for tampering in tamperings:
+            tampering(node)
 
-    return foul
+    return tamper
 
 
-FOULS: dict[str, tuple[Foul, dict[str, TableDrift]]] = {
+TAMPERINGS: dict[str, tuple[Tampering, dict[str, TableDrift]]] = {
     "a rule deleted": (iptables("-t nat -D SVC 1"), {"nat": TableDrift("nat", rules=1)}),
     "a shared rule deleted": (iptables("-t nat -D KUBE-SERVICES 2"), {"nat": TableDrift("nat", rules=1)}),
     "a filter rule deleted": (
@@ -203,84 +205,84 @@ FOULS: dict[str, tuple[Foul, dict[str, TableDrift]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FOULS)
-def test_one_thing_wrong(node: Node, name: str) -> None:
-    """It is heard of, named, and put right to the letter."""
-    foul, damages = FOULS[name]
-    foul(node)
-    assert node.repaired() == damages
-    assert node.is_as_before()
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_each_kind_of_drift_is_repaired(node: Node, name: str) -> None:
+    """The watch reports it, and the report counts it exactly."""
+    tamper, expected = TAMPERINGS[name]
+    tamper(node)
+    assert node.repair() == expected
+    assert node.is_unchanged()
 
 
 @pytest.mark.parametrize("family", [Family.IPV4], ids=["IPv4"], indirect=True)
-def test_our_rule_in_the_kubelets_chain(node: Node) -> None:
-    """What keeps neighbours off 127.0.0.0/8: back, and told of, whether the rule or the whole chain was gone."""
+def test_our_rule_in_the_kubelets_chain_is_repaired(node: Node) -> None:
+    """Whether the rule or the whole chain was deleted. It protects 127.0.0.0/8."""
     node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
-    assert node.repaired() == {"filter": TableDrift("filter", rules=1)}
-    assert node.is_as_before()
+    assert node.repair() == {"filter": TableDrift("filter", rules=1)}
+    assert node.is_unchanged()
     for chain in ("INPUT", "OUTPUT"):
         node.run("", "-t", "filter", "-D", chain, "-j", "KUBE-FIREWALL")
     node.run("", "-t", "filter", "-F", "KUBE-FIREWALL")
     node.run("", "-t", "filter", "-X", "KUBE-FIREWALL")
-    assert node.repaired() == {"filter": TableDrift("filter", chains=1, rules=1, jumps=2)}
-    assert node.ours_are_as_before()
+    assert node.repair() == {"filter": TableDrift("filter", chains=1, rules=1, jumps=2)}
+    assert node.ours_are_unchanged()
 
 
-def test_a_flushed_table(node: Node) -> None:
-    """Each by itself, and all of them: as before, but for what others had in them."""
+def test_flushed_tables_are_repaired(node: Node) -> None:
+    """One table at a time, and all of them."""
     for tables in (*((table,) for table in TABLES), TABLES):
         for table in tables:
             node.run("", "-t", table, "-F")
             node.run("", "-t", table, "-X")
-        assert node.repaired().keys() == set(tables)
-        assert node.ours_are_as_before()
-        node.run("restore", "--noflush", text=OF_OTHERS)
+        assert node.repair().keys() == set(tables)
+        assert node.ours_are_unchanged()
+        node.run("restore", "--noflush", text=FOREIGN)
 
 
-def test_tables_replaced_by_a_file_of_others(node: Node) -> None:
-    """iptables-restore without --noflush: what is theirs stands as in the file, with ours before it."""
-    node.run("restore", text=OF_OTHERS)
-    assert node.repaired().keys() == set(TABLES)
-    assert node.ours_are_as_before()
+def test_tables_replaced_by_a_foreign_file_are_repaired(node: Node) -> None:
+    """Foreign rules stay as in the file, after our jumps."""
+    node.run("restore", text=FOREIGN)
+    assert node.repair().keys() == set(TABLES)
+    assert node.ours_are_unchanged()
     live = node.real.save()
     assert live.chains[ChainKey("nat", "CNI-HOSTPORT")] == ("-p tcp -m tcp --dport 7777 -j RETURN",)
-    theirs = [rule for rule in live.chains[ChainKey("nat", "PREROUTING")] if "CNI" in rule]
-    assert ["first" in theirs[0], "last" in theirs[1], len(theirs)] == [True, True, 2]
+    foreign = [rule for rule in live.chains[ChainKey("nat", "PREROUTING")] if "CNI" in rule]
+    assert ["first" in foreign[0], "last" in foreign[1], len(foreign)] == [True, True, 2]
 
 
-def test_what_is_no_business_of_ours(node: Node) -> None:
-    """Rules and chains of others come and go: nft wakes nobody, and on neither is anything written."""
-    texts = node.real.save()
-    node.run("restore", "--noflush", text=OF_OTHERS.replace("CNI-HOSTPORT", "CNI-OTHER"))
+def test_foreign_rules_and_chains_are_no_drift(node: Node) -> None:
+    """nft does not even report them."""
+    before = node.real.save()
+    node.run("restore", "--noflush", text=FOREIGN.replace("CNI-HOSTPORT", "CNI-OTHER"))
     node.run("", "-t", "nat", "-D", "CNI-OTHER", "1")
     if node.real.backend is Backend.NFT:
         node.run("", "-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN")
-        eventually(lambda: node.heard)
-        assert [it.chains for it in node.heard] == [{ChainKey("nat", "KUBE-SERVICES")}]
-        assert '"ip' in node.heard[0].writer
+        eventually(lambda: node.external_writes)
+        assert [it.chains for it in node.external_writes] == [{ChainKey("nat", "KUBE-SERVICES")}]
+        assert '"ip' in node.external_writes[0].writer
     else:
-        eventually(lambda: len(node.heard) >= 1)
-        assert not node.suspected()
-        assert texts.chains.keys() < node.real.save().chains.keys()
+        eventually(lambda: len(node.external_writes) >= 1)
+        assert not node.detects_drift()
+        assert before.chains.keys() < node.real.save().chains.keys()
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["partial", "full"])
-def test_a_sync_is_no_news(node: Node, full: bool) -> None:
-    """Whatever others have in the tables by then; not even if it is only seen in the course of the sync."""
+def test_a_sync_reports_no_external_write(node: Node, full: bool) -> None:
+    """Even with foreign changes in the tables that the sync sees first."""
     node.run("", "-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT")
-    eventually(lambda: node.heard or node.real.backend is Backend.NFT)
-    node.heard.clear()
+    eventually(lambda: node.external_writes or node.real.backend is Backend.NFT)
+    node.external_writes.clear()
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
     if full:
         node.tables.require_resync()
     node.sync(Key("ns", "c"))
-    assert node.heard == []
+    assert node.external_writes == []
 
 
-def test_others_write_while_all_is_read(node: Node) -> None:
-    """Between the reading and the writing of a full sync: heard of, as nothing else would put it right."""
+def test_a_write_between_read_and_write_of_a_full_sync_is_reported(node: Node) -> None:
+    """Nothing else would repair it."""
 
-    class Meddled:
+    class TamperedTables:
         def __getattr__(self, name: str) -> object:
             return getattr(node.real, name)
 
@@ -289,32 +291,32 @@ def test_others_write_while_all_is_read(node: Node) -> None:
             node.run("", "-t", "filter", "-D", "FORWARD", "1")
             return live
 
-    reader, node.tables._reader = node.tables._reader, TableReader(Meddled())  # type: ignore[arg-type]
+    reader, node.tables._reader = node.tables._reader, TableReader(TamperedTables())  # type: ignore[arg-type]
     node.tables.require_resync()
     node.sync()
     node.tables._reader = reader
-    assert node.repaired() == {"filter": TableDrift("filter", jumps=1)}
-    assert node.is_as_before()
+    assert node.repair() == {"filter": TableDrift("filter", jumps=1)}
+    assert node.is_unchanged()
 
 
-_IN_A_CONTAINER = r"""
+_WATCHER = r"""
 import sys, threading
 from pykubeproxy.kernel import Backend, Runner, WatchedTables, open_iptables, watch_tables
 from pykubeproxy.objects import Family
-heard = []
-watch = watch_tables(Backend.NFT, heard.append)
+writes = []
+watch = watch_tables(Backend.NFT, writes.append)
 threading.Thread(target=watch.run, daemon=True).start()
 tables = WatchedTables(open_iptables(Backend.NFT, Family.IPV4, Runner(started=watch.command_started)), watch)
 for n in range(10):
     tables.restore(f"*nat\n:KUBE-SVC-{n} - [0:0]\n-A KUBE-SVC-{n} -j RETURN\nCOMMIT\n")
-print(len(heard), flush=True)
+print(len(writes), flush=True)
 sys.stdin.readline()
-print(*(f"{sorted(it.chains)} {it.writer}" for it in heard))
+print(*(f"{sorted(it.chains)} {it.writer}" for it in writes))
 """
 
 
-def test_as_a_container(inside: str) -> None:
-    """With process numbers of its own it tells its own writes from those of others, whom it names as the node does."""
+def test_writers_are_recognized_across_pid_namespaces(inside: str) -> None:
+    """The agent's own writes are ignored; others have their pid on the node."""
     command = (
         "unshare",
         "--pid",
@@ -323,19 +325,19 @@ def test_as_a_container(inside: str) -> None:
         "--kill-child",
         sys.executable,
         "-c",
-        _IN_A_CONTAINER,
+        _WATCHER,
     )
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout
-        assert watching.stdout.readline() == "0\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout
+        assert watcher.stdout.readline() == "0\n"
         with subprocess.Popen(["iptables-nft", "-t", "nat", "-F", "KUBE-SVC-3"]) as other:
             assert other.wait() == 0
-        out, _ = watching.communicate("\n", timeout=30)
+        out, _ = watcher.communicate("\n", timeout=30)
     assert out == f'{[ChainKey("nat", "KUBE-SVC-3")]} "iptables-nft" (process {other.pid})\n'
 
 
-def test_own_writes_are_no_news(node: Node) -> None:
-    """Neither short ones nor long ones, at whose end others are heard again."""
+def test_own_writes_are_not_reported(node: Node) -> None:
+    """Neither short nor long ones; later writes of others are."""
     long = "".join(f"-A KUBE-SVC-LONG -s 10.{n // 250}.{n % 250}.0/24 -j RETURN\n" for n in range(8000))
     if node.family is Family.IPV6:
         long = long.replace("-s 10.", "-s fd00::").replace(".0/24", "/128").replace(".", ":")
@@ -345,15 +347,15 @@ def test_own_writes_are_no_news(node: Node) -> None:
         WatchedTables(node.real, node.watch).restore(
             "*nat\n:KUBE-SVC-LONG - [0:0]\n-X KUBE-SVC-LONG\nCOMMIT\n"
         )
-    assert node.heard == []
+    assert node.external_writes == []
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
-    assert node.repaired() == {"nat": TableDrift("nat", rules=1)}
+    assert node.repair() == {"nat": TableDrift("nat", rules=1)}
 
 
-def test_others_write_while_we_do(node: Node) -> None:
-    """Right after our own change is in force, before anybody could look: heard of all the same."""
+def test_a_write_right_after_our_own_is_reported(node: Node) -> None:
+    """Also if it comes before the agent reads the tables."""
 
-    class Meddled:
+    class TamperedTables:
         def __getattr__(self, name: str) -> object:
             return getattr(node.real, name)
 
@@ -364,33 +366,32 @@ def test_others_write_while_we_do(node: Node) -> None:
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 
     node.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "c")))
-    tables, node.tables._tables = node.tables._tables, WatchedTables(Meddled(), node.watch)  # type: ignore[arg-type]
+    tables, node.tables._tables = node.tables._tables, WatchedTables(TamperedTables(), node.watch)  # type: ignore[arg-type]
     node.sync(Key("ns", "c"))
     node.tables._tables = tables
-    assert node.repaired() == {"nat": TableDrift("nat", rules=1)}
+    assert node.repair() == {"nat": TableDrift("nat", rules=1)}
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
-def test_a_rule_that_iptables_cannot_show(node: Node) -> None:
-    """Made with nft, in a chain of ours: taken out."""
+def test_a_native_nft_rule_in_our_chain_is_removed(node: Node) -> None:
     family = "ip" if node.family is Family.IPV4 else "ip6"
     node.run("nft", *f"add rule {family} nat KUBE-SERVICES ct mark set numgen random mod 7".split())
-    node.repaired()
-    assert node.is_as_before()
+    node.repair()
+    assert node.is_unchanged()
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
-def test_beside_a_rule_that_iptables_cannot_show(node: Node) -> None:
-    """Made with nft, in a built-in chain: it stays, ours are kept in order around it, by partial syncs and full ones."""
+def test_a_native_nft_rule_in_a_built_in_chain_is_kept(node: Node) -> None:
+    """Partial and full syncs keep our rules in order around it."""
     family = "ip" if node.family is Family.IPV4 else "ip6"
     node.run("nft", *f"add rule {family} nat PREROUTING ct mark set numgen random mod 7".split())
     node.run("", "-t", "nat", "-D", "PREROUTING", *shlex.split(skeleton.JUMPS[PREROUTING][0]))
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     node.run("", "-t", "filter", "-F", "KUBE-FORWARD")
-    eventually(node.suspected)
-    repaired = {it.table: it for it in node.sync().drift.tables}
-    assert repaired["nat"] == TableDrift("nat", jumps=1, rules=1)
-    assert repaired.keys() == {"nat", "filter"}
+    eventually(node.detects_drift)
+    repair = {it.table: it for it in node.sync().drift.tables}
+    assert repair["nat"] == TableDrift("nat", jumps=1, rules=1)
+    assert repair.keys() == {"nat", "filter"}
     assert not node.tables.detect_drift(scope())
     node.tables.require_resync()
     node.sync()
@@ -400,47 +401,47 @@ def test_beside_a_rule_that_iptables_cannot_show(node: Node) -> None:
     node.run(
         "restore",
         "--noflush",
-        text=OF_OTHERS.partition("-A CNI")[0].replace(":CNI-HOSTPORT - [0:0]\n", "") + "COMMIT\n",
+        text=FOREIGN.partition("-A CNI")[0].replace(":CNI-HOSTPORT - [0:0]\n", "") + "COMMIT\n",
     )
-    node.repaired()
-    assert node.is_as_before()
+    node.repair()
+    assert node.is_unchanged()
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
 @pytest.mark.parametrize("chain", ["KUBE-SERVICES", "KUBE-MARK-MASQ", "SVC"])
-def test_a_renamed_chain(node: Node, chain: str) -> None:
-    """The kernel tells its new name alone, which need not look like ours."""
+def test_a_renamed_chain_is_repaired(node: Node, chain: str) -> None:
+    """The kernel reports the new name only, which need not look like ours."""
     old = node.chains("KUBE-SVC")[0] if chain == "SVC" else chain
     node.run("", "-t", "nat", "-E", old, "SOMETHING")
-    assert node.repaired()["nat"].chains == 1
-    assert node.ours_are_as_before()
+    assert node.repair()["nat"].chains == 1
+    assert node.ours_are_unchanged()
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
-def test_what_wakes_nobody(node: Node) -> None:
-    """New chains of others, policies, counters: nothing of it concerns us."""
+def test_irrelevant_changes_are_not_reported(node: Node) -> None:
+    """Foreign chains, policies and counters."""
     node.run("", "-t", "nat", "-N", "CNI-NEW")
     node.run("restore", "--noflush", text="*nat\n:POSTROUTING DROP [7:7]\n:CNI-NEWER - [0:0]\nCOMMIT\n")
     node.run("", "-t", "filter", "-P", "FORWARD", "DROP")
     node.run("", "-t", "nat", "-Z", "KUBE-SERVICES")
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
-    eventually(lambda: node.heard)
-    assert [(it.tables, it.chains) for it in node.heard] == [
+    eventually(lambda: node.external_writes)
+    assert [(it.tables, it.chains) for it in node.external_writes] == [
         (frozenset(), {ChainKey("nat", "KUBE-SERVICES")})
     ]
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
-def test_everything_flushed_with_nft(node: Node) -> None:
-    """No table is left, and all are back."""
+def test_a_flushed_ruleset_is_repaired(node: Node) -> None:
+    """After `nft flush ruleset` no table is left."""
     node.run("nft", "flush", "ruleset")
-    assert node.repaired().keys() == set(TABLES)
-    assert node.ours_are_as_before()
+    assert node.repair().keys() == set(TABLES)
+    assert node.ours_are_unchanged()
 
 
 @pytest.mark.parametrize("backend", [Backend.LEGACY], ids=["legacy"], indirect=True)
-def test_a_rule_replaced_by_one_of_its_size(node: Node) -> None:
-    """No size tells of it; the comparison of everything does."""
+def test_a_rule_replaced_by_one_of_equal_size_is_repaired(node: Node) -> None:
+    """Sizes are equal, so only the periodic check finds it."""
     node.run(
         "",
         "-t",
@@ -452,14 +453,13 @@ def test_a_rule_replaced_by_one_of_its_size(node: Node) -> None:
     )
     assert node.tables.detect_drift(scope())
     assert node.sync().drift.tables == (TableDrift("nat", rules=1, foreign_rules=1),)
-    assert node.is_as_before()
+    assert node.is_unchanged()
 
 
 @pytest.mark.parametrize("backend", [Backend.LEGACY], ids=["legacy"], indirect=True)
-def test_looking_creates_no_table(inside: str, family: Family, backend: Backend) -> None:
-    """Before anything is written there is none, and none comes of it."""
-    heard: list[ExternalWrite] = []
-    watch = watch_tables(backend, heard.append)
+def test_the_watch_creates_no_legacy_table(inside: str, family: Family, backend: Backend) -> None:
+    external_writes: list[ExternalWrite] = []
+    watch = watch_tables(backend, external_writes.append)
     with watch.own_writes(family):
         pass
     assert legacy_tables(family) == ()

@@ -1,4 +1,4 @@
-"""`pykubeproxy dump-rules` on real tables, in network namespaces."""
+"""`pykubeproxy dump-rules` on real tables."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.cases import expected, load_case
 pytestmark = pytest.mark.root
 
 
-def program(iptables: Iptables, case: str, packets: int = 0) -> None:
+def write_rules(iptables: Iptables, case: str, packets: int = 0) -> None:
     """Write kube-proxy's rules of a case; each DNAT rule has already seen some packets of 60 bytes.
 
     (ip6tables-nft-restore 1.8.9 leaves such counts out.)
@@ -43,12 +43,12 @@ def dumped(*arguments: str) -> Result:
     return CliRunner().invoke(dump_rules, arguments, catch_exceptions=False)
 
 
-def test_counts(inside: str, iptables: Iptables, runner: Runner) -> None:
-    """The tables are read with what each rule has counted: here the first packets of two flows."""
+def test_counters_of_rules_are_shown(inside: str, iptables: Iptables, runner: Runner) -> None:
+    """Here of the first packets of two flows."""
     iptables.restore(
         "*nat\n:AAA - [0:0]\n-A OUTPUT -p udp -m udp --dport 9 -j AAA\n"
         "-A AAA -m comment --comment two\n-A AAA -p tcp -j ACCEPT\n"
-        # Table nat sees packets only once some rule needs connection tracking.
+        # Table nat sees packets only if a rule needs connection tracking.
         "-A POSTROUTING -p tcp -j MASQUERADE\nCOMMIT\n"
     )
     runner.run(("ip", "link", "set", "lo", "up"))
@@ -62,9 +62,9 @@ def test_counts(inside: str, iptables: Iptables, runner: Runner) -> None:
     assert ruleset == iptables.save()
 
 
-def test_documents(inside: str, backend: Backend, runner: Runner) -> None:
-    """JSON and YAML say the same of either backend: shares, packets and bytes."""
-    program(open_iptables(backend, Family.IPV4, runner), "dual-stack", packets=4)
+def test_json_and_yaml_are_equal(inside: str, backend: Backend, runner: Runner) -> None:
+    """In both backends, with shares, packets and bytes."""
+    write_rules(open_iptables(backend, Family.IPV4, runner), "dual-stack", packets=4)
     result = dumped("ns1/web", "-o", "json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -76,11 +76,11 @@ def test_documents(inside: str, backend: Backend, runner: Runner) -> None:
     assert counted == [(0.5, 4, 240), (0.5, 4, 240)]
 
 
-def test_both_families(inside: str, backend: Backend, runner: Runner) -> None:
-    """Without further ado both families of the backend that holds the rules are shown; on request only one."""
+def test_both_families_are_shown_by_default(inside: str, backend: Backend, runner: Runner) -> None:
+    """Of the backend that holds the rules; one family on request."""
     for family in Family:
-        program(open_iptables(backend, family, runner), "dual-stack")
-    # Lines that no terminal is there to style.
+        write_rules(open_iptables(backend, family, runner), "dual-stack")
+    # Without a terminal, lines have no styles.
     assert "ns1/web:http  TCP IPv4\n" in dumped("web").stdout
     assert "ns1/web:http  TCP IPv6\n" in dumped("web").stdout
     only = dumped("web", "--family", "ipv6").stdout
@@ -92,10 +92,9 @@ def test_both_families(inside: str, backend: Backend, runner: Runner) -> None:
     ]
 
 
-def test_listing(inside: str, backend: Backend, runner: Runner) -> None:
-    """With -o iptables the rules stand as iptables-save prints them."""
+def test_iptables_output_has_iptables_save_format(inside: str, backend: Backend, runner: Runner) -> None:
     iptables = open_iptables(backend, Family.IPV4, runner)
-    program(iptables, "lb-source-ranges")
+    write_rules(iptables, "lb-source-ranges")
     lines = dumped("web", "-o", "iptables").stdout.splitlines()
     saved = runner.run((iptables.tools.save,)).stdout.splitlines()
     assert lines[0] == "# IPv4"
@@ -104,17 +103,16 @@ def test_listing(inside: str, backend: Backend, runner: Runner) -> None:
     assert set(rules) <= set(saved)
 
 
-def test_not_there(inside: str, iptables: Iptables) -> None:
-    """A service without rules is one line on standard error and exit code 1."""
-    program(iptables, "clusterip-one")
+def test_an_unknown_service_is_an_error(inside: str, iptables: Iptables) -> None:
+    """One line on standard error and exit code 1."""
+    write_rules(iptables, "clusterip-one")
     result = dumped("ns1/nothing", "--iptables-backend", iptables.backend.value)
     where = f"in the {iptables.backend.value} tables of this node"
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: there are no rules for ns1/nothing {where}\n"
 
 
-def test_no_rules_at_all(inside: str, backend: Backend, runner: Runner) -> None:
-    """Empty tables are shown as such, and are not created."""
+def test_empty_tables_are_shown_and_not_created(inside: str, backend: Backend, runner: Runner) -> None:
     result = dumped("-o", "json", "--iptables-backend", backend.value)
     assert result.exit_code == 0
     assert json.loads(result.stdout)["services"] == []
@@ -122,17 +120,16 @@ def test_no_rules_at_all(inside: str, backend: Backend, runner: Runner) -> None:
     assert not any(open_iptables(Backend.LEGACY, family, runner).legacy_tables() for family in Family)
 
 
-def test_nothing_is_written(inside: str, iptables: Iptables) -> None:
-    """Looking changes nothing, counts included."""
-    program(iptables, "lb-local", packets=3)
+def test_dump_rules_writes_nothing(inside: str, iptables: Iptables) -> None:
+    """Counters stay, too."""
+    write_rules(iptables, "lb-local", packets=3)
     before = iptables.save_counted()
     dumped("--iptables-backend", iptables.backend.value)
     assert iptables.save_counted() == before
 
 
-def test_wide(inside: str, runner: Runner) -> None:
-    """Packets, bytes and chains stand beside each endpoint, the balancing chain above them."""
-    program(open_iptables(Backend.LEGACY, Family.IPV4, runner), "dual-stack", packets=4)
+def test_wide_output_has_counters_and_chains(inside: str, runner: Runner) -> None:
+    write_rules(open_iptables(Backend.LEGACY, Family.IPV4, runner), "dual-stack", packets=4)
     lines = dumped("web", "-o", "wide").stdout.splitlines()
     assert re.fullmatch(" {11}chain KUBE-SVC-[A-Z2-7]{16}", lines[2])
     assert re.fullmatch(
@@ -140,10 +137,12 @@ def test_wide(inside: str, runner: Runner) -> None:
     )
 
 
-def test_watch(inside: str, backend: Backend, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each table tells what came since the last look; Ctrl-C ends it in peace."""
+def test_watch_prints_changes_of_counters(
+    inside: str, backend: Backend, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends it with status 0."""
     iptables = open_iptables(backend, Family.IPV4, runner)
-    program(iptables, "clusterip-one", packets=4)
+    write_rules(iptables, "clusterip-one", packets=4)
     at = next(key for key in iptables.save().chains if key.chain.startswith("KUBE-SEP-"))
     to = next(rule for rule in iptables.save().chains[at] if " DNAT " in rule)
     looks = [14, 14, None]
@@ -165,15 +164,14 @@ def test_watch(inside: str, backend: Backend, runner: Runner, monkeypatch: pytes
     assert "100%" in second and "/s\n" not in second
 
 
-def test_watch_is_for_tables(inside: str) -> None:
-    """Documents are for one look."""
+def test_watch_rejects_json(inside: str) -> None:
     assert dumped("--watch", "-o", "json").exit_code == 2
 
 
-def test_both_backends_have_rules(inside: str, iptables: Iptables) -> None:
-    """A note says so, apart from the output, which is about one of them."""
+def test_rules_in_both_backends_cause_a_note(inside: str, iptables: Iptables) -> None:
+    """The output is about one of them; the note is on standard error."""
     other = Backend.LEGACY if iptables.backend is Backend.NFT else Backend.NFT
-    program(iptables, "clusterip-one")
+    write_rules(iptables, "clusterip-one")
     alone = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
     open_iptables(other, Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
     both = dumped("-o", "json", "--iptables-backend", iptables.backend.value)

@@ -1,4 +1,4 @@
-"""The stand-in against the real thing on input made at random."""
+"""The iptables fake behaves like real iptables on random input."""
 
 import random
 
@@ -12,14 +12,14 @@ RULES = ["-j ACCEPT", "-j RETURN", "-s 10.0.0.1/32 -j RETURN", "-p udp -m udp --
 
 
 def block(rng: random.Random) -> str:
-    """A block of some lines, most of which make sense."""
+    """Return a block of some lines, most of them valid."""
     lines = [line(rng) for _ in range(rng.randint(1, 5))]
     return "*nat\n" + "\n".join(lines) + "\nCOMMIT\n"
 
 
 def line(rng: random.Random) -> str:
     name, other = rng.choice(NAMES), rng.choice(NAMES)
-    # A chain jumps only to later ones, for a loop would be refused as well, and not for what is compared here.
+    # Chains jump only to later ones: a loop would be rejected for another reason.
     jump = f"-j {other}" if other > name else "-j ACCEPT"
     rule = rng.choice([*RULES, jump, jump])
     forms = [
@@ -48,8 +48,8 @@ def outcome(tables: Tables, text: str) -> tuple[object, ...]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(3))
-def test_same_outcome(iptables: Iptables, seed: int) -> None:
-    """The same blocks are taken and refused, for the same lines with the same exit codes, and the tables end equal."""
+def test_fake_and_real_iptables_agree(iptables: Iptables, seed: int) -> None:
+    """They reject the same lines with the same exit codes, and the tables are equal."""
     rng = random.Random(seed)
     fake = FakeIptables(iptables.backend, iptables.family)
     start = "*nat\n" + "".join(f":{name} - [0:0]\n" for name in NAMES) + "COMMIT\n"

@@ -1,4 +1,4 @@
-"""An agent that is killed at any moment of a sync: the next one ends with the tables of a fresh start."""
+"""After an agent is killed during a sync, the next one restores the tables of a fresh start."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pykubeproxy.agent.quarantine import quarantine as set_aside
+from pykubeproxy.agent.quarantine import quarantine
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables, Runner, Tables, open_iptables
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.root
 
 SERVICES, ROUNDS, KILLS = 40, 4, 3
 CONFIG = load(None, {"cluster-cidr": "10.244.0.0/16"}).config
-ON = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
+CONTEXT = rule_context(CONFIG, "node1", None, KernelFacts(nfacct=False), Family.IPV4)
 
 
 @pytest.fixture(autouse=True)
-def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel refuses the rules of one service, so that kills fall into telling it apart, too."""
+def rejected_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the kernel reject the rules of one service, so that some kills hit a bisection."""
 
-    def spoil(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
+    def tampered_rules(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
         rules = port_rules(port, selection, options)
         if port.name.service != "svc7":
             return rules
@@ -45,37 +45,37 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
             tuple((chain, ("-m nfacct --nfacct-name nobody",)) for chain, _ in rules.chains()), rules.entries
         )  # type: ignore[return-value]
 
-    monkeypatch.setattr(set_aside, "port_rules", spoil)
+    monkeypatch.setattr(quarantine, "port_rules", tampered_rules)
 
 
-def some(chance: random.Random, number: int) -> list[Event]:
-    """A service comes, changes or goes."""
-    if chance.random() < 0.2:
+def random_change(rng: random.Random, number: int) -> list[Event]:
+    """Return events that create, change or delete a service."""
+    if rng.random() < 0.2:
         return [Deleted(Kind.SERVICE, Key("ns", f"svc{number}"))]
-    targets = [f"10.244.{number}.{chance.randrange(250)}" for _ in range(chance.randrange(6))]
+    targets = [f"10.244.{number}.{rng.randrange(250)}" for _ in range(rng.randrange(6))]
     return [
         Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number + 1}")),
         Updated(slice_of(*targets, service=f"svc{number}")),
     ]
 
 
-def follow_for_ever(tables: Tables, limit: int | None, cluster: Cluster, chance: random.Random) -> None:
-    """An agent's syncs, full and partial, without end."""
-    followed = FamilyTables(tables, limit)
+def sync_forever(tables: Tables, limit: int | None, cluster: Cluster, rng: random.Random) -> None:
+    """Run full and partial syncs of random changes."""
+    family_tables = FamilyTables(tables, limit)
     while True:
-        touched = {
+        changed = {
             key
             for _ in range(8)
-            for event in some(chance, chance.randrange(SERVICES))
+            for event in random_change(rng, rng.randrange(SERVICES))
             for key in cluster.apply(event)
         }
-        followed.sync(cluster, touched, ON)
-        if chance.random() < 0.2:
-            followed.require_resync()
+        family_tables.sync(cluster, changed, CONTEXT)
+        if rng.random() < 0.2:
+            family_tables.require_resync()
 
 
-def killed_after(seconds: float, work: Callable[[], None]) -> None:
-    """Do the work in a process of its own and kill that."""
+def kill_after(seconds: float, work: Callable[[], None]) -> None:
+    """Run the function in a process of its own and kill it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -93,34 +93,34 @@ def ours(tables: Tables) -> dict[ChainKey, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("backend", [Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
-def test_killed_at_any_moment(backend: Backend, namespace: str, runner: Runner) -> None:
-    """Again and again, and what the last one left is brought in order by one sync, which then finds nothing to do."""
+def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, runner: Runner) -> None:
+    """The next full sync has nothing to write."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     iptables: Iptables = open_iptables(backend, Family.IPV4, runner)
-    # Small blocks, for there to be many moments.
+    # Small blocks make more moments to be killed at.
     limit = 20 if backend is Backend.NFT else None
     cluster = Cluster()
     for _ in range(ROUNDS):
         for _ in range(KILLS):
             for number in range(SERVICES):
-                for event in some(chance, number):
+                for event in random_change(rng, number):
                     cluster.apply(event)
-            worker = random.Random(chance.random())
-            killed_after(
-                chance.uniform(0.01, 0.25),
-                lambda worker=worker: follow_for_ever(iptables, limit, cluster, worker),
+            worker = random.Random(rng.random())
+            kill_after(
+                rng.uniform(0.01, 0.25),
+                lambda worker=worker: sync_forever(iptables, limit, cluster, worker),
             )
-            # What was running in its name ends by itself.
+            # Wait for commands of the killed agent.
             eventually(
                 lambda: not subprocess.run(["ip", "netns", "pids", namespace], capture_output=True).stdout
             )
         fresh = FakeIptables(backend)
-        FamilyTables(fresh, None).sync(cluster, (), ON)
+        FamilyTables(fresh, None).sync(cluster, (), CONTEXT)
         successor = FamilyTables(iptables, limit)
-        report = successor.sync(cluster, (), ON)
+        report = successor.sync(cluster, (), CONTEXT)
         assert ours(iptables) == ours(fresh)
         assert [it.name for it in report.quarantined] in ([], ["svc7"])
         successor.require_resync()
-        assert not successor.sync(cluster, (), ON).wrote
+        assert not successor.sync(cluster, (), CONTEXT).wrote

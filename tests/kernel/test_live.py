@@ -23,7 +23,7 @@ from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
-from tests.kernel.test_dump_rules import program
+from tests.kernel.test_dump_rules import write_rules
 from tests.objects import service, slice_of
 
 pytestmark = pytest.mark.root
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.root
 SERVICES = 300
 
 
-class Counting(Runner, frozen=True):
-    """Notes the commands that are run."""
+class CountingRunner(Runner, frozen=True):
+    """A runner that records its commands."""
 
     ran: list[str] = []  # noqa: RUF012 - a Struct copies it
 
@@ -43,7 +43,7 @@ class Counting(Runner, frozen=True):
 
 @pytest.fixture
 def many(inside: str, iptables: Iptables) -> Iptables:
-    """Services with node ports behind branches, one of them with very many endpoints, and one without any."""
+    """Services with node ports in dispatch branches, one with many endpoints and one without any."""
     ipv6 = iptables.family is Family.IPV6
     ip, pod = ("fd00:96::%x", "fd00:244::%x:%x") if ipv6 else ("10.96.%d.10", "10.244.%d.%d")
     cluster = Cluster()
@@ -70,7 +70,7 @@ def many(inside: str, iptables: Iptables) -> Iptables:
 @pytest.mark.parametrize("case", NAMES[::3])
 def test_chain_by_chain_equals_whole_table(inside: str, iptables: Iptables, case: str) -> None:
     """Rules, counters and policy of each chain are the same."""
-    program(iptables, case, packets=3)
+    write_rules(iptables, case, packets=3)
     iptables.restore("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n")
     saved, counts = iptables.save_counted()
     ruleset, counters = live_ruleset(iptables)
@@ -86,7 +86,7 @@ def test_chain_by_chain_equals_whole_table(inside: str, iptables: Iptables, case
 
 def test_counters_stay_beside_their_rules(inside: str, iptables: Iptables) -> None:
     """Reading with counters gives the same rules as reading without."""
-    program(iptables, "lb-source-ranges", packets=3)
+    write_rules(iptables, "lb-source-ranges", packets=3)
     iptables.restore("*nat\n:BARE - [0:0]\n[4:240] -A BARE\n-A BARE\n[5:300] -A BARE -j RETURN\nCOMMIT\n")
     ruleset, counters = iptables.save_counted()
     assert ruleset == iptables.save()
@@ -102,12 +102,12 @@ def test_part_equals_whole_table(many: Iptables, name: str) -> None:
     """A service's views and rules are the same, whether it has many chains, few or none."""
     if many.backend is Backend.LEGACY:
         pytest.skip("legacy is always read as a whole")
-    wanted = ServiceFilter("ns", name)
+    service_filter = ServiceFilter("ns", name)
     part = live_ruleset_about(many, f"ns/{name}", ROOTS, OTHER_CHAINS)
     assert part is not None
     ruleset, counters = many.save_counted()
-    assert views(*part, wanted) == views(ruleset, counters, wanted) != ()
-    assert listing(part[0], wanted) == listing(ruleset, wanted) != ""
+    assert views(*part, service_filter) == views(ruleset, counters, service_filter) != ()
+    assert listing(part[0], service_filter) == listing(ruleset, service_filter) != ""
     assert len(part[0].chains) < len(ruleset.chains) / 2
 
 
@@ -115,7 +115,7 @@ def test_part_takes_few_commands(many: Iptables) -> None:
     """Chains of other services cost no command; a service with many chains is read in one."""
     if many.backend is Backend.LEGACY:
         pytest.skip("legacy is always read as a whole")
-    counting = Counting()
+    counting = CountingRunner()
     opened = open_iptables(many.backend, many.family, counting)
     counting.ran.clear()
     live_ruleset_about(opened, "ns/s1", ROOTS, OTHER_CHAINS)
@@ -137,7 +137,7 @@ def test_unknown_name(many: Iptables) -> None:
 def test_native_nft_rule_is_an_error(inside: str, runner: Runner) -> None:
     """A chain with a native nft rule raises, as the whole table does; other chains can be read."""
     iptables = open_iptables(Backend.NFT, Family.IPV4, runner)
-    program(iptables, "clusterip-one")
+    write_rules(iptables, "clusterip-one")
     assert runner.run(("nft", "add rule ip nat OUTPUT meta mark set ct mark")).exit_code == 0
     ruleset, _ = live_ruleset(iptables)
     assert "-j KUBE-SERVICES" in ruleset.chains[ChainKey("nat", "PREROUTING")][0]

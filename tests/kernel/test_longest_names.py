@@ -1,4 +1,4 @@
-"""The longest names there may be, and the most that an object may ask for, are rules that the kernel takes."""
+"""The kernel accepts rules with the longest names and the largest objects."""
 
 import msgspec
 import pytest
@@ -26,8 +26,8 @@ POD = {Family.IPV4: "10.244.255.{}", Family.IPV6: "fd00:10:244:1111:2222:3333:44
 
 @pytest.mark.root
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
-def test_they_fit(iptables: Iptables, inside: str, dispatch: str) -> None:
-    """Comments of 255 characters are the limit; written as rendered, and read back as written."""
+def test_longest_names_read_back(iptables: Iptables, inside: str, dispatch: str) -> None:
+    """Comments have at most 255 characters."""
     family, names = iptables.family, {"name": LONG, "namespace": LONG}
     for name in skeleton.NFACCT_NAMES:
         assert nfacct.ensure(name) == ""

@@ -18,9 +18,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def with_modprobe(folder: Path, script: str) -> Runner:
-    """A runner that finds a modprobe of our own, which writes down what it is asked for."""
+    """Return a runner with a modprobe that records its arguments."""
     (tools := folder / "tools").mkdir()
-    (tools / "modprobe").write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n{script}\n')
+    (tools / "modprobe").write_text(f'#!/bin/sh\necho "$@" >> {folder}/arguments\n{script}\n')
     (tools / "modprobe").chmod(0o755)
     return Runner(environment={"PATH": f"{tools}:{os.environ['PATH']}"})
 
@@ -38,29 +38,29 @@ def test_loads_the_modules_of_one_backend(
 ) -> None:
     """One modprobe command names all modules, and none of the other backend."""
     assert load_modules(backend, with_modprobe(root, ""), root) == ""
-    option, *asked = (root / "asked").read_text().split()
+    option, *arguments = (root / "arguments").read_text().split()
     assert option == "--all"
-    assert asked == [*required_modules(backend)]
-    assert tables | {"nf_conntrack", "xt_comment", "xt_statistic", "xt_nat", "ip6t_REJECT"} <= {*asked}
-    assert not others & {*asked}
+    assert arguments == [*required_modules(backend)]
+    assert tables | {"nf_conntrack", "xt_comment", "xt_statistic", "xt_nat", "ip6t_REJECT"} <= {*arguments}
+    assert not others & {*arguments}
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'modprobe: FATAL: Module xt_mark not found' >&2; exit 1", "xt_mark not found"),
         ("kill -KILL $$", "was killed by signal 9"),
     ],
 )
-def test_modprobe_failure_is_returned(script: str, said: str, root: Path) -> None:
+def test_modprobe_failure_is_returned(script: str, message: str, root: Path) -> None:
     """A failure is a message, not an error: modules may be built in."""
-    assert said in load_modules(Backend.NFT, with_modprobe(root, script), root)
+    assert message in load_modules(Backend.NFT, with_modprobe(root, script), root)
 
 
 def test_no_modules_for_this_kernel(tmp_path: Path) -> None:
     """Without modules for the running kernel, modprobe does not run."""
     assert load_modules(Backend.NFT, with_modprobe(tmp_path, ""), tmp_path) == ""
-    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "arguments").exists()
 
 
 def test_no_modprobe(root: Path) -> None:

@@ -51,8 +51,8 @@ def test_missing_capability_is_a_reason(runner: Runner) -> None:
     """Without CAP_NET_ADMIN, the reason says so."""
     limited = Runner((*runner.prefix, "setpriv", "--inh-caps=-all", "--bounding-set=-all"))
     snippet = "from pykubeproxy.kernel import nfacct; print(nfacct.ensure('drops'), nfacct.read('drops'))"
-    said = limited.run((sys.executable, "-c", snippet)).stdout
+    output = limited.run((sys.executable, "-c", snippet)).stdout
     assert (
-        said
+        output
         == "cannot create the nfacct counter drops: Operation not permitted; run as root or with CAP_NET_ADMIN None\n"
     )

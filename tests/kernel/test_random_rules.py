@@ -1,4 +1,4 @@
-"""Whatever objects and settings come: their rules are accepted, and read back byte for byte."""
+"""Rules of random objects and settings are accepted and read back byte for byte."""
 
 from ipaddress import ip_address
 
@@ -39,9 +39,9 @@ def names() -> st.SearchStrategy[str]:
 
 
 def worlds(family: Family) -> st.SearchStrategy[tuple[Service, EndpointSlice]]:
-    """A Service with odd addresses and numbers, and an EndpointSlice of it."""
+    """A Service with unusual addresses and numbers, and its EndpointSlice."""
     address, network = odd_addresses(family), odd_networks(family)
-    some = st.lists(address, max_size=2, unique=True).map(tuple)
+    some_addresses = st.lists(address, max_size=2, unique=True).map(tuple)
     service = st.builds(
         Service,
         namespace=names(),
@@ -51,8 +51,8 @@ def worlds(family: Family) -> st.SearchStrategy[tuple[Service, EndpointSlice]]:
         ports=st.tuples(
             st.builds(Port, names() | st.just(""), st.sampled_from(Protocol), port_numbers, port_numbers)
         ),
-        external_ips=some,
-        load_balancer_ips=some,
+        external_ips=some_addresses,
+        load_balancer_ips=some_addresses,
         source_ranges=st.lists(network, max_size=3).map(tuple),
         internal_local=st.booleans(),
         external_local=st.booleans(),
@@ -78,8 +78,8 @@ def worlds(family: Family) -> st.SearchStrategy[tuple[Service, EndpointSlice]]:
     )
 
 
-def odd_terms(family: Family) -> st.SearchStrategy[RuleContext]:
-    """RuleContext with any mark, any way to tell local traffic, and any address for node ports."""
+def odd_contexts(family: Family) -> st.SearchStrategy[RuleContext]:
+    """Rule contexts with any mark, detect mode and node port addresses."""
     options = st.builds(
         RuleOptions,
         family=st.just(family),
@@ -97,9 +97,9 @@ def odd_terms(family: Family) -> st.SearchStrategy[RuleContext]:
         dispatch=st.sampled_from([Dispatch.FLAT, Dispatch.TREE]),
         large_cluster=st.booleans(),
     )
-    wanted = st.lists(odd_networks(family), max_size=2).map(tuple)
+    networks = st.lists(odd_networks(family), max_size=2).map(tuple)
     addresses = st.lists(odd_addresses(family), max_size=3).map(tuple)
-    return st.tuples(options, wanted, addresses).map(
+    return st.tuples(options, networks, addresses).map(
         lambda drawn: RuleContext(NodeTopology(NODE), drawn[0], node_port_jumps(drawn[1], drawn[2], drawn[0]))
     )
 
@@ -118,29 +118,29 @@ def ours(live: Ruleset, rendered: Ruleset) -> dict[object, object]:
 @pytest.mark.root
 @pytest.mark.parametrize("backend", Backend)
 @pytest.mark.parametrize("family", Family)
-def test_any_rules_read_back(backend: Backend, family: Family, runner: Runner, inside: str) -> None:
-    """A sync leaves exactly the rules that were rendered, and another one finds nothing to write."""
+def test_random_rules_read_back(backend: Backend, family: Family, runner: Runner, inside: str) -> None:
+    """A second sync has nothing to write."""
     for name in skeleton.NFACCT_NAMES:
         assert nfacct.ensure(name) == ""
     iptables = open_iptables(backend, family, runner)
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(worlds(family), odd_terms(family))
-    def follow(world: tuple[Service, EndpointSlice], on: RuleContext) -> None:
+    @given(worlds(family), odd_contexts(family))
+    def sync_random_world(world: tuple[Service, EndpointSlice], rules_context: RuleContext) -> None:
         cluster = cluster_of(*world)
-        rendered = render(cluster, on)
-        # What the example before this one left is foreign to it: each starts from tables that it has to put right.
-        FamilyTables(iptables, 3).sync(cluster, (), on)
+        rendered = render(cluster, rules_context)
+        # Each example starts from the tables of the previous one.
+        FamilyTables(iptables, 3).sync(cluster, (), rules_context)
         assert ours(iptables.save(), rendered) == rendered.chains
-        assert not FamilyTables(iptables, 3).sync(cluster, (), on).wrote
+        assert not FamilyTables(iptables, 3).sync(cluster, (), rules_context).wrote
 
-    follow()
+    sync_random_world()
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("count", [2, 3, 7, 300, 1001])
 def test_any_number_of_endpoints_reads_back(iptables: Iptables, inside: str, count: int) -> None:
-    """With affinity and the longest names there are, in comments that just fit."""
+    """With affinity and the longest names."""
     for name in skeleton.NFACCT_NAMES:
         assert nfacct.ensure(name) == ""
     first = ip_address(
@@ -166,9 +166,9 @@ def test_any_number_of_endpoints_reads_back(iptables: Iptables, inside: str, cou
         tuple(Endpoint(str(first + n), node_name=NODE) for n in range(count)),
         (EndpointPort(LONG, Protocol.SCTP, 65535),),
     )
-    on = RuleContext(NodeTopology(NODE), RuleOptions(iptables.family), ())
+    rules_context = RuleContext(NodeTopology(NODE), RuleOptions(iptables.family), ())
     cluster = cluster_of(service, slice_)
-    FamilyTables(iptables, 200).sync(cluster, (), on)
-    rendered = render(cluster, on)
+    FamilyTables(iptables, 200).sync(cluster, (), rules_context)
+    rendered = render(cluster, rules_context)
     assert ours(iptables.save(), rendered) == rendered.chains
-    assert not FamilyTables(iptables, 200).sync(cluster, (), on).wrote
+    assert not FamilyTables(iptables, 200).sync(cluster, (), rules_context).wrote

@@ -1,4 +1,4 @@
-"""From what iptables-restore prints to an error that names the line, for the forms of several versions."""
+"""Parse the errors of several versions of iptables-restore."""
 
 from pathlib import Path
 
@@ -79,8 +79,8 @@ TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOM
         ),
     ],
 )
-def test_line_and_reason(stderr: str, number: int, message: str) -> None:
-    """The line and the reason are found, whatever stands around them."""
+def test_error_has_line_and_reason(stderr: str, number: int, message: str) -> None:
+    """Whatever else is printed."""
     error = explain("iptables-restore", 2, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, Rejected)
     assert (error.line_number, error.message, error.exit_code) == (number, message, 2)
@@ -89,7 +89,7 @@ def test_line_and_reason(stderr: str, number: int, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "stderr", "said"),
+    ("exit_code", "stderr", "text"),
     [
         (
             1,
@@ -105,31 +105,28 @@ def test_line_and_reason(stderr: str, number: int, message: str) -> None:
         (1, "", "gave no reason"),
     ],
 )
-def test_nothing_in_the_text_is_to_blame(exit_code: int, stderr: str, said: str) -> None:
-    """Where no rule can be at fault, none is named."""
+def test_errors_without_a_rule_name_none(exit_code: int, stderr: str, text: str) -> None:
     error = explain("iptables-restore", exit_code, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, Failed)
-    assert said in str(error)
+    assert text in str(error)
 
 
-def test_permission() -> None:
-    """Without privileges the error says which are needed."""
+def test_missing_privileges_are_named() -> None:
     stderr = "iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n"
     error = explain("iptables-nft-restore", 4, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, NotPermitted)
     assert "CAP_NET_ADMIN" in str(error)
 
 
-def test_lock_without_a_visible_holder() -> None:
-    """A lock held by a process of another pid namespace is reported without a number."""
+def test_lock_holder_in_another_pid_namespace_has_no_pid() -> None:
     stderr = "Another app is currently holding the xtables lock. Stopped waiting after 5s.\n"
     error = explain("iptables-restore", 4, stderr, "/nowhere", Input(TEXT))
     assert isinstance(error, LockHeld)
     assert "not visible" in str(error)
 
 
-def test_holder_is_not_one_who_waits(tmp_path: Path) -> None:
-    """Of the processes listed for a lock file, the one that has the lock is named, not those that wait for it."""
+def test_lock_holder_is_not_a_waiting_process(tmp_path: Path) -> None:
+    """/proc/locks lists both."""
     lock = tmp_path / "lock"
     lock.touch()
     status = lock.stat()

@@ -1,4 +1,4 @@
-"""What iptables-restore does with its input; the stand-in must do the same, in either backend."""
+"""iptables-restore and its fake behave the same in both backends."""
 
 import pytest
 
@@ -28,8 +28,8 @@ def started(tables: Tables) -> Tables:
     return tables
 
 
-def test_what_is_written_reads_back(started: Tables) -> None:
-    """Chains and rules come back as they were written, the built-in chains of the table beside them."""
+def test_chains_and_rules_read_back(started: Tables) -> None:
+    """Beside the table's built-in chains."""
     saved = {key.chain: rules for key, rules in started.save().chains.items()}
     assert saved == {
         "PREROUTING": ('-m comment --comment "to us" -j AAA',),
@@ -42,7 +42,7 @@ def test_what_is_written_reads_back(started: Tables) -> None:
     }
 
 
-def test_chains_come_sorted(started: Tables) -> None:
+def test_chains_are_sorted(started: Tables) -> None:
     """Built-in chains come first, then the others by name."""
     started.restore("*nat\n:ABA - [0:0]\n:aaa - [0:0]\nCOMMIT\n")
     names = [key.chain for key in started.save().chains]
@@ -74,14 +74,15 @@ def test_chains_come_sorted(started: Tables) -> None:
         ("# a remark\n\n-A CCC -j RETURN", "CCC", ("-j ACCEPT", "-j RETURN")),
     ],
 )
-def test_line(started: Tables, lines: str, name: str, rules: tuple[str, ...] | None) -> None:
-    """Each kind of line does what it says."""
+def test_each_kind_of_line_has_its_effect(
+    started: Tables, lines: str, name: str, rules: tuple[str, ...] | None
+) -> None:
     started.restore(f"*nat\n{lines}\nCOMMIT\n")
     assert chain(started, name) == rules
 
 
 @pytest.mark.parametrize(
-    ("lines", "blamed", "exit_codes"),
+    ("lines", "number", "exit_codes"),
     [
         ("-A AAA -j RETURN\n-A AAA -j NOWHERE\n-A AAA -j ACCEPT", 2, (2, 2)),
         ("-A AAA -m nonsense -j ACCEPT", 1, (2, 2)),
@@ -99,118 +100,115 @@ def test_line(started: Tables, lines: str, name: str, rules: tuple[str, ...] | N
         ("-A CCC -j RETURN\n:THIS-NAME-IS-LONGER-THAN-IPTABLES-TAKES - [0:0]", 2, (2, 2)),
     ],
 )
-def test_refused(started: Tables, lines: str, blamed: int, exit_codes: tuple[int, int]) -> None:
-    """A line that cannot be carried out is named, and its whole block has no effect; the block before it has."""
+def test_an_invalid_line_rejects_its_block(
+    started: Tables, lines: str, number: int, exit_codes: tuple[int, int]
+) -> None:
+    """The error names the line; the previous block is applied."""
     before = started.save(("nat",))
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(Rejected) as rejected:
         started.restore(f"*filter\n:GOOD - [0:0]\nCOMMIT\n*nat\n{lines}\nCOMMIT\n")
-    assert refused.value.line_number == 4 + blamed
-    assert refused.value.line == lines.split("\n")[blamed - 1]
-    assert refused.value.exit_code == exit_codes[started.backend is Backend.LEGACY]
-    assert refused.value.message
+    assert rejected.value.line_number == 4 + number
+    assert rejected.value.line == lines.split("\n")[number - 1]
+    assert rejected.value.exit_code == exit_codes[started.backend is Backend.LEGACY]
+    assert rejected.value.message
     assert started.save(("nat",)) == before
     assert chain(started, "GOOD", "filter") == ()
 
 
-def test_refused_by_the_kernel(started: Tables) -> None:
-    """A rule with a counter that does not exist: nft names the line, legacy only the end of the block."""
+def test_a_rule_rejected_by_the_kernel(started: Tables) -> None:
+    """nft names the line, legacy only the end of the block."""
     text = "*nat\n:AAA - [0:0]\n-A AAA -j ACCEPT\n-A AAA -m nfacct --nfacct-name nobody\n-A AAA -j RETURN\nCOMMIT\n"
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(Rejected) as rejected:
         started.restore(text)
     nft = started.backend is Backend.NFT
-    assert (refused.value.line_number, refused.value.exit_code) == ((4, 4) if nft else (6, 1))
-    assert refused.value.whole_block is not nft
+    assert (rejected.value.line_number, rejected.value.exit_code) == ((4, 4) if nft else (6, 1))
+    assert rejected.value.whole_block is not nft
     assert chain(started, "AAA") == ("-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j BBB", "-j RETURN")
 
 
-def test_blocks_after_a_refused_one_are_not_tried(started: Tables) -> None:
-    """The first refused block ends the run."""
+def test_blocks_after_a_rejected_one_are_not_applied(started: Tables) -> None:
     with pytest.raises(Rejected):
         started.restore("*nat\n-X NOWHERE\nCOMMIT\n*filter\n:LATER - [0:0]\nCOMMIT\n")
     assert chain(started, "LATER", "filter") is None
 
 
-def test_text_in_pieces(started: Tables) -> None:
-    """It is carried out as the whole would be; a refused line has the number it has in the whole."""
+def test_input_may_be_written_in_pieces(started: Tables) -> None:
+    """Line numbers count over all pieces."""
     pieces = ["*nat\n-A CCC -j RETURN\n", "", "COMMIT\n", "*nat\n", "-A BBB -j ACCEPT\n-X NOWHERE\nCOMMIT\n"]
-    with pytest.raises(Rejected) as refused, started.session() as session:
+    with pytest.raises(Rejected) as rejected, started.session() as session:
         for piece in pieces:
             session.write(piece)
-    assert (refused.value.line_number, refused.value.line) == (6, "-X NOWHERE")
+    assert (rejected.value.line_number, rejected.value.line) == (6, "-X NOWHERE")
     assert chain(started, "CCC") == ("-j ACCEPT", "-j RETURN")
     assert chain(started, "BBB") == ()
     with started.session():
         pass
 
 
-def test_many_blocks(started: Tables) -> None:
-    """However many commands share the blocks: those before a refused one are in force, it is named, none follows."""
+def test_a_rejected_block_among_many(started: Tables) -> None:
+    """Earlier blocks are applied, later ones are not, however many commands run."""
     pieces = [
         piece
         for n in range(120)
         for piece in (f'*nat\n-A CCC -m comment --comment "rule {n}" -j RETURN\n', "COMMIT\n")
     ]
     pieces[2 * 110] = "*nat\n:NEW - [0:0]\n-X NOWHERE\n"
-    with pytest.raises(Rejected) as refused, started.session() as session:
+    with pytest.raises(Rejected) as rejected, started.session() as session:
         for piece in pieces:
             session.write(piece)
-    assert (refused.value.line_number, refused.value.line) == (3 * 110 + 3, "-X NOWHERE")
+    assert (rejected.value.line_number, rejected.value.line) == (3 * 110 + 3, "-X NOWHERE")
     added = (f'-m comment --comment "rule {n}" -j RETURN' for n in range(110))
     assert chain(started, "CCC") == ("-j ACCEPT", *added)
     assert chain(started, "NEW") is None
 
 
 @pytest.mark.parametrize("text", [":LONG - [0:0]\n", "*nat\n:LONG - [0:0]\n"])
-def test_a_refused_line_before_a_long_text(started: Tables, text: str) -> None:
+def test_a_rejected_line_before_a_long_text_is_named(started: Tables, text: str) -> None:
     """It is named, however long the next piece is: in the same block or in another one."""
     rules = (f'-A LONG -m comment --comment "{n} {"x" * 200}" -j RETURN\n' for n in range(12_000))
     end = "COMMIT\n" if text.startswith("*") else ""
     pieces = [f"*nat\n-A CCC -j RETURN\n-X NOWHERE\n{end}", text + "".join(rules) + "COMMIT\n"]
-    with pytest.raises(Rejected) as refused, started.session() as session:
+    with pytest.raises(Rejected) as rejected, started.session() as session:
         for piece in pieces:
             session.write(piece)
-    assert (refused.value.line_number, refused.value.line) == (3, "-X NOWHERE")
+    assert (rejected.value.line_number, rejected.value.line) == (3, "-X NOWHERE")
     assert chain(started, "LONG") is None
 
 
-def test_missing_commit(started: Tables) -> None:
-    """A block without COMMIT has no effect."""
-    with pytest.raises(Rejected) as refused:
+def test_a_block_without_commit_is_rejected(started: Tables) -> None:
+    with pytest.raises(Rejected) as rejected:
         started.restore("*nat\n:AAA - [0:0]\n")
-    assert refused.value.line_number == 3
+    assert rejected.value.line_number == 3
     assert chain(started, "AAA") != ()
 
 
-def test_text_outside_a_table(tables: Tables) -> None:
-    """A line before any table is refused."""
-    with pytest.raises(Rejected) as refused:
+def test_a_line_outside_a_table_is_rejected(tables: Tables) -> None:
+    with pytest.raises(Rejected) as rejected:
         tables.restore("nonsense\n*nat\nCOMMIT\n")
-    assert (refused.value.line_number, refused.value.line) == (1, "nonsense")
+    assert (rejected.value.line_number, rejected.value.line) == (1, "nonsense")
 
 
-def test_unknown_table(tables: Tables) -> None:
-    """A table that cannot be had is not blamed on any rule."""
+def test_an_unknown_table_is_no_rejection(tables: Tables) -> None:
+    """No rule is at fault."""
     with pytest.raises(Failed, match="nonsense"):
         tables.restore("*nonsense\n:AAA - [0:0]\nCOMMIT\n")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "*nat\nCOMMIT\n"])
-def test_nothing_to_do(tables: Tables, text: str) -> None:
-    """Input without work is fine."""
+def test_input_without_changes_is_accepted(tables: Tables, text: str) -> None:
     tables.restore(text)
     assert not any(tables.save().chains.values())
 
 
-def test_has_chain(started: Tables) -> None:
-    """A chain is found where it is; asking for one in a table that does not exist does not make the table."""
+def test_has_chain_creates_no_table(started: Tables) -> None:
     assert started.has_chain(ChainKey("nat", "BBB"))
     assert not started.has_chain(ChainKey("nat", "NOWHERE"))
     assert not started.has_chain(ChainKey("filter", "BBB"))
     assert started.save().tables() == ("nat",)
 
 
-def test_save_of_some_tables(started: Tables) -> None:
-    """Only the tables asked for are given; one that does not exist has no rules and is not made by asking."""
+def test_save_returns_only_the_given_tables(started: Tables) -> None:
+    """Missing tables are not created."""
     started.restore("*filter\n:FFF - [0:0]\nCOMMIT\n")
     assert started.save(("filter", "mangle")).tables() == ("filter",)
     assert started.save(("nat",)).tables() == ("nat",)

@@ -37,12 +37,14 @@ def test_commands_named_for_the_backend_come_first(install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "backend", "version"),
+    ("version_line", "backend", "version"),
     [(NFT, Backend.NFT, (1, 8, 9)), (LEGACY, Backend.LEGACY, (1, 8, 9)), (OLD, Backend.LEGACY, (1, 6, 1))],
 )
-def test_only_plain_commands(install, said: str, backend: Backend, version: tuple[int, int, int]) -> None:
+def test_only_plain_commands(
+    install, version_line: str, backend: Backend, version: tuple[int, int, int]
+) -> None:
     """Plain commands serve their own backend, and `auto` chooses it."""
-    runner = install(iptables=said, ip6tables=said)
+    runner = install(iptables=version_line, ip6tables=version_line)
     opened = open_iptables(backend, Family.IPV6, runner)
     assert (opened.tools.main, opened.tools.version) == ("ip6tables", version)
     assert choose_backend("auto", runner) is backend

@@ -1,4 +1,4 @@
-"""`pykubeproxy trace` over live tables: addresses, interfaces and policies are this network namespace's own."""
+"""`pykubeproxy trace` over live tables, with the namespace's addresses, routes and policies."""
 
 import json
 import subprocess
@@ -19,8 +19,8 @@ VIRTUAL = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:10:96::a"}
 
 
 @pytest.fixture
-def wired(inside: str, family: Family) -> Family:
-    """Two interfaces: eth0 with an address and the default route, pod0 with a route to a pod."""
+def interfaces(inside: str, family: Family) -> Family:
+    """Two interfaces: eth0 with the default route, pod0 with a route to a pod."""
     length = 64 if family is Family.IPV6 else 24
     gateway = OWN[family].rpartition("10")[0] + "1"
     version = ("-6",) if family is Family.IPV6 else ()
@@ -49,35 +49,37 @@ def traced(source: str, destination: str, port: int, backend: str, *options: str
 
 
 @pytest.mark.root
-def test_live(wired: Family, iptables: Iptables) -> None:
-    """Rules, the policies of the kernel's chains, and which interface leads where."""
-    pod = f"[{POD[wired]}]" if wired is Family.IPV6 else POD[wired]
+def test_trace_uses_live_rules_policies_and_routes(interfaces: Family, iptables: Iptables) -> None:
+    pod = f"[{POD[interfaces]}]" if interfaces is Family.IPV6 else POD[interfaces]
     iptables.restore(
-        f"*nat\n-A PREROUTING -i eth0 -d {VIRTUAL[wired]} -p tcp -m tcp --dport 80 -j DNAT --to-destination {pod}:8080\n"
+        f"*nat\n-A PREROUTING -i eth0 -d {VIRTUAL[interfaces]} -p tcp -m tcp --dport 80 -j DNAT --to-destination {pod}:8080\n"
         f"-A OUTPUT -p tcp -m tcp --dport 80 -j DNAT --to-destination {pod}:9090\nCOMMIT\n"
         "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -o pod+ -j ACCEPT\nCOMMIT\n"
     )
     backend = iptables.backend.value
-    coming = traced(OUTSIDE[wired], VIRTUAL[wired], 80, backend)
+    coming = traced(OUTSIDE[interfaces], VIRTUAL[interfaces], 80, backend)
     assert coming["verdict"] == "dnat"
     assert coming["packet"]["interface"] == "eth0"
     assert coming["endpoints"] == [
-        {"address": POD[wired], "port": 8080, "probability": 1.0, "masquerade": False}
+        {"address": POD[interfaces], "port": 8080, "probability": 1.0, "masquerade": False}
     ]
-    assert traced(POD[wired], VIRTUAL[wired], 80, backend)["verdict"] == "drop"
-    assert traced(OUTSIDE[wired], VIRTUAL[wired], 80, backend, "--in-interface", "pod0")["verdict"] == "drop"
-    leaving = traced(OWN[wired], VIRTUAL[wired], 80, backend)
+    assert traced(POD[interfaces], VIRTUAL[interfaces], 80, backend)["verdict"] == "drop"
+    assert (
+        traced(OUTSIDE[interfaces], VIRTUAL[interfaces], 80, backend, "--in-interface", "pod0")["verdict"]
+        == "drop"
+    )
+    leaving = traced(OWN[interfaces], VIRTUAL[interfaces], 80, backend)
     assert leaving["packet"]["from"] == "node"
     assert leaving["endpoints"][0]["port"] == 9090
 
 
 @pytest.mark.root
-def test_routes(wired: Family) -> None:
-    """The main table with its interfaces, none for what is not routed anywhere."""
-    whole = 128 if wired is Family.IPV6 else 32
-    everything = "::/0" if wired is Family.IPV6 else "0.0.0.0/0"
-    found = routes(wired)
+def test_routes_have_prefix_and_interface(interfaces: Family) -> None:
+    """Of the main table; unreachable routes have no interface."""
+    whole = 128 if interfaces is Family.IPV6 else 32
+    everything = "::/0" if interfaces is Family.IPV6 else "0.0.0.0/0"
+    found = routes(interfaces)
     assert NetworkRoute(everything, "eth0") in found
-    assert NetworkRoute(f"{POD[wired]}/{whole}", "pod0") in found
-    blackhole = next(route for route in found if route.network == f"{VIRTUAL[wired]}/{whole}")
+    assert NetworkRoute(f"{POD[interfaces]}/{whole}", "pod0") in found
+    blackhole = next(route for route in found if route.network == f"{VIRTUAL[interfaces]}/{whole}")
     assert blackhole.interface in ("", "lo")

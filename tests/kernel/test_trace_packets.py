@@ -1,4 +1,4 @@
-"""What trace says is what the kernel does: random rules, random packets, each sent for real and traced."""
+"""trace predicts what the kernel does: random packets through random rules are sent and traced."""
 
 import random
 import uuid
@@ -31,22 +31,32 @@ from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
-from tests.kernel.node_network import BEYOND, CLIENT, NODE, PODS, NodeNetwork, Shot, fire, owner, sources
+from tests.kernel.node_network import (
+    BEYOND,
+    CLIENT,
+    NODE,
+    PODS,
+    NodeNetwork,
+    PacketSpec,
+    owner,
+    send_all,
+    sources,
+)
 
 RULESETS = 7
 SHOTS = 16
 HERE = "node1"
-# Loading this without --noflush leaves nothing else.
+# Loading this without --noflush empties the tables.
 EMPTY = (
     "*mangle\nCOMMIT\n*nat\nCOMMIT\n"
     "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
 )
-# Node ports: one that is only a node port, and one whose number is a server's as well.
+# Node ports: the second one is also the port of a server.
 NODE_PORTS = (30053, 30080, 30081, 30443)
 
 
-def virtual(family: Family, kind: str, number: int) -> str:
-    """A service's address: cluster IP, external IP or load balancer's IP."""
+def service_address(family: Family, kind: str, number: int) -> str:
+    """Return a service's cluster IP, external IP or load balancer IP."""
     v4, v6 = {
         "cluster": ("10.96.0.{}", "fd00:10:96::{}"),
         "external": ("192.0.2.{}", "2001:db8:2::{}"),
@@ -56,15 +66,15 @@ def virtual(family: Family, kind: str, number: int) -> str:
 
 
 class World:
-    """Random objects and terms, and rules of others beside."""
+    """Random objects and settings, and foreign rules."""
 
-    def __init__(self, chance: random.Random, family: Family) -> None:
+    def __init__(self, rng: random.Random, family: Family) -> None:
         self.family = family
-        self._chance = chance
+        self._chance = rng
         numbers = range(1, 5)
         self.services = tuple(self._service(number) for number in numbers)
         self.slices = tuple(self._slice(number) for number in numbers)
-        self.terms = self._terms()
+        self.terms = self._context()
 
     def _service(self, number: int) -> Service:
         pick, some = self._chance.choice, self._chance.random
@@ -74,18 +84,20 @@ class World:
             "ns",
             f"web{number}",
             kind,
-            (virtual(self.family, "cluster", number),),
+            (service_address(self.family, "cluster", number),),
             (Port("tcp", Protocol.TCP, 80, node_port), Port("udp", Protocol.UDP, 53, node_port)),
-            external_ips=(virtual(self.family, "external", number),) if some() < 0.4 else (),
-            load_balancer_ips=(virtual(self.family, "balancer", number),) if kind == "LoadBalancer" else (),
-            source_ranges=self._ranges() if some() < 0.5 else (),
+            external_ips=(service_address(self.family, "external", number),) if some() < 0.4 else (),
+            load_balancer_ips=(service_address(self.family, "balancer", number),)
+            if kind == "LoadBalancer"
+            else (),
+            source_ranges=self._source_ranges() if some() < 0.5 else (),
             internal_local=some() < 0.25,
             external_local=some() < 0.5,
             affinity_seconds=60 if some() < 0.25 else None,
         )
 
-    def _ranges(self) -> tuple[str, ...]:
-        """Who may come to a load balancer: the client's network, the node's, or one pod."""
+    def _source_ranges(self) -> tuple[str, ...]:
+        """Return source ranges that contain the client, the node or one pod."""
         length = 64 if self.family is Family.IPV6 else 24
         whole = 128 if self.family is Family.IPV6 else 32
         return self._chance.choice(
@@ -114,7 +126,7 @@ class World:
         ports = (EndpointPort("tcp", Protocol.TCP, 8080), EndpointPort("udp", Protocol.UDP, 9090))
         return EndpointSlice("ns", f"web{number}-x", f"web{number}", self.family, tuple(made), ports)
 
-    def _terms(self) -> RuleContext:
+    def _context(self) -> RuleContext:
         pick = self._chance.choice
         detection = pick(
             [
@@ -141,13 +153,13 @@ class World:
         return rule_context(load(document, {}).config, HERE, node, known, self.family)
 
     def restore_input(self) -> str:
-        """The rules, and now and then some of others."""
+        """Return the rules, sometimes with foreign ones."""
         cluster = Cluster()
         cluster.apply(Listed(Kind.SERVICE, self.services))
         cluster.apply(Listed(Kind.ENDPOINT_SLICE, self.slices))
-        return full_input(render(cluster, self.terms), self.terms.options) + "".join(self._of_others())
+        return full_input(render(cluster, self.terms), self.terms.options) + "".join(self._foreign_rules())
 
-    def _of_others(self) -> Iterator[str]:
+    def _foreign_rules(self) -> Iterator[str]:
         some, pod = self._chance.random, PODS["pod2"][self.family]
         if some() < 0.4:
             yield f"*filter\n-A FORWARD -d {pod} -m conntrack --ctstate NEW -j DROP\nCOMMIT\n"
@@ -165,9 +177,9 @@ class World:
             yield "-A PREROUTING -i far -j MARK --set-xmark 0x0/0x4000\n"
             yield f"-A MINE {port} -j MARK --or-mark 0x4000\nCOMMIT\n"
 
-    def shots(self, number: int) -> list[Shot]:
-        """Random packets to the services' addresses and to others."""
-        targets = [(virtual(self.family, "cluster", n), p) for n in range(1, 6) for p in (80, 53)]
+    def packets(self, number: int) -> list[PacketSpec]:
+        """Return random packets to service addresses and others."""
+        targets = [(service_address(self.family, "cluster", n), p) for n in range(1, 6) for p in (80, 53)]
         targets += [
             (address, port) for it in self.services for address in it.external_ips for port in (80, 53)
         ]
@@ -180,18 +192,21 @@ class World:
         ports = [it.ports[0].node_port for it in self.services if it.ports[0].node_port]
         targets += [(address, port) for port in ports for address in NODE[self.family]]
         targets += [(PODS["pod1"][self.family], 8080), (NODE[self.family][0], 9090)]
-        found = {self._shot(*self._chance.choice(targets)) for _ in range(number)}
+        found = {self._packet(*self._chance.choice(targets)) for _ in range(number)}
         if self.family is Family.IPV4:
             found |= {
-                Shot("node", "127.0.0.1", f"127.0.0.{n}", port, "tcp") for n, port in enumerate(ports, 1)
+                PacketSpec("node", "127.0.0.1", f"127.0.0.{n}", port, "tcp")
+                for n, port in enumerate(ports, 1)
             }
-        # What a pod sends to itself never comes to the node.
-        return sorted(shot for shot in found if shot.place == "node" or shot.source != shot.destination)
+        # Packets from a pod to itself never reach the node.
+        return sorted(
+            packet for packet in found if packet.place == "node" or packet.source != packet.destination
+        )
 
-    def _shot(self, destination: str, port: int) -> Shot:
+    def _packet(self, destination: str, port: int) -> PacketSpec:
         place, source = self._chance.choice(list(sources(self.family)))
         protocol = {80: "tcp", 53: "udp"}.get(port) or self._chance.choice(["tcp", "udp"])
-        return Shot(place, source, destination, port, protocol)
+        return PacketSpec(place, source, destination, port, protocol)
 
 
 def str_network(address: str, length: int) -> str:
@@ -204,14 +219,14 @@ def str_network(address: str, length: int) -> str:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[NodeNetwork]:
-    """The node and its surroundings; both backends and families use them one after the other."""
+    """The node and its neighbours; both backends and families share them."""
     with NodeNetwork(f"x{uuid.uuid4().hex[:8]}") as built:
         yield built
 
 
 @pytest.fixture
 def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
-    """The node's tables in one backend, empty before and after."""
+    """The node's tables in one backend, empty before and after the test."""
     runner = Runner(
         ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
     )
@@ -222,7 +237,7 @@ def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Pat
 
 
 def empty(tables: Iptables) -> None:
-    """No rules, and no memory of connections; policies back to ACCEPT."""
+    """Delete all rules and connections, and reset the policies."""
     outcome = tables.runner.run((tables.tools.restore,), EMPTY)
     assert not outcome.exit_code, outcome.stderr
     tables.runner.run(("conntrack", "-F"))
@@ -234,13 +249,13 @@ def host_of(network: NodeNetwork, family: Family) -> Host:
         return Host(frozenset(it.address for it in local_addresses(family)), ways)
 
 
-def traced(shot: Shot, ruleset: Ruleset, host: Host) -> Trace:
-    packet = Packet(shot.protocol, shot.source, shot.destination, shot.port, shot.place == "node")
+def traced(packet: PacketSpec, ruleset: Ruleset, host: Host) -> Trace:
+    packet = Packet(packet.protocol, packet.source, packet.destination, packet.port, packet.place == "node")
     return trace_packet(ruleset, packet, host)
 
 
-def possible(trace: Trace, family: Family) -> set[str]:
-    """All that may come of a packet by its trace: who answers and whom it sees, "refused", or "" for silence."""
+def possible_results(trace: Trace, family: Family) -> set[str]:
+    """Return all results the trace allows: server and client address, "refused", or "" for no answer."""
     outcomes = {"" if rejection.verdict is Verdict.DROP else "refused" for rejection in trace.rejections}
     source = trace.packet.source
     for endpoint in trace.endpoints:
@@ -250,7 +265,7 @@ def possible(trace: Trace, family: Family) -> set[str]:
     if trace.verdict is Verdict.PASS:
         who = owner(family, trace.packet.destination)
         seen = NODE[family] if trace.masquerade else (source,)
-        # Nobody listens at a node port that is none.
+        # No server listens on a port that is no node port.
         at_node_port = who == "node" and trace.packet.port >= 30000
         outcomes |= {"refused"} if at_node_port else {f"{who} {address}" for address in seen}
     return outcomes
@@ -258,10 +273,8 @@ def possible(trace: Trace, family: Family) -> set[str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("seed", range(2))
-def test_trace_says_what_the_kernel_does(
-    network: NodeNetwork, tables: Iptables, family: Family, seed: int
-) -> None:
-    """Endpoints, masquerading, rejections and drops, of packets from and to everywhere, with rules of others too."""
+def test_trace_predicts_the_kernel(network: NodeNetwork, tables: Iptables, family: Family, seed: int) -> None:
+    """Endpoints, masquerading, rejections and drops; also with foreign rules."""
     host = host_of(network, family)
     verdicts: Counter[Verdict] = Counter()
     for number in range(RULESETS):
@@ -269,15 +282,15 @@ def test_trace_says_what_the_kernel_does(
         empty(tables)
         tables.restore(world.restore_input())
         ruleset = tables.save()
-        traces = {shot: traced(shot, ruleset, host) for shot in world.shots(SHOTS)}
-        wanted = {shot: possible(trace, family) for shot, trace in traces.items()}
-        results = fire(network, {shot: "" in outcomes for shot, outcomes in wanted.items()})
+        traces = {packet: traced(packet, ruleset, host) for packet in world.packets(SHOTS)}
+        predicted = {packet: possible_results(trace, family) for packet, trace in traces.items()}
+        results = send_all(network, {packet: "" in outcomes for packet, outcomes in predicted.items()})
         wrong = {
-            f"{shot.place} {shot.source} to {address_and_port(*shot[2:4])} {shot.protocol}": (
-                f"trace says {sorted(wanted[shot])}, the kernel {result!r}"
+            f"{packet.place} {packet.source} to {address_and_port(*packet[2:4])} {packet.protocol}": (
+                f"trace says {sorted(predicted[packet])}, the kernel {result!r}"
             )
-            for shot, result in results.items()
-            if result not in wanted[shot]
+            for packet, result in results.items()
+            if result not in predicted[packet]
         }
         assert not wrong, number
         verdicts.update(trace.verdict for trace in traces.values())

@@ -1,4 +1,4 @@
-"""Dispatch trees and balancing in groups, on real tables."""
+"""Dispatch trees and balancing groups in real tables."""
 
 from ipaddress import ip_address
 
@@ -28,7 +28,7 @@ def pods(family: Family, count: int) -> list[str]:
 
 
 def full_cluster(family: Family) -> Cluster:
-    """Many services with node ports, the first of them with many endpoints."""
+    """Return many services with node ports; the first has many endpoints."""
     cluster = Cluster()
     services = tuple(
         service(
@@ -44,7 +44,7 @@ def full_cluster(family: Family) -> Cluster:
     return cluster
 
 
-def plain_terms(family: Family) -> RuleContext:
+def default_context(family: Family) -> RuleContext:
     return rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
 
 
@@ -53,37 +53,39 @@ def tables(iptables: Iptables) -> FamilyTables:
     return FamilyTables(iptables, NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)
 
 
-def test_trees_read_back_as_written(tables: FamilyTables, iptables: Iptables) -> None:
-    """A full sync over them has nothing to write, whatever masks and ranges they are made of."""
-    cluster, on = full_cluster(iptables.family), plain_terms(iptables.family)
-    assert tables.sync(cluster, (), on).wrote
+def test_dispatch_trees_read_back(tables: FamilyTables, iptables: Iptables) -> None:
+    """A second full sync has nothing to write."""
+    cluster, rules_context = full_cluster(iptables.family), default_context(iptables.family)
+    assert tables.sync(cluster, (), rules_context).wrote
     tables.require_resync()
-    assert not tables.sync(cluster, (), on).wrote
+    assert not tables.sync(cluster, (), rules_context).wrote
 
 
-def test_a_new_service_touches_its_own_chains_and_leaves(tables: FamilyTables, iptables: Iptables) -> None:
-    """Of hundreds of chains two leaves are written besides the chains of the service, and the roots stay."""
+def test_a_new_service_changes_one_leaf_per_tree(tables: FamilyTables, iptables: Iptables) -> None:
+    """Besides its own chains."""
     family = iptables.family
-    cluster, on = full_cluster(family), plain_terms(family)
-    tables.sync(cluster, (), on)
+    cluster, rules_context = full_cluster(family), default_context(family)
+    tables.sync(cluster, (), rules_context)
     fresh = service(
         "new",
         cluster_ip=str(ip_address(address(family, 100)) + 1),
         ports=(Port("http", Protocol.TCP, 80, 30301),),
     )
     cluster.apply(Updated(slice_of(*pods(family, 1), service="new")))
-    report = tables.sync(cluster, cluster.apply(Updated(fresh)), on)
-    # KUBE-EXT, KUBE-SVC and KUBE-SEP of its own, a leaf of each tree.
+    report = tables.sync(cluster, cluster.apply(Updated(fresh)), rules_context)
+    # Its own KUBE-EXT, KUBE-SVC and KUBE-SEP chains, and one leaf of each tree.
     assert report.chains_written <= 5
-    report = tables.sync(cluster, {Key("ns", "new")} if not cluster.apply(Listed(Kind.NODE, ())) else (), on)
+    report = tables.sync(
+        cluster, {Key("ns", "new")} if not cluster.apply(Listed(Kind.NODE, ())) else (), rules_context
+    )
     assert not report.wrote
 
 
 def test_one_endpoint_of_many_changes_one_group(tables: FamilyTables, iptables: Iptables) -> None:
-    """Its own chain, its group and the shares of the groups are written; the trees are not."""
+    """Besides its own chain and the shares of the groups."""
     family = iptables.family
-    cluster, on = full_cluster(family), plain_terms(family)
-    tables.sync(cluster, (), on)
+    cluster, rules_context = full_cluster(family), default_context(family)
+    tables.sync(cluster, (), rules_context)
     changed = slice_of(*(endpoint(pod) for pod in pods(family, 201)), service="s0")
-    report = tables.sync(cluster, cluster.apply(Updated(changed)), on)
+    report = tables.sync(cluster, cluster.apply(Updated(changed)), rules_context)
     assert report.chains_written == 3

@@ -1,4 +1,4 @@
-"""A node of network namespaces with UDP pods and a client that keeps its source port; and what serves it."""
+"""A node with UDP pods and a client that keeps its source port, in network namespaces."""
 
 import contextlib
 import socket
@@ -22,7 +22,7 @@ from tests.objects import service, slice_of
 
 VIP = {Family.IPV4: "10.96.0.53", Family.IPV6: "fd96::53"}
 OTHER_VIP = {Family.IPV4: "10.96.0.54", Family.IPV6: "fd96::54"}
-# Interfaces of the node: its address on the cable to each namespace, and the namespace's own.
+# Addresses on the link to each namespace: the node's and the namespace's.
 _CABLES = {
     Family.IPV4: lambda number, side: f"10.244.{number}.{side}",
     Family.IPV6: lambda number, side: f"fd24:{number}::{side}",
@@ -34,7 +34,7 @@ PORT, NODE_PORT = 53, 30053
 
 
 class UdpNode:
-    """A node with a client and pods behind cables of their own, its tables, and the cleaner in its thread."""
+    """A node with a client, pods, tables and a running flow cleaner."""
 
     def __init__(
         self, family: Family, pods: Sequence[str], stack: contextlib.ExitStack, runner: Runner
@@ -44,7 +44,7 @@ class UdpNode:
         lab = uuid.uuid4().hex[:8]
         self.node = self._namespace(lab, "node")
         self.node.forward()
-        # What goes nowhere else goes to "world", which takes it and keeps silent.
+        # "world" is the default gateway and never answers.
         self._places = {name: number for number, name in enumerate(("client", "world", *pods), 1)}
         self.spaces = {name: self._plug(lab, name) for name in self._places}
         everything = "::/0" if family is Family.IPV6 else "0.0.0.0/0"
@@ -62,25 +62,25 @@ class UdpNode:
         return _CABLES[self.family](self._places[name], side)
 
     def start(self) -> None:
-        """A new process begins, which knows nothing but the objects there are."""
+        """Replace the agent by a new one that knows only the current objects."""
         self._tables = FamilyTables(self._iptables, 200)
         self._cleaner = FlowCleaner(4, lambda *args: self.cleaned.append(args[2]))
         with self.node.entered():
             threading.Thread(target=self._cleaner.run, daemon=True).start()
 
     def sync(self, *events: Event) -> None:
-        """One sync after these events, as the agent does it."""
+        """Apply these events in one sync."""
         touched = set().union(*(self._cluster.apply(event) for event in events))
         report = self._tables.sync(self._cluster, touched, self._terms)
         self._cleaner.synced(report, NodePortAddresses())
 
     def client(self, destination: str, port: int = PORT) -> "Client":
-        """A client with a source port of its own."""
+        """Return a client with its own source port."""
         with self.spaces["client"].entered():
             return self._stack.enter_context(Client(_DOMAIN[self.family], destination, port))
 
     def node_address(self) -> str:
-        """The node's address as the client sees it."""
+        """Return the node's address on the client's link."""
         return self.address("client", _NODE)
 
     def _namespace(self, lab: str, role: str) -> Namespace:
@@ -97,7 +97,7 @@ class UdpNode:
         return space
 
     def _answer(self, pod: str) -> None:
-        """Have a pod answer everything with its name."""
+        """Have a pod answer each packet with its name."""
         with self.spaces[pod].entered():
             server = socket.socket(_DOMAIN[self.family], socket.SOCK_DGRAM)
         self._stack.callback(server.close)
@@ -128,7 +128,7 @@ class Client:
         self._socket.close()
 
     def ask(self, seconds: float = 0.3) -> str:
-        """The name of the pod that answers, or "" if none does."""
+        """Send a packet; return the name of the answering pod, "" without an answer."""
         self._socket.settimeout(seconds)
         with contextlib.suppress(OSError):
             self._socket.send(b"who?")
@@ -136,7 +136,7 @@ class Client:
         return ""
 
     def reaches(self, pod: str, seconds: float = 5) -> bool:
-        """Whether that pod answers before the time is up."""
+        """Return whether that pod answers within some seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.ask() == pod:
@@ -145,7 +145,7 @@ class Client:
 
 
 def dns(family: Family, name: str = "dns", **fields: object) -> Service:
-    """The Service that the pods are of; `other` has another address."""
+    """Return the Service of the pods; `other` has another address."""
     vip = (VIP if name == "dns" else OTHER_VIP)[family]
     ports = (Port("dns", Protocol.UDP, PORT, NODE_PORT if name == "dns" else 0),)
     return service(name, cluster_ip=vip, **{"type": "NodePort", "ports": ports, **fields})
@@ -156,7 +156,7 @@ def listed(*services: Service) -> Listed:
 
 
 def pods_of(node: UdpNode, *pods: str, service: str = "dns") -> Updated:
-    """The EndpointSlice of a service with these pods."""
+    """Return the EndpointSlice of a service with these pods."""
     made = slice_of(
         *(node.address(pod) for pod in pods),
         service=service,

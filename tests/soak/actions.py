@@ -10,7 +10,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.crowd import NAMESPACE
 from tests.fakes.faulty_apiserver import Order
-from tests.fakes.stage import dispatched
+from tests.fakes.stage import dispatch_settings
 from tests.soak.node import SoakNode
 
 _DISCOVERY = "/apis/discovery.k8s.io"
@@ -52,10 +52,10 @@ def reconfigure(node: SoakNode, chance: random.Random) -> str:
     """Change the dispatch mode or settings that affect all rules."""
     node.settings = chance.choice(
         [
-            dispatched("flat"),
-            dispatched("tree"),
-            dispatched("tree", iptables={"masqueradeAll": True, "minSyncPeriod": "200ms"}),
-            dispatched("flat", iptables={"minSyncPeriod": "500ms"}),
+            dispatch_settings("flat"),
+            dispatch_settings("tree"),
+            dispatch_settings("tree", iptables={"masqueradeAll": True, "minSyncPeriod": "200ms"}),
+            dispatch_settings("flat", iptables={"minSyncPeriod": "500ms"}),
         ]
     )
     node.start()

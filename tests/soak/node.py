@@ -18,7 +18,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import comparable
 from tests.fakes.faulty_apiserver import Order
-from tests.fakes.stage import Stage, dispatched, tables
+from tests.fakes.stage import Stage, dispatch_settings, tables
 
 CROWD = 150
 _MARKER = CROWD  # a Service created and deleted to see that all earlier changes have arrived
@@ -40,7 +40,7 @@ class SoakNode:
 
     def __init__(self, lab: Lab) -> None:
         self.stage = Stage(lab)
-        self.settings: Object = dispatched("flat")
+        self.settings: Object = dispatch_settings("flat")
         self.numbers = range(CROWD)
         self.present: set[int] = set()
         self.excused: list[Interval] = []
@@ -74,7 +74,7 @@ class SoakNode:
     def quiet(self) -> None:
         """End all faults and wait until the tables show all changes, including a last marker Service."""
         self.order(Order("clear"))
-        self.until(self.stage.is_in_place, "the rules are in place")
+        self.until(self.stage.is_synced, "the rules are in place")
         self.create([_MARKER])
         self.until(lambda: self._served() == self.present, "exactly the existing Services are served")
         self.delete([_MARKER])

@@ -33,7 +33,7 @@ def soak(backend: str, seed: int, seconds: float) -> list[str]:
         lab.timeout = 60.0
         node = SoakNode(lab)
         node.quiet()
-        with Traffic(node.stage.ways()) as traffic:
+        with Traffic(node.stage.routes()) as traffic:
             memory = _run_actions(node, chance, seconds)
             node.quiet()
         print(traffic)
@@ -89,7 +89,7 @@ def _judge_rules(node: SoakNode) -> list[str]:
         subprocess.run([*COMMAND, "cleanup"], check=True, env=environment, stdout=subprocess.DEVNULL)
     emptied = [family for family in Family if node.rules(family) == before[family]]
     node.start()
-    node.until(node.stage.is_in_place, "the rules are in place again")
+    node.until(node.stage.is_synced, "the rules are in place again")
     node.quiet()
     after = {family: node.rules(family) for family in Family}
     different = [family for family in Family if after[family] != before[family]]

@@ -1,4 +1,4 @@
-"""What tests of the agent by itself begin with."""
+"""Fixtures for tests of the agent process."""
 
 from collections.abc import Iterator
 

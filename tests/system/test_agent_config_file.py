@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.config_map import ConfigMapVolume
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running, saved
 
 pytestmark = pytest.mark.root
@@ -77,6 +77,6 @@ def test_a_config_map_update_waits_for_a_restart(
     time.sleep(2.5)
     assert process.poll() is None
     assert log.read_text() == lines
-    content = json.loads(ask(METRICS, "/configz").body)["kubeproxy.config.k8s.io"]
+    content = json.loads(fetch(METRICS, "/configz").body)["kubeproxy.config.k8s.io"]
     assert content["iptables"]["masqueradeAll"] is False
     assert saved() == rules

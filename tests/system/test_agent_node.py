@@ -1,4 +1,4 @@
-"""The agent's own Node object: whatever it says is taken up by a running agent."""
+"""The agent follows changes of its own Node object."""
 
 import subprocess
 import time
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pykubeproxy.lab.apiserver import NODES, ApiServer
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, answers, inside_a_namespace, running, saved
 
 pytestmark = pytest.mark.root
@@ -23,7 +23,7 @@ TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """An API server with a NodePort service, in a namespace with both addresses that the node may have."""
+    """An API server with a NodePort service, in a namespace with both addresses of the node."""
     with inside_a_namespace(), server() as made:
         for address in ADDRESSES:
             subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
@@ -32,7 +32,7 @@ def api() -> Iterator[ApiServer]:
 
 
 def endpoints(*zones: str) -> dict[str, Any]:
-    """An endpoint for each zone, 10.244.0.1 and on."""
+    """Return an endpoint for each zone, from 10.244.0.1 on."""
     made = slice_of("web", *(f"10.244.0.{n}" for n, _ in enumerate(zones, 1)))
     for endpoint, zone in zip(made["endpoints"], zones, strict=True):
         endpoint["hints"] = {"forZones": [{"name": zone}]}
@@ -47,12 +47,12 @@ def agent(api: ApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Po
 
 
 def has(*words: str) -> bool:
-    """Whether one live rule has all these words."""
+    """Return whether one live rule has all these words."""
     return any(all(word in rule for word in words) for rule in saved())
 
 
-def test_addresses(api: ApiServer, tmp_path: Path) -> None:
-    """Node ports move with the node's address, where they are served on the primary one."""
+def test_node_ports_follow_the_node_address(api: ApiServer, tmp_path: Path) -> None:
+    """With nodePortAddresses set to primary."""
     api.store.create(slice_of("web", "10.244.0.1"))
     api.store.create(node("node1", ADDRESSES[0]))
     with agent(api, tmp_path, "--nodeport-addresses=primary"):
@@ -62,8 +62,8 @@ def test_addresses(api: ApiServer, tmp_path: Path) -> None:
         assert not has(f"-d {ADDRESSES[0]}/32")
 
 
-def test_pod_cidrs(api: ApiServer, tmp_path: Path) -> None:
-    """In NodeCIDR mode nothing is written without them; they come, and they change, and the process goes on."""
+def test_pod_cidrs_are_awaited_and_followed(api: ApiServer, tmp_path: Path) -> None:
+    """In NodeCIDR mode, no rules are written without pod CIDRs."""
     api.store.create(slice_of("web", "10.244.0.1"))
     api.store.create(node("node1", ADDRESSES[0]))
     with agent(api, tmp_path, "--detect-local-mode=NodeCIDR") as process:
@@ -77,8 +77,7 @@ def test_pod_cidrs(api: ApiServer, tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_zone(api: ApiServer, tmp_path: Path) -> None:
-    """Another zone label, another choice of endpoints."""
+def test_a_changed_zone_selects_other_endpoints(api: ApiServer, tmp_path: Path) -> None:
     api.store.create(endpoints("a", "b"))
     here = node("node1", ADDRESSES[0])
     here["metadata"]["labels"] = {"topology.kubernetes.io/zone": "a"}
@@ -92,8 +91,8 @@ def test_zone(api: ApiServer, tmp_path: Path) -> None:
         assert not has("--to-destination 10.244.0.1:8080")
 
 
-def test_taint_and_deletion(api: ApiServer, tmp_path: Path) -> None:
-    """Balancers are sent away, and whoever still comes is served: not a rule changes."""
+def test_a_tainted_or_deleted_node_keeps_its_rules(api: ApiServer, tmp_path: Path) -> None:
+    """/healthz fails, so that load balancers use other nodes."""
     api.store.create(slice_of("web", "10.244.0.1"))
     api.store.create(node("node1", ADDRESSES[0]))
     with agent(api, tmp_path, "--nodeport-addresses=primary"):
@@ -101,21 +100,21 @@ def test_taint_and_deletion(api: ApiServer, tmp_path: Path) -> None:
         before = saved()
         api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": [TAINT]}})
         eventually(lambda: answers(HEALTH, "/healthz", 503))
-        assert '"nodeEligible":false,"healthy":true' in ask(HEALTH, "/healthz").body
+        assert '"nodeEligible":false,"healthy":true' in fetch(HEALTH, "/healthz").body
         api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": []}})
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         api.store.delete(NODES, "", "node1")
         eventually(lambda: answers(HEALTH, "/healthz", 503))
         assert answers(HEALTH, "/livez", 200)
         assert answers(HEALTH, "/readyz", 200)
-        # A service that comes now is served, by what was known of the node, and nothing else has changed.
+        # New services are served with the last known Node, and other rules are unchanged.
         api.store.create(service("late", clusterIP="10.96.200.1"))
         eventually(lambda: has("-d 10.96.200.1/32"))
         assert [rule for rule in saved() if "late" not in rule] == before
 
 
-def test_a_node_that_is_not_known_at_once(api: ApiServer, tmp_path: Path) -> None:
-    """It is waited for, and its object is taken up as soon as it comes, long before the wait is over."""
+def test_a_late_node_is_awaited(api: ApiServer, tmp_path: Path) -> None:
+    """The first sync starts when the Node appears, before the timeout."""
     api.store.create(slice_of("web", "10.244.0.1"))
     started = time.monotonic()
     with agent(api, tmp_path, "--nodeport-addresses=primary"):

@@ -1,4 +1,4 @@
-"""The whole agent as balancers, kubelets, Prometheus and the API server see it, in a network namespace of its own."""
+"""The agent as load balancers, kubelets, Prometheus and the API server see it."""
 
 import json
 import re
@@ -14,42 +14,42 @@ from typing import Any
 import pytest
 
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServer
-from tests.fakes.asking import ask, recorded
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch, recorded_response
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running
 
 pytestmark = pytest.mark.root
 
 CHECK = 32000
-# The metrics of kube-proxy's in an answer of /metrics, with their types.
+# kube-proxy's metrics in a response of /metrics, with their types.
 _TYPES = re.compile(r"^# TYPE (kubeproxy_\S+ \S+)", re.MULTILINE)
 TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    """An API server in a fresh network namespace, in which the test and what it starts are too."""
+    """An API server in a new network namespace, which the test joins."""
     with inside_a_namespace(), server() as made:
         yield made
 
 
 @contextmanager
 def agent(api: ApiServer, tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A running agent; on exit it is gone."""
+    """Run an agent; kill it on exit."""
     fixed = ("--hostname-override=node1", "--master", api.url)
     with running(tmp_path / "agent.log", *fixed, *flags) as process:
         yield process
 
 
-def changed_name(name: str, port: int, protocol: str) -> dict[str, Any]:
-    """What makes an EndpointSlice one of another service."""
+def slice_metadata(name: str, port: int, protocol: str) -> dict[str, Any]:
+    """Return the fields of an EndpointSlice of another service."""
     of = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": name}}
     return {"metadata": of, "ports": [{"port": port, "protocol": protocol}]}
 
 
-def balanced(node_name: str) -> dict[str, Any]:
-    """The endpoints of service web, on this node."""
+def slice_on(node_name: str) -> dict[str, Any]:
+    """Return the endpoints of service web on a node."""
     slice_ = slice_of("web", "10.244.0.5", "10.244.0.6")
     for endpoint in slice_["endpoints"]:
         endpoint["nodeName"] = node_name
@@ -57,27 +57,27 @@ def balanced(node_name: str) -> dict[str, Any]:
 
 
 def reasons(api: ApiServer) -> list[str]:
-    listed = ask(int(api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/default/events").body
+    listed = fetch(int(api.url.rpartition(":")[2]), "/apis/events.k8s.io/v1/namespaces/default/events").body
     return sorted(it["reason"] for it in json.loads(listed)["items"])
 
 
-def test_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
-    """Balancers find the node and the Service's endpoints on it, until they go; metrics and events tell of it."""
+def test_health_and_metrics_of_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
+    """Health checks follow endpoints and taints; metrics and events are correct."""
     api.store.create(node("node1", "192.168.99.10"))
     api.store.create(
         service("web", type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=CHECK)
     )
-    api.store.create(balanced("node1"))
+    api.store.create(slice_on("node1"))
     with agent(api, tmp_path) as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         assert answers(HEALTH, "/livez", 200)
         assert answers(HEALTH, "/readyz", 200)
         eventually(lambda: answers(CHECK, "/", 200))
-        assert ask(CHECK).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
-        assert ask(CHECK, host="::1").status == 200
+        assert fetch(CHECK).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
+        assert fetch(CHECK, host="::1").status == 200
 
         api.store.merge_patch(
-            ENDPOINT_SLICES, "default", "web", {"endpoints": balanced("node2")["endpoints"]}
+            ENDPOINT_SLICES, "default", "web", {"endpoints": slice_on("node2")["endpoints"]}
         )
         eventually(lambda: answers(CHECK, "/", 503))
         api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": [TAINT]}})
@@ -89,26 +89,26 @@ def test_a_node_in_service(api: ApiServer, tmp_path: Path) -> None:
 
         def closed() -> bool:
             try:
-                return not ask(CHECK)
+                return not fetch(CHECK)
             except ConnectionError:
                 return True
 
         eventually(closed)
-        metrics = ask(METRICS, "/metrics").body
+        metrics = fetch(METRICS, "/metrics").body
         for line in (
             'kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1.0',
             'kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv6",table="filter"} 3.0',
             "kubeproxy_sync_proxy_rules_service_changes_pending 0.0",
         ):
             assert f"\n{line}\n" in metrics
-        assert ask(METRICS, "/proxyMode").body == "iptables"
+        assert fetch(METRICS, "/proxyMode").body == "iptables"
         assert reasons(api) == ["Starting"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
 
 
-def test_metrics_of_a_whole_agent(api: ApiServer, tmp_path: Path) -> None:
-    """Every metric that was recorded has its series, and those that measure have measured."""
+def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path) -> None:
+    """Histograms and counters have values."""
     api.store.create(node("node1", "192.168.99.10"))
     api.store.create(
         service("web", type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=CHECK)
@@ -119,22 +119,22 @@ def test_metrics_of_a_whole_agent(api: ApiServer, tmp_path: Path) -> None:
         assert answers(HEALTH, "/livez", 200)
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         trigger = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        for made in (balanced("node2"), {**balanced("node2"), **changed_name("dns", 53, "UDP")}):
+        for made in (slice_on("node2"), {**slice_on("node2"), **slice_metadata("dns", 53, "UDP")}):
             made["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": trigger}
             api.store.create(made)
 
         def sample(name: str, labels: str = '{ip_family="IPv4"}') -> float:
-            body = ask(METRICS, "/metrics").body
+            body = fetch(METRICS, "/metrics").body
             (line,) = (it for it in body.splitlines() if it.startswith(f"kubeproxy_{name}{labels} "))
             return float(line.split()[-1])
 
-        lacking = "sync_proxy_rules_no_local_endpoints_total"
+        metric_name = "sync_proxy_rules_no_local_endpoints_total"
         for policy in ("external", "internal"):
             labels = f'{{ip_family="IPv4",traffic_policy="{policy}"}}'
-            eventually(lambda labels=labels: sample(lacking, labels) == 1)  # type: ignore[misc]
-        kube_proxys = set(_TYPES.findall(recorded("GET :10249/metrics").body))
-        # Those of the conntrack reconciler appear once its thread has run.
-        eventually(lambda: kube_proxys <= set(_TYPES.findall(ask(METRICS, "/metrics").body)))
+            eventually(lambda labels=labels: sample(metric_name, labels) == 1)  # type: ignore[misc]
+        recorded_types = set(_TYPES.findall(recorded_response("GET :10249/metrics").body))
+        # The metrics of the conntrack reconciler appear after its first run.
+        eventually(lambda: recorded_types <= set(_TYPES.findall(fetch(METRICS, "/metrics").body)))
         for part in ("sync_proxy", "sync_full_proxy", "sync_partial_proxy"):
             assert sample(f"{part}_rules_duration_seconds_count") >= 1
         assert sample("network_programming_duration_seconds_count") == 2
@@ -147,7 +147,7 @@ def test_metrics_of_a_whole_agent(api: ApiServer, tmp_path: Path) -> None:
 
 
 def test_a_node_without_rules_is_not_ready(api: ApiServer, tmp_path: Path) -> None:
-    """As long as objects cannot be listed nothing is programmed: alive, but no place to send clients to."""
+    """Without lists nothing is programmed: the agent is alive but not ready."""
     api.store.create(node("node1", "192.168.99.10"))
     api.faults.fail(500, times=1000, path="/api/v1/services")
     with agent(api, tmp_path):
@@ -158,8 +158,8 @@ def test_a_node_without_rules_is_not_ready(api: ApiServer, tmp_path: Path) -> No
         eventually(lambda: answers(HEALTH, "/readyz", 200))
 
 
-def test_a_taken_check_port_is_told_on_the_service(api: ApiServer, tmp_path: Path) -> None:
-    """A health check port that somebody else has: an event says so, and everything else goes on."""
+def test_a_health_check_port_in_use_causes_an_event(api: ApiServer, tmp_path: Path) -> None:
+    """Everything else works."""
     api.store.create(node("node1", "192.168.99.10"))
     with agent(api, tmp_path, "--metrics-bind-address", f"0.0.0.0:{CHECK}", "--iptables-sync-period", "1s"):
         eventually(lambda: answers(HEALTH, "/healthz", 200))
@@ -178,10 +178,10 @@ def test_a_taken_check_port_is_told_on_the_service(api: ApiServer, tmp_path: Pat
         ("--metrics-bind-address", "FailedToStartMetricServer"),
     ],
 )
-def test_an_address_that_cannot_be_had_ends_it_if_wanted(
+def test_an_address_in_use_ends_the_process_with_hard_fail(
     api: ApiServer, tmp_path: Path, flag: str, reason: str
 ) -> None:
-    """Exit status 1, one line that says why, and an event on the Node."""
+    """With status 1, one log line and an event on the Node."""
     with agent(api, tmp_path, flag, api.url.removeprefix("http://"), "--bind-address-hard-fail") as process:
         assert process.wait(20) == 1
     assert reasons(api) == [reason]

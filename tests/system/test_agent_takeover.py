@@ -1,4 +1,4 @@
-"""An agent that takes a node over from a kube-proxy in nftables mode."""
+"""An agent takes over from a kube-proxy in nftables mode."""
 
 import subprocess
 from pathlib import Path
@@ -30,8 +30,8 @@ def tables() -> set[str]:
     return set(listed.splitlines())
 
 
-def test_what_the_other_left_goes_once_our_rules_are_in_place(tmp_path: Path) -> None:
-    """Its tables serve until then; tables of others stay."""
+def test_kube_proxys_tables_are_removed_after_the_first_sync(tmp_path: Path) -> None:
+    """They serve until then; foreign tables stay."""
     with inside_a_namespace(), server() as api:
         subprocess.run(["nft", "-f", "-"], input=LEFT + FOREIGN, text=True, check=True)
         before = tables()
@@ -45,7 +45,7 @@ def test_what_the_other_left_goes_once_our_rules_are_in_place(tmp_path: Path) ->
             assert before <= tables()
             assert not any("KUBE-SVC" in rule for rule in saved())
             api.faults.clear()
-            # Whenever it is looked, one of the two serves.
+            # At any time, one of the two serves.
             eventually(lambda: "table ip kube-proxy" not in tables())
             assert any("-d 10.96.0.10/32" in rule for rule in saved())
             eventually(lambda: "table ip6 kube-proxy" not in tables())

@@ -1,4 +1,4 @@
-"""UDP clients that keep their source port, with a whole agent between an API server and the kernel."""
+"""UDP clients that keep their source port, with an agent between an API server and the kernel."""
 
 import time
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ import pytest
 from pykubeproxy.kernel import Runner
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, ApiServer
 from pykubeproxy.objects import Family
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node as node_object
 from tests.fakes.cluster import server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, running
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
 pytestmark = pytest.mark.root
 
-# minSyncPeriod, and what a sync and a look through the table of connections take on a busy machine.
+# minSyncPeriod, plus the time of a sync and a conntrack scan on a busy machine.
 SYNCS = "sync_proxy_rules_duration_seconds_count"
 ONE_SYNC = 1.0 + 1.5
 
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Iterator[UdpNode]:
 
 @pytest.fixture
 def api(node: UdpNode, tmp_path: Path) -> Iterator[ApiServer]:
-    """An API server with the service and an agent that follows it, both on the node, where the test is too."""
+    """An API server with the service and an agent on the node; the test runs on the node, too."""
     with node.node.entered(), server() as made:
         made.store.create(node_object("node1", node.node_address()))
         ports = [{"port": PORT, "protocol": "UDP", "nodePort": NODE_PORT}]
@@ -53,20 +53,22 @@ def dns(node: UdpNode, *pods: str) -> dict[str, Any]:
 
 
 def scale(api: ApiServer, node: UdpNode, *pods: str) -> None:
-    """From now on these pods are the service's."""
+    """Set the pods of the service."""
     api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": dns(node, *pods)["endpoints"]})
 
 
 def metric(name: str) -> float:
-    """The value of a metric of IPv4."""
+    """Return the value of an IPv4 metric."""
     beginning = f'kubeproxy_{name}{{ip_family="IPv4"}} '
-    (line,) = (it for it in ask(METRICS, "/metrics").body.splitlines() if it.startswith(beginning))
+    (line,) = (it for it in fetch(METRICS, "/metrics").body.splitlines() if it.startswith(beginning))
     return float(line.removeprefix(beginning))
 
 
 @pytest.mark.parametrize("by_node_port", [False, True], ids=["cluster IP", "node port"])
-def test_a_replaced_pod(api: ApiServer, node: UdpNode, by_node_port: bool) -> None:
-    """The client reaches the new pod within one sync, though it never stops asking."""
+def test_clients_reach_a_replacement_pod_within_one_sync(
+    api: ApiServer, node: UdpNode, by_node_port: bool
+) -> None:
+    """Although they never stop sending."""
     client = node.client(node.node_address(), NODE_PORT) if by_node_port else node.client(VIP[Family.IPV4])
     assert client.reaches("one")
     before = metric(SYNCS)
@@ -79,8 +81,8 @@ def test_a_replaced_pod(api: ApiServer, node: UdpNode, by_node_port: bool) -> No
     assert metric("conntrack_reconciler_sync_duration_seconds_count") >= 1
 
 
-def test_down_to_none_and_up_again(api: ApiServer, node: UdpNode) -> None:
-    """The client, which never stops asking, is refused in between, and then reaches the new pod."""
+def test_clients_reach_a_service_scaled_to_zero_and_back(api: ApiServer, node: UdpNode) -> None:
+    """They are rejected in between."""
     client = node.client(VIP[Family.IPV4])
     assert client.reaches("one")
     scale(api, node)
@@ -93,8 +95,8 @@ def test_down_to_none_and_up_again(api: ApiServer, node: UdpNode) -> None:
     assert time.monotonic() - started < ONE_SYNC
 
 
-def test_a_service_that_comes_after_its_clients(api: ApiServer, node: UdpNode) -> None:
-    """A flow from before the service, to nowhere, does not keep its client from it."""
+def test_clients_older_than_the_service_reach_it(api: ApiServer, node: UdpNode) -> None:
+    """Their old flow without NAT is deleted."""
     api.store.delete(SERVICES, "default", "dns")
     client = node.client(VIP[Family.IPV4])
     eventually(lambda: client.ask() == "")

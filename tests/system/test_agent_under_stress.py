@@ -1,4 +1,4 @@
-"""An agent at bad moments: asked and stopped while it syncs, without its API server, with its ports taken."""
+"""An agent under stress: requests and signals during a sync, a missing API server, ports in use."""
 
 import os
 import shutil
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer
-from tests.fakes.asking import ask
 from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, running, saved
 
 pytestmark = pytest.mark.root
@@ -31,7 +31,7 @@ def agent(api: ApiServer, tmp_path: Path, environment: dict[str, str]) -> Iterat
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """The environment of an agent whose iptables-restore for IPv4 waits while the file `hold` is there."""
+    """Return an environment whose iptables-restore for IPv4 waits while the file `hold` exists."""
     real = shutil.which("iptables-nft-restore", path="/usr/sbin:/sbin:/usr/local/sbin")
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -42,7 +42,7 @@ def slow(tmp_path: Path) -> dict[str, str]:
 
 
 def hold(api: ApiServer, tmp_path: Path) -> None:
-    """Change something, and have the sync of it wait."""
+    """Change a Service and hold its sync."""
     (tmp_path / "hold").touch()
     api.store.create(service("late", clusterIP="10.96.0.20"))
     eventually((tmp_path / "held").exists)
@@ -53,14 +53,14 @@ def has(words: str) -> bool:
 
 
 def test_pages_are_served_during_a_sync(api: ApiServer, tmp_path: Path, slow: dict[str, str]) -> None:
-    """Many askers at once, while iptables-restore takes its time: all get their answer, and soon."""
+    """Many concurrent requests are answered within seconds."""
     with agent(api, tmp_path, slow):
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         hold(api, tmp_path)
         statuses: list[int] = []
 
         def poll(port: int, path: str) -> None:
-            statuses.extend(ask(port, path).status for _ in range(10))
+            statuses.extend(fetch(port, path).status for _ in range(10))
 
         started = time.monotonic()
         pages = [(HEALTH, "/healthz"), (HEALTH, "/livez"), (METRICS, "/metrics"), (METRICS, "/configz")] * 4
@@ -72,16 +72,16 @@ def test_pages_are_served_during_a_sync(api: ApiServer, tmp_path: Path, slow: di
         assert statuses == [200] * 160
         assert time.monotonic() - started < 8
         assert not has("-d 10.96.0.20/32")
-        assert "kubeproxy_sync_proxy_rules_service_changes_pending 1.0" in ask(METRICS, "/metrics").body
+        assert "kubeproxy_sync_proxy_rules_service_changes_pending 1.0" in fetch(METRICS, "/metrics").body
         (tmp_path / "hold").unlink()
         eventually(lambda: has("-d 10.96.0.20/32"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_during_a_sync_leaves_nothing_half_done(
+def test_a_stop_during_a_sync_completes_it(
     api: ApiServer, tmp_path: Path, slow: dict[str, str], number: signal.Signals
 ) -> None:
-    """The sync is finished, then the process ends with status 0."""
+    """Then the process ends with status 0."""
     with agent(api, tmp_path, slow) as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         hold(api, tmp_path)
@@ -94,8 +94,8 @@ def test_a_stop_during_a_sync_leaves_nothing_half_done(
     assert has("-d 10.96.0.10/32")
 
 
-def test_an_api_server_that_comes_late_and_goes(api: ApiServer, tmp_path: Path) -> None:
-    """Nothing is written until it is there; while it is away what was written stays, and then what is new follows."""
+def test_an_api_server_that_starts_late_and_restarts(api: ApiServer, tmp_path: Path) -> None:
+    """Rules wait for the first lists, stay while the server is away, and follow later changes."""
     api.stop()
     with agent(api, tmp_path, {}) as process:
         eventually(lambda: answers(HEALTH, "/livez", 200))
@@ -113,8 +113,8 @@ def test_an_api_server_that_comes_late_and_goes(api: ApiServer, tmp_path: Path) 
         assert process.poll() is None
 
 
-def test_taken_addresses_are_had_later(api: ApiServer, tmp_path: Path) -> None:
-    """Rules are written all the same; a line for each says which address, and once they are free they are had."""
+def test_addresses_in_use_are_bound_later(api: ApiServer, tmp_path: Path) -> None:
+    """Rules are written meanwhile; one log line per address."""
     others = [socket.create_server(("", HEALTH)), socket.create_server(("127.0.0.1", METRICS))]
     with agent(api, tmp_path, {}):
         eventually(lambda: has("-d 10.96.0.10/32"))

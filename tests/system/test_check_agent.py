@@ -1,4 +1,4 @@
-"""`pykubeproxy check` on a node on which the agent is running already."""
+"""`pykubeproxy check` on a node with a running agent."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import HEALTH, METRICS, answers, checked, inside_a_namespace, running, saved
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, run_check, running, saved
 
 pytestmark = pytest.mark.root
 
@@ -17,8 +17,8 @@ def of(document: dict[str, Any], name: str) -> list[tuple[str, str]]:
     return [(it["level"], it["message"]) for it in document["checks"] if it["check"] == name]
 
 
-def test_after_installing(tmp_path: Path) -> None:
-    """The agent's ports and rules are the agent's; nothing of the rules changes."""
+def test_check_passes_beside_the_agent(tmp_path: Path) -> None:
+    """The agent's ports and rules are recognized, and the rules stay."""
     with inside_a_namespace(), server() as api:
         subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
         api.store.create(node("node1", "192.168.99.10"))
@@ -28,7 +28,7 @@ def test_after_installing(tmp_path: Path) -> None:
         with running(tmp_path / "agent.log", *fixed) as agent:
             eventually(lambda: answers(HEALTH, "/healthz", 200) and answers(METRICS, "/healthz", 200))
             before = saved()
-            document = checked(0, *fixed)
+            document = run_check(0, *fixed)
             assert saved() == before
             assert of(document, "proxies") == [("ok", f"the agent is running (process {agent.pid})")]
             assert of(document, "ports") == [

@@ -1,4 +1,4 @@
-"""`pykubeproxy check` and an API server: whether it answers, knows the node, and grants what is needed."""
+"""`pykubeproxy check` with an API server: connection, Node and permissions."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import node, server
-from tests.fakes.process import checked, inside_a_namespace
+from tests.fakes.process import inside_a_namespace, run_check
 
 Grants = Callable[[dict[str, str]], bool]
 
@@ -28,8 +28,8 @@ def everything(_: dict[str, str]) -> bool:
 
 @contextmanager
 def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server with a node n1 that answers reviews, and what they were about."""
-    asked: list[dict[str, str]] = []
+    """Serve a node n1 and access reviews; yield the URL and the reviewed permissions."""
+    reviews: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -47,7 +47,7 @@ def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, l
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert review["kind"] == "SelfSubjectAccessReview"
             about = review["spec"]["resourceAttributes"]
-            asked.append(about)
+            reviews.append(about)
             self.answer(201, {**review, "status": {"allowed": granted(about)}})
 
         def answer(self, status: int, body: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, l
     thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{running.server_port}", asked
+        yield f"http://127.0.0.1:{running.server_port}", reviews
     finally:
         running.shutdown()
         running.server_close()
@@ -79,13 +79,13 @@ def levels(found: dict[str, Finding]) -> tuple[str, ...]:
     return tuple(found[name].level.value for name in ("api-server", "node", "permissions"))
 
 
-def test_all_is_well() -> None:
-    """Each right is asked for by itself, with its group."""
-    with api() as (url, asked):
+def test_all_permissions_are_reviewed() -> None:
+    """One review per permission, with its group."""
+    with api() as (url, reviews):
         found = asked_of(url)
     assert levels(found) == ("ok", "ok", "ok")
     assert found["api-server"].message == f"{url} answers"
-    assert {(it["verb"], it["resource"], it["group"]) for it in asked} == {
+    assert {(it["verb"], it["resource"], it["group"]) for it in reviews} == {
         *((verb, "services", "") for verb in ("list", "watch")),
         *((verb, "endpointslices", "discovery.k8s.io") for verb in ("list", "watch")),
         *((verb, "nodes", "") for verb in ("list", "watch")),
@@ -93,16 +93,15 @@ def test_all_is_well() -> None:
     }
 
 
-def test_another_name() -> None:
-    """A node that the cluster does not have fails."""
+def test_an_unknown_node_fails() -> None:
     with api() as (url, _):
         found = asked_of(url, "n2")
     assert levels(found) == ("ok", "fail", "ok")
     assert "--hostname-override" in found["node"].advice
 
 
-def test_a_right_is_missing() -> None:
-    """What is not granted is named; events alone are a warning."""
+def test_a_missing_permission_is_named() -> None:
+    """Only for events it is a warning."""
     with api(lambda about: about["resource"] != "endpointslices") as (url, _):
         found = asked_of(url)
     assert levels(found) == ("ok", "ok", "fail")
@@ -112,15 +111,13 @@ def test_a_right_is_missing() -> None:
     assert levels(found) == ("ok", "ok", "warn")
 
 
-def test_nodes_are_forbidden() -> None:
-    """A server that does not let us look for the node answers all the same."""
+def test_forbidden_nodes_do_not_fail_the_connection() -> None:
     with api(lambda about: about["resource"] != "nodes", nodes=403) as (url, _):
         found = asked_of(url)
     assert levels(found) == ("ok", "skip", "fail")
 
 
-def test_no_reviews() -> None:
-    """A server that knows no access reviews leaves the rights unknown, not denied."""
+def test_without_access_reviews_permissions_are_unknown() -> None:
     with server() as running:
         running.store.create(node("n1", "10.0.0.1"), verbatim=True)
         found = asked_of(running.url)
@@ -130,8 +127,7 @@ def test_no_reviews() -> None:
 @pytest.mark.parametrize(
     "review", ["{}", '{"status": {"allowed": 1}}', '{"x":' + "[" * 5000 + "]" * 5000 + "}"]
 )
-def test_reviews_that_cannot_be_read(review: str) -> None:
-    """Whatever form they have, it is told in a line."""
+def test_invalid_reviews_are_one_line(review: str) -> None:
 
     def answer(target: str, connection: socket.socket) -> None:
         listed = {"kind": "NodeList", "metadata": {"resourceVersion": "1"}, "items": [node("n1", "10.0.0.1")]}
@@ -144,26 +140,26 @@ def test_reviews_that_cannot_be_read(review: str) -> None:
     assert "invalid access review" in found["permissions"].message
 
 
-def test_nobody_answers() -> None:
-    """Without a server that fails once, and the rest is left out."""
+def test_a_missing_server_fails_once() -> None:
+    """The dependent checks are skipped."""
     found = asked_of("http://127.0.0.1:1")
     assert levels(found) == ("fail", "skip", "skip")
     assert "http://127.0.0.1:1/livez" in found["api-server"].advice
 
 
 @pytest.mark.root
-def test_the_whole_command() -> None:
-    """The Node tells which families are in use; a kubeconfig that is no good is a finding, not an end."""
+def test_the_command_with_a_kubeconfig() -> None:
+    """The Node selects families; an invalid kubeconfig is a finding."""
     with inside_a_namespace(), server() as running:
         for setting in ("ipv4.ip_forward", "ipv6.conf.all.forwarding"):
             subprocess.run(["sysctl", "-qw", f"net.{setting}=0"], check=True)
         it = node("n1", "10.0.0.1")
         it["status"]["addresses"].append({"type": "InternalIP", "address": "fd00::1"})
         running.store.create(it, verbatim=True)
-        document = checked(1, "--master", running.url, "--hostname-override", "N1")
+        document = run_check(1, "--master", running.url, "--hostname-override", "N1")
         assert document["node"] == "n1"
         forwarding = [it for it in document["checks"] if it["check"] == "forwarding"]
         assert [(it["family"], it["level"]) for it in forwarding] == [("IPv4", "fail"), ("IPv6", "fail")]
-        checks = checked(1, "--kubeconfig", "/nowhere")["checks"]
+        checks = run_check(1, "--kubeconfig", "/nowhere")["checks"]
     (found,) = [it for it in checks if it["check"] == "api-server"]
     assert (found["level"], "/nowhere" in found["message"]) == ("fail", True)

@@ -1,4 +1,4 @@
-"""Connections through cluster IPs, node ports and affinity go on, whatever becomes of the agent of their node."""
+"""Connections through cluster IPs, node ports and affinity survive restarts of the node's agent."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.rules import names
 from pykubeproxy.rules.ruleset import ChainKey
-from tests.fakes.stage import Stage, dispatched
+from tests.fakes.stage import Stage, dispatch_settings
 from tests.fakes.traffic import Traffic
 
 pytestmark = pytest.mark.root
@@ -19,14 +19,14 @@ CROWD = range(300)
 SOME = range(100)
 
 
-def settles(node: Stage, count: int, *, tree: bool, masquerades: bool = False) -> None:
-    """Wait until the tables serve so many Services of the crowd, in this manner."""
-    node.lab.until(node.is_in_place, "the rules are in place")
-    node.lab.until(lambda: holds(node) == (count, tree, masquerades), f"{count} are served, {tree=}")
+def wait_until_synced(node: Stage, count: int, *, tree: bool, masquerades: bool = False) -> None:
+    """Wait until the tables serve this number of crowd Services in this way."""
+    node.lab.until(node.is_synced, "the rules are in place")
+    node.lab.until(lambda: table_state(node) == (count, tree, masquerades), f"{count} are served, {tree=}")
 
 
-def holds(node: Stage) -> tuple[int, bool, bool]:
-    """How many of the crowd have their chain, whether a tree leads there, and whether all is masqueraded."""
+def table_state(node: Stage) -> tuple[int, bool, bool]:
+    """Return the number of served crowd Services, whether a tree leads there, and whether all are masqueraded."""
     nat = node.tables.save(["nat"]).chains
     served = sum(node.chain(number) in nat for number in CROWD)
     heads = nat.get(ChainKey("nat", names.SERVICES), ())
@@ -37,68 +37,68 @@ def holds(node: Stage) -> tuple[int, bool, bool]:
 
 @pytest.fixture(params=["nft", "legacy"])
 def node(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """A node whose agent serves default/web, default/sticky and a crowd, found one by one."""
+    """A node whose agent serves default/web, default/sticky and a crowd, with flat dispatch."""
     settings = {"logging": {"verbosity": 2}, "pykubeproxy": {"iptablesBackend": request.param}}
     name = f"on{request.param}{os.getpid()}"
     with Lab(name, backend=request.param, settings=settings, agents=False) as lab:
         lab.timeout = 60.0
-        made = Stage(lab)
-        made.crowd.create(CROWD)
-        made.start(dispatched("flat"))
-        settles(made, len(CROWD), tree=False)
-        yield made
+        stage = Stage(lab)
+        stage.crowd.create(CROWD)
+        stage.start(dispatch_settings("flat"))
+        wait_until_synced(stage, len(CROWD), tree=False)
+        yield stage
 
 
-def restart(node: Stage, chance: random.Random) -> None:
-    """Stopped and started, over unchanged objects and over changed ones."""
-    node.start(dispatched("flat"))
-    settles(node, len(CROWD), tree=False)
+def restart(node: Stage, rng: random.Random) -> None:
+    """Restart the agent, over unchanged and over changed objects."""
+    node.start(dispatch_settings("flat"))
+    wait_until_synced(node, len(CROWD), tree=False)
     node.agent.stop()
     node.crowd.delete(SOME)
-    node.start(dispatched("flat"))
-    settles(node, len(CROWD) - len(SOME), tree=False)
+    node.start(dispatch_settings("flat"))
+    wait_until_synced(node, len(CROWD) - len(SOME), tree=False)
 
 
-def killed(node: Stage, chance: random.Random) -> None:
-    """SIGKILL at some moment of a sync, several times; what is left half done is finished by the next agent."""
+def kill(node: Stage, rng: random.Random) -> None:
+    """Kill the agent during several syncs; the last agent completes the rules."""
     node.agent.kill()
     for number in range(3):
         (node.crowd.create if number % 2 == 0 else node.crowd.delete)(SOME)
-        node.start(dispatched("flat"))
+        node.start(dispatch_settings("flat"))
         node.lab.until(node.is_busy, "the agent writes")
-        time.sleep(chance.uniform(0.0, 0.15))
+        time.sleep(rng.uniform(0.0, 0.15))
         node.agent.kill()
-    node.start(dispatched("flat"))
-    settles(node, len(CROWD), tree=False)
+    node.start(dispatch_settings("flat"))
+    wait_until_synced(node, len(CROWD), tree=False)
 
 
-def rearranged(node: Stage, chance: random.Random) -> None:
-    """Dispatch changes by a restart: to a tree, to flat and back."""
-    node.start(dispatched("tree"))
-    settles(node, len(CROWD), tree=True)
-    node.start(dispatched("flat"))
-    settles(node, len(CROWD), tree=False)
-    node.start(dispatched("tree"))
-    settles(node, len(CROWD), tree=True)
+def switch_dispatch(node: Stage, rng: random.Random) -> None:
+    """Restart with tree, flat and tree dispatch."""
+    node.start(dispatch_settings("tree"))
+    wait_until_synced(node, len(CROWD), tree=True)
+    node.start(dispatch_settings("flat"))
+    wait_until_synced(node, len(CROWD), tree=False)
+    node.start(dispatch_settings("tree"))
+    wait_until_synced(node, len(CROWD), tree=True)
 
 
-def reconfigured(node: Stage, chance: random.Random) -> None:
-    """A changed setting that every Service's chain has to show: all of them are decided and written anew."""
+def reconfigure(node: Stage, rng: random.Random) -> None:
+    """Change a setting that rewrites every Service's chain."""
     for masquerades in (True, False):
         config = {"iptables": {"masqueradeAll": masquerades, "minSyncPeriod": "200ms"}}
-        node.start(dispatched("tree", **config))
-        settles(node, len(CROWD), tree=True, masquerades=masquerades)
+        node.start(dispatch_settings("tree", **config))
+        wait_until_synced(node, len(CROWD), tree=True, masquerades=masquerades)
 
 
-def test_connections_go_on(node: Stage) -> None:
-    """None fails, of those that are held and of those that are made, and with affinity all reach the same pod."""
+def test_no_connection_fails_during_restarts(node: Stage) -> None:
+    """Neither held nor new ones; with affinity all reach the same pod."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    with Traffic(node.ways()) as traffic:
-        for phase in (restart, killed, rearranged, reconfigured):
+    rng = random.Random(seed)
+    with Traffic(node.routes()) as traffic:
+        for phase in (restart, kill, switch_dispatch, reconfigure):
             begun, before = time.monotonic(), traffic.total()
-            phase(node, chance)
+            phase(node, rng)
             print(f"{phase.__name__}: {time.monotonic() - begun:.1f} s, {traffic.total() - before} answers")
             assert not traffic.failures(), phase.__name__
     print(traffic)

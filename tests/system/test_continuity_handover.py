@@ -1,4 +1,4 @@
-"""kube-proxy → pykubeproxy → kube-proxy on a running node: what it programmed was recorded, and is written as it does."""
+"""Hand over a running node from kube-proxy to pykubeproxy and back."""
 
 import json
 import os
@@ -18,52 +18,52 @@ from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import as_restore_input, comparable, load_case
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, answers, inside_a_namespace, running
-from tests.fakes.traffic import Traffic, Way, echo_command
+from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
 
 pytestmark = pytest.mark.root
 
 NODE = "192.168.99.10"
-WEB = Way("cluster IP", Target("10.96.1.1", 80))
-# By case: how to connect, and how our agent ends.
+WEB = TrafficRoute("cluster IP", Target("10.96.1.1", 80))
+# By case: connections, and how our agent ends.
 CASES = {
-    "nodeport": ([WEB, Way("node port", Target(NODE, 30080))], "terminate"),
+    "nodeport": ([WEB, TrafficRoute("node port", Target(NODE, 30080))], "terminate"),
     "affinity": ([WEB._replace(affine=True)], "kill"),
 }
 
 
 class KubeProxy:
-    """Writes what kube-proxy programmed for a case, in the way it does: filter and nat in one go."""
+    """Writes the recorded rules of a case like kube-proxy: filter and nat in one restore."""
 
     def __init__(self, case: str, tables: Iptables) -> None:
         self._case, self._tables = case, tables
 
     def start(self) -> None:
-        """Jumps that are there already stay; chains of Services that it does not know are deleted."""
+        """Write the rules; existing jumps stay, chains of unknown Services are deleted."""
         nat = self._tables.save(["nat"]).chains
         jumps = not nat.get(ChainKey("nat", "PREROUTING"))
         text = as_restore_input(self._case, Family.IPV4, jumps=jumps)
-        doomed = [
+        stale = [
             key.chain
             for key in nat
             if re.match("KUBE-(SVC|SVL|FW|EXT|SEP)-", key.chain) and f":{key.chain} " not in text
         ]
-        declared = "".join(f":{chain} - [0:0]\n" for chain in doomed)
-        deleted = "".join(f"-X {chain}\n" for chain in doomed)
+        declared = "".join(f":{chain} - [0:0]\n" for chain in stale)
+        deleted = "".join(f"-X {chain}\n" for chain in stale)
         head, _, rest = text.partition("*nat\n")
         body, _, end = rest.rpartition("COMMIT\n")
         self._tables.restore(f"{head}*nat\n{declared}{body}{deleted}COMMIT\n{end}")
 
     def is_in_force(self) -> bool:
-        """Whether filter and nat are as it had them, to the letter."""
-        wanted = as_restore_input(self._case, Family.IPV4)
+        """Return whether filter and nat equal kube-proxy's."""
+        recorded_input = as_restore_input(self._case, Family.IPV4)
         live = comparable(self._tables.save(["filter", "nat"]))
         rules = {f"-A {key.chain} {rule}" for key, rules in live.items() for rule in rules}
-        return rules == {line for line in wanted.splitlines() if line.startswith("-A")}
+        return rules == {line for line in recorded_input.splitlines() if line.startswith("-A")}
 
 
 @pytest.fixture(params=["nft", "legacy"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iptables]:
-    """The tables of a node with the pods of the cases, all in one namespace, in which the test itself is."""
+    """The tables of a node with the pods of the cases, in one namespace with the test."""
     with ExitStack() as stack:
         stack.enter_context(inside_a_namespace())
         os.environ["XTABLES_LOCKFILE"] = str(tmp_path / "lock")
@@ -81,8 +81,8 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iptables]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back(tables: Iptables, case: str, tmp_path: Path) -> None:
-    """Whether our agent is stopped or killed in between: nothing fails, and nothing of ours is left."""
+def test_no_connection_fails_during_handovers(tables: Iptables, case: str, tmp_path: Path) -> None:
+    """Whether our agent is stopped or killed; none of our chains remain."""
     ways, end = CASES[case]
     document = load_case(case)
     settings = {"iptablesBackend": tables.backend.value, "dispatch": "tree"}
@@ -96,7 +96,7 @@ def test_there_and_back(tables: Iptables, case: str, tmp_path: Path) -> None:
     with Traffic(ways) as traffic:
         with running(tmp_path / "log", *flags) as agent:
             eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
-            assert not kube_proxy.is_in_force()  # by a tree, which it has not
+            assert not kube_proxy.is_in_force()  # kube-proxy has no dispatch tree
             before = traffic.total()
             eventually(lambda: traffic.total() > before + 40)
             getattr(agent, end)()

@@ -1,7 +1,6 @@
-"""The DaemonSet's containers as a kubelet would start them, as far as that goes without one.
+"""The DaemonSet's containers, run without a kubelet.
 
-Their arguments, environment and mounts come from the manifests, with the capabilities that they leave, and a root file
-system that is read-only.
+Arguments, environment, mounts and capabilities come from the manifests; the root file system is read-only.
 """
 
 import os
@@ -26,9 +25,9 @@ pytestmark = pytest.mark.root
 PROJECT = Path(__file__).parents[2]
 BASE = PROJECT / "manifests/base"
 ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
-_PATIENCE = 60.0  # seconds
+_TIMEOUT = 60.0  # seconds
 PROGRAM = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
-# A mount namespace with a service account, a configuration and a lock file, and everything else read-only.
+# A mount namespace with a service account, a configuration and a lock file; all else is read-only.
 MOUNTS = f"""
 mount -t tmpfs tmpfs /run; mkdir -p {ACCOUNT}; cp "$GIVEN"/token "$GIVEN"/ca.crt {ACCOUNT}/
 touch /run/xtables.lock; mount --bind /run/xtables.lock /run/xtables.lock
@@ -45,10 +44,10 @@ def containers() -> dict[str, dict[str, Any]]:
     return {it["name"]: it for it in (*pod["initContainers"], *pod["containers"])}
 
 
-def command(of: dict[str, Any], environment: dict[str, str]) -> list[str]:
-    """What the kubelet would run: arguments with variables filled in, behind what takes the other rights away."""
-    arguments = [it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in of["args"]]
-    context = of["securityContext"]
+def command(container: dict[str, Any], environment: dict[str, str]) -> list[str]:
+    """Return the container's command: arguments with variables expanded, after setpriv."""
+    arguments = [it.replace("$(NODE_NAME)", environment["NODE_NAME"]) for it in container["args"]]
+    context = container["securityContext"]
     if context.get("privileged"):
         return [*PROGRAM, *arguments]
     kept = ",".join(f"+{name.lower()}" for name in context["capabilities"]["add"])
@@ -57,11 +56,13 @@ def command(of: dict[str, Any], environment: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def started(of: dict[str, Any], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    container: dict[str, Any], environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     entering = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", MOUNTS, "enter"]
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [*entering, *command(of, environment)], env={**os.environ, **environment}, stderr=errors
+            [*entering, *command(container, environment)], env={**os.environ, **environment}, stderr=errors
         )
         try:
             yield process
@@ -71,8 +72,8 @@ def started(of: dict[str, Any], environment: dict[str, str], log: Path) -> Itera
 
 
 @pytest.fixture(params=["nft", "legacy"])
-def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What a pod is given: a token, the cluster's certificate, and the configuration of the ConfigMap."""
+def pod_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the pod's files: a token, the cluster's certificate and the ConfigMap's configuration."""
     openssl = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
     )
@@ -84,7 +85,7 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     )
     (tmp_path / "token").write_text("of-the-account")
     config = yaml.safe_load((BASE / "config.conf").read_text())
-    # The kubelet sets this for a node-critical pod; here it is what it is.
+    # The kubelet sets this for node-critical pods; the test keeps the current value.
     config["oomScoreAdj"] = int(Path("/proc/self/oom_score_adj").read_text())
     config["pykubeproxy"] = {"iptablesBackend": request.param}
     (tmp_path / "backend").write_text(request.param)
@@ -93,7 +94,7 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def granted() -> set[tuple[str, str]]:
-    """Verbs and resources of the ClusterRole."""
+    """Return verbs and resources of the ClusterRole."""
     role = next(
         it for it in yaml.safe_load_all((BASE / "rbac.yaml").read_text()) if it["kind"] == "ClusterRole"
     )
@@ -106,20 +107,20 @@ def granted() -> set[tuple[str, str]]:
     }
 
 
-def asked(api: ApiServer) -> set[tuple[str, str]]:
+def requested(api: ApiServer) -> set[tuple[str, str]]:
     return {(it.verb, it.resource) for it in api.requests.entries()}
 
 
-def test_the_containers_do_their_work_with_the_rights_they_are_given(given: Path) -> None:
-    """Rules are written, probes and metrics answered, and of the API server just what the ClusterRole grants is asked."""
-    of = containers()
+def test_the_containers_work_with_their_granted_permissions(pod_files: Path) -> None:
+    """They use all permissions of the ClusterRole and no others."""
+    container = containers()
     with (
         inside_a_namespace(),
-        server(tls=(given / "ca.crt", given / "key"), token="of-the-account") as api,
+        server(tls=(pod_files / "ca.crt", pod_files / "key"), token="of-the-account") as api,
     ):
         port = str(api.port)
         environment = {
-            "GIVEN": str(given),
+            "GIVEN": str(pod_files),
             "NODE_NAME": "node1",
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": port,
@@ -127,18 +128,18 @@ def test_the_containers_do_their_work_with_the_rights_they_are_given(given: Path
         api.store.create(node("node1", "192.168.99.10"))
         api.store.create(service("web", clusterIP="10.96.0.10"))
         api.store.create(slice_of("web", "10.244.0.5"))
-        with started(of["set-up"], environment, given / "set-up.log") as process:
-            assert process.wait(_PATIENCE) == 0, (given / "set-up.log").read_text()
-        with started(of["agent"], environment, given / "agent.log") as process:
+        with started(container["set-up"], environment, pod_files / "set-up.log") as process:
+            assert process.wait(_TIMEOUT) == 0, (pod_files / "set-up.log").read_text()
+        with started(container["agent"], environment, pod_files / "agent.log") as process:
             for probe in ("livenessProbe", "readinessProbe"):
-                path = of["agent"][probe]["httpGet"]["path"]
-                eventually(lambda path=path: answers(HEALTH, path, 200), _PATIENCE)
-            live = saved(f"iptables-{(given / 'backend').read_text()}-save")
+                path = container["agent"][probe]["httpGet"]["path"]
+                eventually(lambda path=path: answers(HEALTH, path, 200), _TIMEOUT)
+            live = saved(f"iptables-{(pod_files / 'backend').read_text()}-save")
             assert any("10.96.0.10/32" in line for line in live)
             assert answers(METRICS, "/metrics", 200)
-            eventually(lambda: asked(api) == granted(), _PATIENCE)
+            eventually(lambda: requested(api) == granted(), _TIMEOUT)
             process.terminate()
-            assert process.wait(_PATIENCE) == 0
-    log = (given / "agent.log").read_text()
+            assert process.wait(_TIMEOUT) == 0
+    log = (pod_files / "agent.log").read_text()
     assert "warning" not in log, log
     assert "error" not in log, log

@@ -1,6 +1,6 @@
-"""Whatever becomes of the API server: connections go on, it is not asked in a hot loop, and all heals by itself.
+"""Connections survive every API server fault; requests are limited and the agent recovers by itself.
 
-The agent is a process of its own, and all times are real but for those that a silent server is given.
+The agent is a separate process with real times, except short timeouts for a silent server.
 """
 
 import re
@@ -16,17 +16,17 @@ import pytest
 
 from pykubeproxy.agent.observe.status import decode
 from pykubeproxy.lab.prober import Target
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
-from tests.fakes.traffic import Traffic, Way, echo_command
+from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
 
 pytestmark = pytest.mark.root
 
-# The agent as it is, but for how long it listens to a server that says nothing.
-IMPATIENT = """
+# The agent with short timeouts for a silent server.
+SHORT_TIMEOUTS = """
 import functools
 from pykubeproxy.sources import api
 api.Timing = functools.partial(api.Timing, idle=1.5, answer=1.5)
@@ -34,11 +34,11 @@ from pykubeproxy.cli import main
 main()
 """
 PODS = ("10.244.0.5", "10.244.0.6")
-# Seconds that a fault lasts at least, and how often a second the server may be asked: that is for three kinds of objects.
-LASTS, MOST = 1.5, 20
+# Minimum duration of a fault, and the limit on requests for three kinds of objects.
+FAULT_SECONDS, MAX_REQUESTS_PER_SECOND = 1.5, 20
 
 
-class Stand:
+class AgentNode:
     """A node with two pods and an agent, in one namespace, and connections to the pods' Service."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
@@ -60,9 +60,9 @@ class Stand:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """An agent that has its rules in place and watches everything."""
+        """Run an agent until its rules are written and everything is watched."""
         with self.log.open("wb") as log:
-            command = [sys.executable, "-c", IMPATIENT, "run", "--master", self.api.url]
+            command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", "--master", self.api.url]
             agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=log)
         try:
             eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
@@ -77,8 +77,8 @@ class Stand:
         self.api.store.create(service(name, clusterIP=address))
         self.api.store.create(slice_of(name, *PODS))
 
-    def one_more(self) -> str:
-        """Create a Service; returns its address."""
+    def create_service(self) -> str:
+        """Create a Service and return its address."""
         self.services += 1
         address = f"10.96.0.{self.services}"
         self.create(f"web{self.services}", address)
@@ -86,22 +86,22 @@ class Stand:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    """One for all faults, each with an agent of its own."""
+def agent_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentNode]:
+    """One node for all faults; each fault has its own agent."""
     with ExitStack() as stack:
-        yield Stand(tmp_path_factory.mktemp("stand"), stack)
+        yield AgentNode(tmp_path_factory.mktemp("agent_node"), stack)
 
 
 class Fault(NamedTuple):
-    """`begin` orders it, `says` is what the log says of it; it ends with `end`."""
+    """A fault started by `begin` and ended by `end`; `says` is its text in the log."""
 
     begin: Callable[[FaultyApiServer], object]
     says: str
     end: Callable[[FaultyApiServer], object] = lambda api: api.faults.clear()
 
 
-def again(order: Callable[[FaultyApiServer], object]) -> Callable[[FaultyApiServer], object]:
-    """The fault, and watches that end, so that they meet it."""
+def ending_watches(order: Callable[[FaultyApiServer], object]) -> Callable[[FaultyApiServer], object]:
+    """Return a fault that also ends all watches, so that new requests meet it."""
 
     def begin(api: FaultyApiServer) -> None:
         order(api)
@@ -113,7 +113,7 @@ def again(order: Callable[[FaultyApiServer], object]) -> Callable[[FaultyApiServ
 def failing(
     status: int, retry_after: int | None = None, verb: str = ""
 ) -> Callable[[FaultyApiServer], object]:
-    return again(lambda api: api.faults.fail(status, 100_000, retry_after=retry_after, verb=verb))
+    return ending_watches(lambda api: api.faults.fail(status, 100_000, retry_after=retry_after, verb=verb))
 
 
 def resets(api: FaultyApiServer) -> None:
@@ -124,74 +124,74 @@ def resets(api: FaultyApiServer) -> None:
 
 FAULTS = {
     "away": Fault(lambda api: api.stop(), "Connection refused", lambda api: api.start()),
-    "slow": Fault(again(lambda api: api.faults.delay(1.2)), ""),
+    "slow": Fault(ending_watches(lambda api: api.faults.delay(1.2)), ""),
     "429": Fault(failing(429, retry_after=1), "asks for fewer requests (429"),
     "500": Fault(failing(500), "the API server failed (500"),
     "401": Fault(failing(401), "does not accept the credentials (401"),
     "410": Fault(failing(410, verb="watch"), "too old (410"),
-    "truncated": Fault(again(lambda api: api.faults.truncate(100_000)), "the API server"),
-    "repeated": Fault(again(lambda api: api.faults.echo()), ""),
-    "hanging": Fault(again(lambda api: api.faults.hang()), "no data from"),
+    "truncated": Fault(ending_watches(lambda api: api.faults.truncate(100_000)), "the API server"),
+    "repeated": Fault(ending_watches(lambda api: api.faults.echo()), ""),
+    "hanging": Fault(ending_watches(lambda api: api.faults.hang()), "no data from"),
     "resets": Fault(resets, "the connection to"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_heals(stand: Stand, name: str) -> None:
-    """What was there is served all the while; what came meanwhile is served soon after."""
-    api, fault = stand.api, FAULTS[name]
-    web = Way("cluster IP", Target("10.96.0.10", 80))
-    with stand.running() as agent, Traffic([web]) as traffic:
+def test_the_agent_recovers(agent_node: AgentNode, name: str) -> None:
+    """Services stay served, and changes during the fault are applied soon after it."""
+    api, fault = agent_node.api, FAULTS[name]
+    route = TrafficRoute("cluster IP", Target("10.96.0.10", 80))
+    with agent_node.running() as agent, Traffic([route]) as traffic:
         api.requests.clear()
         begun = time.monotonic()
         fault.begin(api)
-        late = stand.one_more()
-        eventually(lambda: fault.says in stand.log.read_text())
-        time.sleep(max(0.0, begun + LASTS - time.monotonic()))
-        lasted, asked = time.monotonic() - begun, api.requests.count()
+        new_address = agent_node.create_service()
+        eventually(lambda: fault.says in agent_node.log.read_text())
+        time.sleep(max(0.0, begun + FAULT_SECONDS - time.monotonic()))
+        duration, requests = time.monotonic() - begun, api.requests.count()
         assert answers(HEALTH, "/livez", 200)
         fault.end(api)
         ended = time.monotonic()
-        eventually(lambda: any(late in rule for rule in saved()), 40)
-        healed = time.monotonic() - ended
+        eventually(lambda: any(new_address in rule for rule in saved()), 40)
+        recovered = time.monotonic() - ended
         eventually(lambda: api.watches.running == 3, 40)
         watched = time.monotonic() - ended
         assert agent.poll() is None
     print(
-        f"{name}: asked {asked} times in {lasted:.1f} s; {healed:.2f} s after its end what came late is served,"
+        f"{name}: {requests} requests in {duration:.1f} s; {recovered:.2f} s after its end what came late is served,"
     )
     print(f"and after {watched:.2f} s all is watched again\n{traffic}")
     assert not traffic.failures()
     assert traffic.total() > 50
-    assert asked <= MOST * lasted
-    assert "Traceback" not in stand.log.read_text()
+    assert requests <= MAX_REQUESTS_PER_SECOND * duration
+    assert "Traceback" not in agent_node.log.read_text()
 
 
-def test_an_agent_that_is_cut_off_says_so(stand: Stand) -> None:
-    """Status and metrics tell of what is not heard about while that lasts, and no longer; the agent counts as healthy."""
+def test_status_and_metrics_show_failing_watches(agent_node: AgentNode) -> None:
+    """Only while the fault lasts; the agent stays healthy."""
 
-    def unheard() -> set[str]:
-        status = decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
-        page = ask(METRICS, "/metrics").body
+    def failing_watches() -> set[str]:
+        status = decode(fetch(METRICS, "/statusz", accept="application/json").body.encode())
+        page = fetch(METRICS, "/metrics").body
         ages = re.findall(r'^pykubeproxy_unwatched_seconds\{resource="(\w+)"\} (\S+)$', page, re.MULTILINE)
         assert len(ages) == 3
         found = {it.objects for it in status.unwatched}
         return found if found == {name for name, seconds in ages if float(seconds) > 0} else {"in between"}
 
-    with stand.running():
-        eventually(lambda: not unheard())
-        stand.api.stop()
+    with agent_node.running():
+        eventually(lambda: not failing_watches())
+        agent_node.api.stop()
         try:
-            eventually(lambda: unheard() == {"services", "endpointslices", "nodes"})
+            eventually(lambda: failing_watches() == {"services", "endpointslices", "nodes"})
             assert answers(HEALTH, "/healthz", 200)
         finally:
-            stand.api.start()
-        eventually(lambda: not unheard(), 40)
+            agent_node.api.start()
+        eventually(lambda: not failing_watches(), 40)
 
 
-def test_a_silent_watch_does_not_wait_for_its_end(stand: Stand) -> None:
-    """A watch that stays silent for ever is left, and what is new is listed: nobody has to end the fault."""
-    with stand.running():
-        stand.api.faults.freeze_watches()
-        late = stand.one_more()
-        eventually(lambda: any(late in rule for rule in saved()), 40)
+def test_a_silent_watch_is_replaced_by_a_list(agent_node: AgentNode) -> None:
+    """Without an end of the fault."""
+    with agent_node.running():
+        agent_node.api.faults.freeze_watches()
+        new_address = agent_node.create_service()
+        eventually(lambda: any(new_address in rule for rule in saved()), 40)

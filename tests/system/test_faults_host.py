@@ -1,4 +1,4 @@
-"""Faults of the machine around the agent: a full disk, a log nobody reads, a wall clock that jumps."""
+"""Faults of the host: a full disk, a closed log pipe, a jumping wall clock."""
 
 import ast
 import os
@@ -15,7 +15,7 @@ from tests.fakes.cluster import service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, saved
 
-# Every time the wall clock is read, somebody has set it by ten years.
+# Every read of the wall clock jumps by ten years.
 JUMPING = """
 import itertools, time
 real, real_ns, jumps = time.time, time.time_ns, itertools.cycle((0, 315_000_000, -315_000_000))
@@ -24,7 +24,7 @@ time.time_ns = lambda: real_ns() + next(jumps) * 10**9
 from pykubeproxy.cli import main
 main()
 """
-# Who reads the wall clock, and what for: to tell a time to people and other machines, never to wait for one.
+# Modules that read the wall clock, and why: to show or send a time, never to wait for one.
 READERS = {
     "agent/observe/status_service.py": "the times on the status page",
     "agent/observe/events.py": "the times of an Event",
@@ -36,8 +36,8 @@ READERS = {
 }
 
 
-def follows(api: ApiServer, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the agent serves, and takes up changes one by one."""
+def assert_follows_changes(api: ApiServer, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the agent serves and applies changes one by one."""
     eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
     for number in range(20, 23):
         address = f"10.96.0.{number}"
@@ -49,20 +49,20 @@ def follows(api: ApiServer, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("log", ["disk-full", "reader-gone"])
-def test_a_log_that_cannot_be_written(api: ApiServer, log: str) -> None:
-    """The lines are lost, and nothing else: rules follow, pages are served, and it ends as it should."""
+def test_an_unwritable_log_does_not_stop_the_agent(api: ApiServer, log: str) -> None:
+    """Only log lines are lost."""
     if log == "disk-full":
         errors = os.open("/dev/full", os.O_WRONLY)
     else:
         reading, errors = os.pipe()
         os.close(reading)
     flags = ["--master", api.url, "--hostname-override=node1", "-v=4"]
-    # Lines wait in a buffer, as on a node.
+    # Buffer log lines, as on a node.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen([*PROGRAM, *flags], stderr=errors, env=environment)
     os.close(errors)
     try:
-        follows(api, process)
+        assert_follows_changes(api, process)
         assert answers(METRICS, "/statusz", 200)
         process.terminate()
         assert process.wait(10) == 0
@@ -72,14 +72,14 @@ def test_a_log_that_cannot_be_written(api: ApiServer, log: str) -> None:
 
 
 @pytest.mark.root
-def test_a_wall_clock_that_jumps(api: ApiServer, tmp_path: Path) -> None:
-    """By ten years, in both directions, all the time: nothing waits for it."""
+def test_a_jumping_wall_clock_delays_nothing(api: ApiServer, tmp_path: Path) -> None:
+    """It jumps by ten years in both directions at every read."""
     command = [sys.executable, "-c", JUMPING, "run", "--master", api.url, "--hostname-override=node1"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, "--iptables-min-sync-period=300ms"], stderr=log)
     try:
         begun = time.monotonic()
-        follows(api, process)
+        assert_follows_changes(api, process)
         assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
         assert answers(METRICS, "/metrics", 200)
         assert answers(METRICS, "/statusz", 200)
@@ -94,23 +94,23 @@ def test_a_wall_clock_that_jumps(api: ApiServer, tmp_path: Path) -> None:
 
 
 def reads_wall_clock(path: Path) -> bool:
-    """Whether a module names one of the functions that tell the wall clock."""
+    """Return whether a module reads the wall clock."""
     for it in ast.walk(ast.parse(path.read_text())):
         if isinstance(it, ast.Attribute) and it.attr in ("time", "time_ns", "now", "utcnow", "today"):
-            of = it.value.id if isinstance(it.value, ast.Name) else ""
-            if of in ("time", "datetime", "date"):
+            module = it.value.id if isinstance(it.value, ast.Name) else ""
+            if module in ("time", "datetime", "date"):
                 return True
     return False
 
 
-def test_who_reads_the_wall_clock() -> None:
-    """Only those who tell times: whoever waits, or measures how long, takes the clock that nobody can set."""
+def test_only_timestamps_use_the_wall_clock() -> None:
+    """Waits and durations use the monotonic clock."""
     root = Path(pykubeproxy.__file__).parent
-    rooms = ("agent", "kernel", "sources", "rules", "services", "objects", "config")
+    packages = ("agent", "kernel", "sources", "rules", "services", "objects", "config")
     found = {
         str(path.relative_to(root))
-        for room in rooms
-        for path in (root / room).rglob("*.py")
+        for package in packages
+        for path in (root / package).rglob("*.py")
         if reads_wall_clock(path)
     }
     assert found <= READERS.keys()

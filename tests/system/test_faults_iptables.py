@@ -1,4 +1,4 @@
-"""An agent whose iptables fails in every way: it says what is wrong, and all is well again once that has passed."""
+"""The agent reports every failure of iptables and recovers."""
 
 import fcntl
 import os
@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
 
 pytestmark = pytest.mark.root
 
 SYSTEM = "/usr/sbin:/sbin:/usr/local/sbin"
-# With limits that a test can wait for.
+# With short timeouts.
 PROGRAM = """
 import functools
 from pykubeproxy import kernel
@@ -31,7 +31,7 @@ tools.LOCK_SECONDS = 1
 kernel.open_iptables = functools.partial(kernel.open_iptables, seconds=1.5)
 main()
 """
-# What iptables-restore does instead of its work, and what is to be read of it.
+# Scripts that replace iptables-restore, and the expected log text.
 FAULTS = {
     "exit 4": "failed with exit code 4: it gave no reason",
     "kill -KILL $$": "was killed by signal 9",
@@ -41,7 +41,7 @@ FAULTS = {
 
 
 class Node:
-    """A node with an agent, one good service, and an iptables-restore for IPv4 that does as it is told."""
+    """A node with an agent, one service, and an iptables-restore for IPv4 with scripted faults."""
 
     def __init__(self, folder: Path, backend: str, api: ApiServer) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Node:
             "PATH": f"{self.tools}:{os.environ['PATH']}",
             "XTABLES_LOCKFILE": str(self.lock),
         }
-        # Mounts of its own, for a test to change.
+        # A separate mount namespace, for the test to change.
         command = ["unshare", "--mount", sys.executable, "-c", PROGRAM, "run", "--hostname-override=node1"]
         command += [
             "--master",
@@ -87,7 +87,7 @@ class Node:
         return "\n".join(saved(f"iptables-{self.backend}-save"))
 
     def new_service(self) -> str:
-        """Create one; returns the beginning of a rule for it."""
+        """Create a Service; return the beginning of a rule for it."""
         self._services += 1
         name, ip = f"svc{self._services}", f"10.96.1.{self._services}"
         self.api.store.create(service(name, clusterIP=ip))
@@ -98,8 +98,8 @@ class Node:
         return words in self.log.read_text()[since:]
 
 
-def has(faulty: Node, rule: str) -> None:
-    """Wait for a rule, without keeping the machine busy with reading them."""
+def wait_for_rule(faulty: Node, rule: str) -> None:
+    """Wait for a rule, polling slowly."""
     deadline = time.monotonic() + 10
     while rule not in faulty.saved():
         assert time.monotonic() < deadline, f"no rule {rule}"
@@ -115,8 +115,8 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
         yield Node(tmp_path, request.param, api)
 
 
-def test_each_fault_is_told_and_passes(faulty: Node) -> None:
-    """What was served stays, nobody is set aside, and when the fault goes what is new comes within a retry."""
+def test_each_fault_is_logged_and_retried(faulty: Node) -> None:
+    """Services stay served, none is quarantined, and changes follow within one retry."""
     fault = faulty.folder / "fault"
     with faulty.agent() as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
@@ -128,22 +128,22 @@ def test_each_fault_is_told_and_passes(faulty: Node) -> None:
             assert rule not in faulty.saved(), script
             assert "-d 10.96.0.10/32" in faulty.saved(), script
             fault.unlink()
-            has(faulty, rule)
+            wait_for_rule(faulty, rule)
         assert process.poll() is None
         assert not faulty.logged("quarantined")
         eventually(lambda: answers(HEALTH, "/healthz", 200))
 
 
-def test_health_while_it_lasts(faulty: Node) -> None:
-    """After two sync periods the agent is unhealthy, and counts each failure; then it is well again.
+def test_a_missing_iptables_is_unhealthy(faulty: Node) -> None:
+    """After two sync periods; the agent recovers when iptables returns.
 
-    Here iptables is gone, from PATH and from the system's folders.
+    Here iptables is missing from PATH and from the system's folders.
     """
     faulty.tool.unlink()
     (empty := faulty.folder / "empty").mkdir()
     with faulty.agent() as process:
         eventually(lambda: answers(HEALTH, "/healthz", 200))
-        # Its root too, for these tests may run in a chroot.
+        # Enter its root, too: the tests may run in a chroot.
         inside = ("nsenter", f"--mount=/proc/{process.pid}/ns/mnt", f"--root=/proc/{process.pid}/root")
         subprocess.run([*inside, "mount", "--bind", str(empty), "/usr/sbin"], check=True)
         rule = faulty.new_service()
@@ -151,15 +151,15 @@ def test_health_while_it_lasts(faulty: Node) -> None:
         eventually(lambda: answers(HEALTH, "/livez", 503))
         assert answers(HEALTH, "/healthz", 503)
         counted = 'kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"}'
-        assert counted in ask(METRICS, "/metrics").body
+        assert counted in fetch(METRICS, "/metrics").body
         assert rule not in faulty.saved()
         subprocess.run([*inside, "umount", "/usr/sbin"], check=True)
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         assert rule in faulty.saved()
 
 
-def test_the_lock_is_held(faulty: Node) -> None:
-    """Whoever holds legacy's lock is named, with its command; nft does not care."""
+def test_a_held_lock_names_its_holder(faulty: Node) -> None:
+    """nft ignores the lock."""
     with faulty.agent():
         eventually(lambda: answers(HEALTH, "/healthz", 200))
         with faulty.lock.open("w") as lock:
@@ -169,5 +169,5 @@ def test_the_lock_is_held(faulty: Node) -> None:
                 eventually(lambda: faulty.logged(f"is held by process {os.getpid()} ("))
                 assert rule not in faulty.saved()
             else:
-                has(faulty, rule)
-        has(faulty, rule)
+                wait_for_rule(faulty, rule)
+        wait_for_rule(faulty, rule)

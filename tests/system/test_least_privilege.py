@@ -1,4 +1,4 @@
-"""An agent with no rights but those it needs: everything works, and where one is missing it says which."""
+"""An agent with only its required capabilities works; a missing one is named."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ import yaml
 from pykubeproxy.kernel import Runner
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, ApiServer
 from pykubeproxy.objects import Family
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node as node_object
 from tests.fakes.cluster import server, service, slice_of
-from tests.fakes.confined import confined, rights
+from tests.fakes.confined import capabilities_of, confined
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, PROGRAM, answers, saved
 from tests.kernel.udp_node import NODE_PORT, PORT, VIP, UdpNode, udp_node
 
@@ -27,8 +27,8 @@ NEEDED = {"nft": ("net_admin",), "legacy": ("net_admin", "net_raw")}
 BITS = {"nft": NET_ADMIN, "legacy": NET_ADMIN | NET_RAW}
 
 
-class Confined(NamedTuple):
-    """An agent on a node, what it may do, and what it looks at and writes."""
+class ConfinedAgent(NamedTuple):
+    """An agent on a node with its API server, log and configuration."""
 
     node: UdpNode
     api: ApiServer
@@ -44,7 +44,7 @@ def configuration(backend: str, **fields: object) -> str:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "clusterCIDR": "10.244.0.0/16",
-            # The table of connections is the whole machine's, and so is what is done for memory.
+            # The conntrack table size and the OOM score concern the whole machine.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "50m"},
             "oomScoreAdj": int(Path("/proc/self/oom_score_adj").read_text()),
             "pykubeproxy": {"iptablesBackend": backend},
@@ -54,8 +54,8 @@ def configuration(backend: str, **fields: object) -> str:
 
 
 @pytest.fixture(params=["nft", "legacy"])
-def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Confined]:
-    """After `--init-only` with all rights, as an init container runs it, an agent with only those it needs."""
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConfinedAgent]:
+    """After a privileged `--init-only`, an agent with only the required capabilities."""
     backend, config, log = request.param, tmp_path / "config.yaml", tmp_path / "agent.log"
     config.write_text(configuration(backend))
     with udp_node(Family.IPV4, Runner((), {}), "one", "two") as node, node.node.entered(), server() as api:
@@ -68,8 +68,8 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Confined]:
         with confined(log, tmp_path / "lock", NEEDED[backend], *flags) as process:
             eventually(lambda: answers(HEALTH, "/readyz", 200) or process.poll() is not None)
             assert process.poll() is None, log.read_text()
-            assert rights(process) == (BITS[backend], True)
-            yield Confined(node, api, process, log, config, f"iptables-{backend}-save")
+            assert capabilities_of(process) == (BITS[backend], True)
+            yield ConfinedAgent(node, api, process, log, config, f"iptables-{backend}-save")
 
 
 def dns(node: UdpNode, *pods: str) -> dict[str, object]:
@@ -77,13 +77,13 @@ def dns(node: UdpNode, *pods: str) -> dict[str, object]:
     return {**made, "ports": [{"port": PORT, "protocol": "UDP"}]}
 
 
-def test_everything_works(agent: Confined) -> None:
-    """Real packets, stale flows, what others flush, a changed configuration, events; and not a word of a missing right."""
+def test_an_agent_with_least_privilege_works(agent: ConfinedAgent) -> None:
+    """Packets, stale flows, drift, events and a configuration change, without a permission error."""
     node, api = agent.node, agent.api
     clients = node.client(VIP[Family.IPV4]), node.client(node.node_address(), NODE_PORT)
     assert all(client.reaches("one") for client in clients)
 
-    # These clients keep their source port, so they get to the new pod only if their flows are deleted.
+    # These clients keep their source port, so they reach the new pod only if their flows are deleted.
     endpoints = dns(node, "two")["endpoints"]
     api.store.merge_patch(ENDPOINT_SLICES, "default", "dns", {"endpoints": endpoints})
     assert all(client.reaches("two") for client in clients)
@@ -95,36 +95,35 @@ def test_everything_works(agent: Confined) -> None:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         }
         subprocess.run([main, "-t", "nat", argument], check=True, env=environment)
-    # Far below the 30 s after which tables are looked at anyway.
+    # Far below the 30 s of the periodic check.
     eventually(lambda: any("--to-destination" in rule for rule in saved(agent.save)), seconds=20)
     assert node.client(VIP[Family.IPV4]).reaches("two")
 
-    backend = agent.save.split("-")[1]
-    agent.config.write_text(configuration(backend, iptables={"masqueradeAll": True}))
-    eventually(
-        lambda: any(
-            rule.endswith("-j KUBE-MARK-MASQ") and VIP[Family.IPV4] in rule for rule in saved(agent.save)
-        )
-    )
-
     port = int(api.url.rpartition(":")[2])
-    eventually(lambda: "Starting" in ask(port, "/apis/events.k8s.io/v1/namespaces/default/events").body)
+    eventually(lambda: "Starting" in fetch(port, "/apis/events.k8s.io/v1/namespaces/default/events").body)
     log = agent.log.read_text()
-    for word in ("ermission", "ermitted", "could not be made", "Traceback", "CAP_"):
+    for word in ("ermission", "ermitted", "kernel setting failed", "Traceback", "CAP_"):
         assert word not in log
     assert agent.process.poll() is None
 
+    backend = agent.save.split("-")[1]
+    agent.config.write_text(configuration(backend, iptables={"masqueradeAll": True}))
+    assert agent.process.wait(20) == 1
+    assert any("--to-destination" in rule for rule in saved(agent.save))
+
 
 @pytest.mark.parametrize(
-    ("backend", "given", "wanted"),
+    ("backend", "given", "missing"),
     [
         ("nft", (), "CAP_NET_ADMIN"),
         ("legacy", ("net_admin",), "CAP_NET_RAW"),
         ("legacy", ("net_raw",), "CAP_NET_ADMIN"),
     ],
 )
-def test_a_missing_right_is_named(tmp_path: Path, backend: str, given: tuple[str, ...], wanted: str) -> None:
-    """It ends with one line that says what to grant."""
+def test_a_missing_capability_is_named(
+    tmp_path: Path, backend: str, given: tuple[str, ...], missing: str
+) -> None:
+    """In one line."""
     config, log = tmp_path / "config.yaml", tmp_path / "agent.log"
     config.write_text(configuration(backend))
     manifests = tmp_path / "none.yaml"
@@ -136,5 +135,5 @@ def test_a_missing_right_is_named(tmp_path: Path, backend: str, given: tuple[str
         confined(log, tmp_path / "lock", given, *flags) as process,
     ):
         assert process.wait(30) == 1
-    assert wanted in log.read_text()
+    assert missing in log.read_text()
     assert "Traceback" not in log.read_text()

@@ -1,4 +1,4 @@
-"""A Service that was there before is served all the while, whatever becomes of two thousand others and of the agent."""
+"""An existing Service stays served during changes of two thousand others and restarts of the agent."""
 
 import os
 import random
@@ -28,7 +28,7 @@ BRANCH = re.compile(r"-d \S+/(?!32 )\d+ -j KUBE-SVC-")
 
 
 class Node:
-    """Node1 of a lab: its agent, the crowd of Services, and what the tables for IPv4 hold of them."""
+    """Node1 of a lab: its agent, the crowd of Services, and their rules for IPv4."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -43,38 +43,40 @@ class Node:
         self._tables = open_iptables(Backend(lab.backend), Family.IPV4, runner)
 
     def start(self, dispatch: str = "auto") -> None:
-        """Start the agent, a running one anew."""
+        """Start or restart the agent."""
         if self.agent.pid:
             self.agent.stop()
         self._logged, self._started = len(self.agent.log()), time.time()
-        self.agent.start(dispatched(dispatch))
+        self.agent.start(dispatch_settings(dispatch))
 
-    def is_in_place(self) -> bool:
-        """Whether the agent has brought the tables up to date since it was started."""
+    def is_synced(self) -> bool:
+        """Return whether the agent has synced since its start."""
         return "rules in place" in self.agent.log()[self._logged :]
 
     def is_busy(self) -> bool:
-        """Whether the agent has begun to write since it was started, or found nothing to write."""
-        return bool(self.agent.restores(since=self._started)) or self.is_in_place()
+        """Return whether the agent has started to write since its start, or had nothing to write."""
+        return bool(self.agent.restores(since=self._started)) or self.is_synced()
 
-    def has(self, number: int) -> bool:
-        """Whether the chain of a Service of the crowd is there."""
+    def has_chain(self, number: int) -> bool:
+        """Return whether a crowd Service has its chain."""
         return self._tables.has_chain(ChainKey("nat", self._chain(number)))
 
-    def holds(self) -> tuple[int, bool]:
-        """How many Services of the crowd have their chain, and whether KUBE-SERVICES leads to whole networks."""
+    def table_state(self) -> tuple[int, bool]:
+        """Return the number of served crowd Services, and whether KUBE-SERVICES has branches."""
         nat = self._tables.save(["nat"]).chains
         served = sum(ChainKey("nat", self._chain(number)) in nat for number in range(MANY))
         return served, any(BRANCH.match(rule) for rule in nat.get(ChainKey("nat", names.SERVICES), ()))
 
     def served(self) -> int:
-        """How many Services of the crowd have their chain."""
-        return self.holds()[0]
+        """Return the number of crowd Services with a chain."""
+        return self.table_state()[0]
 
-    def settles(self, served: int, tree: bool) -> None:
-        """Wait until the agent has brought everything up to date."""
-        self.lab.until(self.is_in_place, "the rules are in place")
-        self.lab.until(lambda: self.holds() == (served, tree), f"{served} are served, by a tree: {tree}")
+    def wait_until_synced(self, served: int, tree: bool) -> None:
+        """Wait until the agent has synced this state."""
+        self.lab.until(self.is_synced, "the rules are in place")
+        self.lab.until(
+            lambda: self.table_state() == (served, tree), f"{served} are served, by a tree: {tree}"
+        )
 
     def _chain(self, number: int) -> str:
         return names.cluster_chain(self.crowd.port_name(number))
@@ -82,24 +84,24 @@ class Node:
 
 @pytest.fixture(params=["nft", "legacy"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """A node whose agent serves default/web, with three pods; the crowd is not there yet."""
+    """A node whose agent serves default/web with three pods; the crowd does not exist yet."""
     settings = {"logging": {"verbosity": 2}, "pykubeproxy": {"iptablesBackend": request.param}}
     name = f"gap{request.param}{os.getpid()}"
     with Lab(name, backend=request.param, settings=settings, agents=False) as lab:
         lab.timeout = 60.0
         made = Node(lab)
         made.start()
-        made.settles(0, tree=False)
+        made.wait_until_synced(0, tree=False)
         yield made
 
 
-def dispatched(how: str) -> Object:
+def dispatch_settings(how: str) -> Object:
     return {"pykubeproxy": {"dispatch": how}}
 
 
 @contextmanager
-def served_throughout(node: Node, while_: str) -> Iterator[None]:
-    """New connections to default/web all the while, from a pod and from outside, over both families: none fails."""
+def assert_served(node: Node, phase_name: str) -> Iterator[None]:
+    """Assert that no new connection to default/web fails, from a pod and from outside, over both families."""
     pod, outside, place = node.caller.prober, node.lab.client.prober, node.lab.nodes["node1"]
     streams = {
         f"{where}, IPv{family}": prober.stream(target, pause=PAUSE)
@@ -114,65 +116,65 @@ def served_throughout(node: Node, while_: str) -> Iterator[None]:
     finally:
         seen = {where: stream.stop() for where, stream in streams.items()}
         print(
-            f"{while_}:",
+            f"{phase_name}:",
             ", ".join(f"{where}: {it}, slowest {it.slowest:.3f} s" for where, it in seen.items()),
         )
-    assert not any(it.failed for it in seen.values()), while_
-    assert all(it.total > 50 and len(it.pods) == 3 for it in seen.values()), while_
+    assert not any(it.failed for it in seen.values()), phase_name
+    assert all(it.total > 50 and len(it.pods) == 3 for it in seen.values()), phase_name
 
 
-def load(node: Node, chance: random.Random) -> None:
-    """The crowd comes: one half while the agent runs, is killed and started again, the other while it is away.
+def load(node: Node, rng: random.Random) -> None:
+    """Create the crowd: one half while the agent runs and is killed, the other while it is stopped.
 
-    What it then finds to do is done in several attempts.
+    Then write the rules in several attempts.
     """
     with ThreadPoolExecutor(1) as other:
         created = other.submit(node.crowd.create, FIRST_HALF)
         for _ in range(2):
-            time.sleep(chance.uniform(0.2, 1.2))  # until a bad moment, whichever it is
+            time.sleep(rng.uniform(0.2, 1.2))  # until a random moment of a sync
             node.agent.kill()
             node.start()
         created.result()
     node.agent.kill()
     node.crowd.create(SECOND_HALF)
     before = node.served()
-    reached = [attempt(node, SECOND_HALF[chance.randrange(*among)]) for among in ((0, 100), (300, 600))]
+    reached = [attempt(node, SECOND_HALF[rng.randrange(*among)]) for among in ((0, 100), (300, 600))]
     print("services of the crowd that are served:", before, *reached)
     if node.lab.backend == "nft":
         assert any(before < served < MANY for served in reached), "killed half way"
     node.start()
-    node.settles(MANY, tree=True)
-    for number in chance.sample(range(MANY), 20):
+    node.wait_until_synced(MANY, tree=True)
+    for number in rng.sample(range(MANY), 20):
         assert not node.caller.prober.tcp(node.crowd.vip(number), 3).failed
 
 
 def attempt(node: Node, number: int) -> int:
-    """Start the agent and kill it as soon as a Service of the crowd is there; returns how many are."""
+    """Start the agent, kill it when a crowd Service is served, and return the number of served ones."""
     node.start()
-    node.lab.until(lambda: node.has(number), f"service {number} is there")
+    node.lab.until(lambda: node.has_chain(number), f"service {number} is there")
     node.agent.kill()
     return node.served()
 
 
-def switch(node: Node, chance: random.Random) -> None:
-    """Dispatch changes by a restart, to flat and back to a tree, also after a kill."""
+def switch(node: Node, rng: random.Random) -> None:
+    """Restart with flat and tree dispatch, also after a kill."""
     node.start("flat")
-    node.settles(MANY, tree=False)
+    node.wait_until_synced(MANY, tree=False)
     node.start("tree")
-    node.settles(MANY, tree=True)
+    node.wait_until_synced(MANY, tree=True)
     for dispatch in ("flat", "tree"):
-        kill_at_work(node, chance.uniform(0.0, 0.15), dispatch)
+        kill_while_writing(node, rng.uniform(0.0, 0.15), dispatch)
     node.start("flat")
-    node.settles(MANY, tree=False)
+    node.wait_until_synced(MANY, tree=False)
     node.start()
-    node.settles(MANY, tree=True)
+    node.wait_until_synced(MANY, tree=True)
 
 
-def unload(node: Node, chance: random.Random) -> None:
-    """The crowd goes: one half while the agent runs and is killed, the other while it is away."""
+def unload(node: Node, rng: random.Random) -> None:
+    """Delete the crowd: one half while the agent runs and is killed, the other while it is stopped."""
     with ThreadPoolExecutor(1) as other:
         deleted = other.submit(node.crowd.delete, FIRST_HALF)
-        time.sleep(chance.uniform(0.2, 1.2))
+        time.sleep(rng.uniform(0.2, 1.2))
         node.agent.kill()
         node.start()
         deleted.result()
@@ -181,26 +183,26 @@ def unload(node: Node, chance: random.Random) -> None:
     before = node.served()
     reached = []
     for _ in range(2):
-        kill_at_work(node, chance.uniform(0.0, 0.3))
+        kill_while_writing(node, rng.uniform(0.0, 0.3))
         reached.append(node.served())
     print("services of the crowd that are still served:", before, *reached)
     node.start()
-    node.settles(0, tree=False)
+    node.wait_until_synced(0, tree=False)
 
 
-def kill_at_work(node: Node, seconds: float, dispatch: str = "auto") -> None:
-    """Start the agent and kill it so many seconds after it began to write."""
+def kill_while_writing(node: Node, seconds: float, dispatch: str = "auto") -> None:
+    """Start the agent and kill it some seconds after its first write."""
     node.start(dispatch)
     node.lab.until(node.is_busy, "the agent writes")
     time.sleep(seconds)
     node.agent.kill()
 
 
-def test_no_connection_fails(node: Node) -> None:
-    """Not one, to a Service that was there before, while thousands come, go, and are arranged anew."""
+def test_no_connection_to_an_existing_service_fails(node: Node) -> None:
+    """While thousands of others are created, deleted and rewritten."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for phase in (load, switch, unload):
-        with served_throughout(node, phase.__name__):
-            phase(node, chance)
+        with assert_served(node, phase.__name__):
+            phase(node, rng)

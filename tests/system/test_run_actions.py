@@ -1,4 +1,4 @@
-"""What `pykubeproxy run` does and then exits: --version, --write-config-to, --init-only, --cleanup; and kubeadm's file."""
+"""Actions of `pykubeproxy run` that exit: --version, --write-config-to, --init-only, --cleanup; and kubeadm's file."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 
 
 def run(*flags: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error of the command."""
+    """Return status, standard output and standard error of the command."""
     done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -29,15 +29,15 @@ def namespace() -> Iterator[str]:
         yield name
 
 
-def test_version() -> None:
-    """One line, whatever else is given, and no API server is needed."""
+def test_version_prints_one_line() -> None:
+    """Whatever other flags are given, and without an API server."""
     expected = f"pykubeproxy {pykubeproxy.__version__}\n"
     assert run("--version") == (0, expected, "")
     assert run("--version=true", "--config=/none") == (0, expected, "")
 
 
 def test_a_written_configuration_loads_again(tmp_path: Path) -> None:
-    """Flags become a file, which --config takes and which gives the same file again."""
+    """Loading and writing it again gives the same file."""
     first, second = tmp_path / "first", tmp_path / "second"
     flags = ("--cluster-cidr=10.244.0.0/16,fd00::/48", "--iptables-min-sync-period=5s", "--masquerade-all")
     assert run(*flags, "--nodeport-addresses=10.0.0.0/8", f"--write-config-to={first}") == (0, "", "")
@@ -49,8 +49,7 @@ def test_a_written_configuration_loads_again(tmp_path: Path) -> None:
     assert (config.iptables.min_sync_period, config.iptables.masquerade_all) == (5.0, True)
 
 
-def test_what_is_passed_over_is_told_when_a_file_is_written(tmp_path: Path) -> None:
-    """The file would lack it without a word."""
+def test_ignored_flags_are_logged_when_a_file_is_written(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text(HEAD + "clusterCidr: 10.0.0.0/8")
     code, _, errors = run(f"--config={old}", f"--write-config-to={new}")
@@ -58,16 +57,16 @@ def test_what_is_passed_over_is_told_when_a_file_is_written(tmp_path: Path) -> N
     assert "The field clusterCidr is unknown" in errors
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """It names the flag, the path and the reason."""
+def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
+    """With flag, path and reason."""
     path = tmp_path / "none" / "file"
     complaint = f"Error: --write-config-to: cannot write {path}: No such file or directory\n"
     assert run(f"--write-config-to={path}") == (1, "", complaint)
 
 
 @pytest.mark.root
-def test_init_only(namespace: str, tmp_path: Path) -> None:
-    """Kernel settings are made, no rules, no API server is asked; afterwards the process is gone."""
+def test_init_only_applies_kernel_settings(namespace: str, tmp_path: Path) -> None:
+    """No rules are written and no API server is needed."""
     limit = Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
     localnet = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
     assert localnet.read_text() == "0\n"
@@ -79,8 +78,8 @@ def test_init_only(namespace: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_cleanup(namespace: str, tmp_path: Path) -> None:
-    """All of ours goes, rules of others stay; neither API server nor configuration is needed."""
+def test_cleanup_removes_only_our_rules(namespace: str, tmp_path: Path) -> None:
+    """Without API server or configuration."""
     subprocess.run(["iptables-nft", "-A", "FORWARD", "-i", "docker0", "-j", "ACCEPT"], check=True)
     with server() as api:
         api.store.create(node("node1", "192.168.99.10"))
@@ -95,16 +94,16 @@ def test_cleanup(namespace: str, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     assert "removed" in output
     left = [line for line in saved() + saved("ip6tables-nft-save") if line.startswith("-A")]
-    # The chain KUBE-FIREWALL is the kubelet's.
+    # KUBE-FIREWALL belongs to the kubelet.
     assert [line for line in left if "KUBE-FIREWALL" not in line] == ["-A FORWARD -i docker0 -j ACCEPT"]
     assert run("--cleanup")[:2] == (0, "Nothing to remove.\n")
 
 
 @pytest.mark.root
-def test_a_cleanup_that_fails_says_so_by_its_status(
+def test_a_failed_cleanup_has_a_nonzero_status(
     namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `pykubeproxy cleanup` does: whoever goes on after it has to know."""
+    """Like `pykubeproxy cleanup`."""
     broken = tmp_path / "iptables-nft-save"
     broken.write_text("#!/bin/sh\necho broken >&2\nexit 4\n")
     broken.chmod(0o755)
@@ -115,8 +114,8 @@ def test_a_cleanup_that_fails_says_so_by_its_status(
 
 
 @pytest.mark.root
-def test_the_file_of_kubeadm(namespace: str, tmp_path: Path) -> None:
-    """Taken as it is, with the kubeconfig beside it: rules by its clusterCIDR, and no warning about any field."""
+def test_kubeadms_file_works_unchanged(namespace: str, tmp_path: Path) -> None:
+    """With the kubeconfig beside it; no field causes a warning."""
     with server() as api:
         api.store.create(node("node1", "192.168.99.10"))
         api.store.create(service("web"))

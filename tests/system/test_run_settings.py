@@ -1,4 +1,4 @@
-"""What settings do, each by the real command: rules from manifests, log lines, requests to the API server."""
+"""Effects of settings on rules, log lines and requests, with the real command."""
 
 import json
 import subprocess
@@ -21,13 +21,13 @@ WEB = service(
     externalIPs=["198.51.100.1"],
     ports=[{"port": 80, "nodePort": 30080}],
 )
-# The API server fills in the empty name; manifests have to have it.
+# The API server adds the empty name; manifests must contain it.
 SLICE = {**slice_of("web", "10.244.0.5"), "ports": [{"name": "", "port": 8080}]}
 
 
 @pytest.fixture
 def manifests(tmp_path: Path) -> Iterator[Path]:
-    """A NodePort service with an external IP and one endpoint, for an agent in a namespace of its own."""
+    """A NodePort service with an external IP and one endpoint, in a new namespace."""
     path = tmp_path / "objects.yaml"
     path.write_text(yaml.safe_dump_all([WEB, SLICE, node("node1", "192.168.99.10")]))
     with inside_a_namespace():
@@ -41,7 +41,7 @@ def once(manifests: Path, *flags: str) -> None:
 
 
 def has(*words: str) -> bool:
-    """Whether one live rule has all these words."""
+    """Return whether one live rule has all these words."""
     return any(all(word in rule for word in words) for rule in saved())
 
 
@@ -75,8 +75,10 @@ def has(*words: str) -> bool:
         it[-1].split("=")[0].lstrip("-") if isinstance(it, list) and it[0].startswith("--") else ""
     ),
 )
-def test_rules(manifests: Path, flags: list[str], words: list[str], present_without: bool) -> None:
-    """Without the flag a rule is there, or is not; with it, it is the other way round."""
+def test_each_flag_changes_its_rule(
+    manifests: Path, flags: list[str], words: list[str], present_without: bool
+) -> None:
+    """With the flag a rule appears or disappears."""
     once(manifests)
     assert has(*words) is present_without
     once(manifests, *flags)
@@ -85,8 +87,7 @@ def test_rules(manifests: Path, flags: list[str], words: list[str], present_with
 
 @pytest.mark.root
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
-def test_backend(manifests: Path, backend: str) -> None:
-    """The rules are in the tables of the backend that was asked for, and in no others."""
+def test_rules_are_in_the_configured_backend_only(manifests: Path, backend: str) -> None:
     once(manifests, f"--iptables-backend={backend}")
     found = {
         it: any("-d 10.96.0.10/32" in rule for rule in saved(f"iptables-{it}-save"))
@@ -96,8 +97,8 @@ def test_backend(manifests: Path, backend: str) -> None:
 
 
 @pytest.mark.root
-def test_requests_are_paced(tmp_path: Path) -> None:
-    """With one request in two seconds, and never two at once, three lists take four seconds."""
+def test_requests_are_rate_limited(tmp_path: Path) -> None:
+    """With qps 0.5 and burst 1, three lists take four seconds."""
     with inside_a_namespace(), server() as api:
         api.store.create(node("node1", "192.168.99.10"))
         flags = ("--master", api.url, "--hostname-override=node1", "--kube-api-qps=0.5", "--kube-api-burst=1")
@@ -109,8 +110,8 @@ def test_requests_are_paced(tmp_path: Path) -> None:
             eventually(lambda: answers(HEALTH, "/readyz", 200))
 
 
-def test_log_lines_as_json(tmp_path: Path) -> None:
-    """One object a line, with level, time and what is told."""
+def test_json_log_lines(tmp_path: Path) -> None:
+    """One object per line, with level and time."""
     flags = ("--logging-format=json", "--healthz-port=10256", f"--write-config-to={tmp_path}/config")
     done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=True)
     (line,) = map(json.loads, done.stderr.splitlines())
@@ -121,8 +122,8 @@ def test_log_lines_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("dispatch", "most"), [("flat", 60), ("tree", 20)])
-def test_dispatch(tmp_path: Path, dispatch: str, most: int) -> None:
-    """Of sixty Services' addresses the first chain has each, or only where the branches are that lead to them."""
+def test_dispatch_setting_selects_flat_or_tree(tmp_path: Path, dispatch: str, most: int) -> None:
+    """Flat dispatch has one rule per address in KUBE-SERVICES, a tree only branches."""
     objects = []
     for number in range(60):
         name, address = f"s{number}", f"10.96.0.{number + 1}"

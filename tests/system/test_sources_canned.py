@@ -54,8 +54,8 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("watching", [False, True])
-def test_garbage_is_survived(garbage: bytes, watching: bool) -> None:
-    """Garbage instead of a list or watch is one log line, and the next try succeeds."""
+def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
+    """The next try succeeds."""
     tries = []
 
     def answer(target: str, connection: socket.socket) -> None:

@@ -38,8 +38,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_wrong_token_is_told(tmp_path: Path) -> None:
-    """A rejected token is a clear message, and the watch retries."""
+def test_wrong_token_is_logged(tmp_path: Path) -> None:
+    """A rejected token is one clear message, and the watch retries."""
     with (
         server(token="right") as api,
         capture_logs() as lines,
@@ -150,7 +150,7 @@ def test_certificate_that_is_not_trusted(tls: tuple[Path, Path]) -> None:
         assert api.requests.count() == 0
 
 
-def test_tls_with_a_server_that_speaks_none() -> None:
+def test_tls_with_a_plain_http_server() -> None:
     """https:// to a plain HTTP server is a clear error."""
     with server() as api, pytest.raises(SourceError, match="no TLS connection"):
         api_watches(Client(master=api.url.replace("http:", "https:")), "n1", SHORT)[0].once()

@@ -18,8 +18,8 @@ def warnings(lines: list[dict[str, object]]) -> list[str]:
     return [str(line.get("reason", line["event"])) for line in lines if line["log_level"] == "warning"]
 
 
-def test_dropped_connections_go_on_where_they_broke() -> None:
-    """After a drop the watch continues at the last version, without a list; loss and recovery are one line each."""
+def test_dropped_connections_resume_at_the_last_version() -> None:
+    """Without a list; loss and recovery are one line each."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -237,9 +237,9 @@ def test_object_that_cannot_be_decoded() -> None:
             follower.sees("b", "end")
             api.store.replace(service("a", clusterIP="10.96.0.77"), verbatim=True)
             follower.sees("a", "b", "end")
-    told = [it for it in warnings(lines) if "is skipped" in it]
-    assert len([it for it in told if "default/bad is skipped: spec.ports[0].port is 99999" in it]) == 1
-    assert len(told) == 3
+    skipped = [it for it in warnings(lines) if "is skipped" in it]
+    assert len([it for it in skipped if "default/bad is skipped: spec.ports[0].port is 99999" in it]) == 1
+    assert len(skipped) == 3
 
 
 def test_slow_node_watch_does_not_hold_up_the_others() -> None:

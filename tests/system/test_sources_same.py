@@ -52,10 +52,10 @@ def api_world(folder: Path) -> Iterator[World]:
         def apply(objects: Objects) -> None:
             for resource in (resources.NODES, resources.SERVICES, resources.ENDPOINT_SLICES):
                 present = {it["metadata"]["name"] for it in api.store.list(resource)}
-                wanted = {name: it for (kind, name), it in objects.items() if kind == resource.kind}
-                for name in present - wanted.keys():
+                expected = {name: it for (kind, name), it in objects.items() if kind == resource.kind}
+                for name in present - expected.keys():
                     api.store.delete(resource, "default", name)
-                for name, it in wanted.items():
+                for name, it in expected.items():
                     (api.store.replace if name in present else api.store.create)(it, verbatim=True)
 
         yield watches(api.url), apply
@@ -95,8 +95,10 @@ def states(world: World) -> list[Any]:
             before = len(follower.events)
             apply(objects)
             eventually(lambda before=before: len(follower.events) > before)
-            wanted = final(objects)
-            eventually(lambda wanted=wanted: {kind.value: follower.names(kind) for kind in Kind} == wanted)
+            expected = final(objects)
+            eventually(
+                lambda expected=expected: {kind.value: follower.names(kind) for kind in Kind} == expected
+            )
             quiet(follower)
             seen.append({kind: dict(follower.state[kind]) for kind in Kind})
     return seen

@@ -60,9 +60,9 @@ def test_requests_are_those_of_a_good_client() -> None:
             "limit": ["500"],
             "resourceVersion": ["0"],
         }
-        asked = parse_qs(watch.query)
-        assert 300 <= int(asked.pop("timeoutSeconds")[0]) <= 600
-        assert asked == {
+        parameters = parse_qs(watch.query)
+        assert 300 <= int(parameters.pop("timeoutSeconds")[0]) <= 600
+        assert parameters == {
             "labelSelector": ["!service.kubernetes.io/service-proxy-name"],
             "fieldSelector": ["spec.clusterIP!=None"],
             "watch": ["true"],
@@ -98,7 +98,7 @@ def test_list_in_pages() -> None:
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
         (first,) = watch.once()
         assert len(first.objects) == 1201
-        # What a cache answers need not be in pages; what is asked for afterwards is.
+        # The cache may ignore the page size; later pages have it.
         (second,) = watch.once()
         assert second.objects == first.objects
         assert any("continue=" in it.query for it in api.requests.entries("list"))
@@ -115,7 +115,7 @@ def test_list_that_expires_between_pages() -> None:
         thread = threading.Thread(target=lambda: answers.extend(watch.once()))
         api.faults.delay(0.2, verb="list")
         thread.start()
-        api.requests.wait(2, "list")  # the second page is asked for, and waits
+        api.requests.wait(2, "list")  # the request for the second page waits
         api.store.create(slice_of("new", "10.1.0.2"))
         api.faults.compact()
         thread.join(10)
@@ -198,12 +198,12 @@ def test_nothing_is_missed_while_everything_changes() -> None:
         api.store.create(service("last"))
 
         def same() -> bool:
-            wanted = {
+            expected = {
                 it["metadata"]["name"]: it["endpoints"][0]["addresses"][0]
                 for it in api.store.list(ENDPOINT_SLICES)
             }
             seen = follower.state.get(Kind.ENDPOINT_SLICE, {})
-            return wanted == {key.name: it.endpoints[0].address for key, it in seen.items()}
+            return expected == {key.name: it.endpoints[0].address for key, it in seen.items()}
 
         eventually(same)
         follower.sees("last")

@@ -1,4 +1,4 @@
-"""Two agents on one node: the second says so and leaves; what writes nothing may run beside the first."""
+"""Two agents on one node: the second exits, commands that write no rules run."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ RENDER = ["render", "-f", MANIFESTS, "--hostname-override=node1"]
 
 @pytest.fixture
 def first(api: ApiServer, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that has its rules in place."""
+    """A ready agent."""
     with running(tmp_path / "first", "--master", api.url, "--hostname-override=node1") as process:
         eventually(lambda: answers(HEALTH, "/readyz", 200))
         yield process
@@ -33,10 +33,10 @@ def pykubeproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["agent", "once"])
-def test_the_second_leaves(
+def test_a_second_agent_exits(
     api: ApiServer, first: subprocess.Popen[bytes], once: bool, tmp_path: Path
 ) -> None:
-    """With a line that names the first one's pid, and status 3; nothing was written, and the first goes on."""
+    """With status 3 and the pid of the first, which is not affected."""
     before = saved()
     flags = ["--master", api.url, "--hostname-override=node1", *(["--once"] if once else [])]
     second = pykubeproxy("run", *flags)
@@ -49,13 +49,13 @@ def test_the_second_leaves(
     eventually(lambda: any("10.96.0.20" in rule for rule in saved()))
 
 
-def test_cleanup_waits_for_the_end_of_the_agent(first: subprocess.Popen[bytes]) -> None:
-    """While it runs nothing is taken out, and the error says why; a dry run is welcome."""
+def test_cleanup_requires_a_stopped_agent(first: subprocess.Popen[bytes]) -> None:
+    """The error names the process; a dry run is allowed."""
     before = saved()
     for arguments in (["cleanup"], ["run", "--cleanup"]):
-        refused = pykubeproxy(*arguments)
-        assert refused.returncode == 1
-        assert refused.stderr.startswith(f"Error: another pykubeproxy, process {first.pid} (")
+        rejected = pykubeproxy(*arguments)
+        assert rejected.returncode == 1
+        assert rejected.stderr.startswith(f"Error: another pykubeproxy, process {first.pid} (")
     assert "would be removed" in pykubeproxy("cleanup", "--dry-run").stdout
     assert saved() == before
     first.kill()
@@ -65,7 +65,8 @@ def test_cleanup_waits_for_the_end_of_the_agent(first: subprocess.Popen[bytes]) 
 
 
 @pytest.mark.parametrize("arguments", [QUIET, RENDER], ids=["init-only", "render"])
-def test_what_writes_no_rules_runs_beside_it(first: subprocess.Popen[bytes], arguments: list[str]) -> None:
-    """An init container of the next agent, or somebody who wants to see rules."""
+def test_commands_that_write_no_rules_run_beside_an_agent(
+    first: subprocess.Popen[bytes], arguments: list[str]
+) -> None:
     done = pykubeproxy(*arguments)
     assert done.returncode == 0, done.stderr

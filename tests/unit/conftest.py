@@ -1,4 +1,4 @@
-"""What unit tests share."""
+"""Fixtures for unit tests."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from pykubeproxy.rules import balancing, tree
 
 @pytest.fixture(scope="module")
 def small_trees() -> Iterator[None]:
-    """A handful of services is enough for dispatch trees, and of endpoints for groups, of more than one level."""
+    """Lower the thresholds so that few services and endpoints make trees and groups of several levels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "LEAF", 1)
         patch.setattr(balancing, "GROUPS_ABOVE", 1)

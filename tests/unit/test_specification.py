@@ -14,7 +14,7 @@ from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.config import ACTIONS, SETTINGS
 from tests import specification
-from tests.fakes.asking import RECORDING, recorded
+from tests.fakes.http_client import RECORDING, recorded_response
 
 TESTS = Path(__file__).parent.parent
 NAMED = {
@@ -37,7 +37,7 @@ def leaves(content: Mapping[str, object], path: str = "") -> Iterator[str]:
 def test_every_flag() -> None:
     """Those of the program and those that a kube-proxy was recorded with, each once."""
     listed = [row.flag for row in specification.SETTINGS if row.flag]
-    theirs = re.findall(r"^([a-z-]+): ", recorded("GET :10249/flagz").body, re.MULTILINE)
+    theirs = re.findall(r"^([a-z-]+): ", recorded_response("GET :10249/flagz").body, re.MULTILINE)
     ours = {setting.flag for setting in SETTINGS + ACTIONS if setting.flag} | {"help"}
     assert len(theirs) == 59
     assert set(theirs) <= set(listed)
@@ -47,7 +47,7 @@ def test_every_flag() -> None:
 def test_every_field() -> None:
     """Those of the program and those that a kube-proxy was recorded with, each once, and beside its own flag."""
     listed = [row.field for row in specification.SETTINGS if row.field]
-    theirs = set(leaves(json.loads(recorded("GET :10249/configz").body)["kubeproxy.config.k8s.io"]))
+    theirs = set(leaves(json.loads(recorded_response("GET :10249/configz").body)["kubeproxy.config.k8s.io"]))
     assert theirs - {"kind", "apiVersion"} <= set(listed)
     assert sorted(listed) == sorted(setting.field for setting in SETTINGS if setting.field)
     pairs = {(row.flag, row.field) for row in specification.SETTINGS}
@@ -56,7 +56,9 @@ def test_every_field() -> None:
 
 def test_every_metric() -> None:
     """Those of the program and those that a kube-proxy was recorded with."""
-    theirs = set(re.findall(r"^# TYPE kubeproxy_(\S+)", recorded("GET :10249/metrics").body, re.MULTILINE))
+    theirs = set(
+        re.findall(r"^# TYPE kubeproxy_(\S+)", recorded_response("GET :10249/metrics").body, re.MULTILINE)
+    )
     ours = {
         f"{it.name}_total" if it.type == "counter" else it.name
         for it in Metrics(lambda _: 0).registry.collect()
@@ -70,7 +72,7 @@ def test_every_metric() -> None:
 def test_every_page() -> None:
     """Those recorded, and those that /statusz names."""
     titles = re.findall(r"^### GET (:\d+/\w*)", RECORDING.read_text(), re.MULTILINE)
-    (paths,) = re.findall(r"^Paths  (.*)$", recorded("GET :10249/statusz").body, re.MULTILINE)
+    (paths,) = re.findall(r"^Paths  (.*)$", recorded_response("GET :10249/statusz").body, re.MULTILINE)
     assert {*titles, *(f":10249{path}" for path in paths.split())} <= specification.ENDPOINTS.keys()
 
 

@@ -1,4 +1,4 @@
-"""The tables of one family over failures and across the border between small and large clusters."""
+"""Sync one family: failures, and the threshold for large clusters."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
 
-def on_terms(**iptables: object) -> RuleContext:
+def context(**iptables: object) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -32,8 +32,8 @@ def on_terms(**iptables: object) -> RuleContext:
     return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4)
 
 
-class Followed:
-    """A cluster and the tables that follow it."""
+class SyncedTables:
+    """A cluster and its tables."""
 
     def __init__(self, *events: Event) -> None:
         self.cluster = Cluster()
@@ -42,29 +42,29 @@ class Followed:
         self.tables = FamilyTables(self.live, 200)
         self.apply(*events)
 
-    def apply(self, *events: Event, on: RuleContext | None = None) -> None:
-        self.sync(*events, on=on)
+    def apply(self, *events: Event, rules_context: RuleContext | None = None) -> None:
+        self.sync(*events, rules_context=rules_context)
 
-    def sync(self, *events: Event, on: RuleContext | None = None) -> SyncReport:
+    def sync(self, *events: Event, rules_context: RuleContext | None = None) -> SyncReport:
         changed = {key for event in events for key in self.cluster.apply(event)}
-        return self.tables.sync(self.cluster, changed, on or on_terms())
+        return self.tables.sync(self.cluster, changed, rules_context or context())
 
     def chains(self) -> dict[ChainKey, tuple[str, ...]]:
         return dict(self.live.save().chains)
 
-    def agrees(self) -> bool:
-        """Whether the tables are those that a fresh start would write."""
+    def equals_fresh_start(self) -> bool:
+        """Return whether the tables equal those that a fresh start writes."""
         fresh = FakeIptables()
         fresh.counters.update(skeleton.NFACCT_NAMES)
-        FamilyTables(fresh, None).sync(self.cluster, (), on_terms())
+        FamilyTables(fresh, None).sync(self.cluster, (), context())
         return self.chains() == dict(fresh.save().chains)
 
 
 WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 
 
-def many(count: int) -> tuple[Endpoint, ...]:
-    """Endpoints of which every second one is not ready: those count as well."""
+def endpoints(count: int) -> tuple[Endpoint, ...]:
+    """Return endpoints; every second one is not ready, and counts as well."""
     return tuple(endpoint(f"10.244.{n // 250}.{n % 250 + 1}", ready=n % 2 == 0) for n in range(count))
 
 
@@ -72,57 +72,57 @@ def comments(chains: dict[ChainKey, tuple[str, ...]], prefix: str) -> int:
     return sum("--comment" in rule for key in chains if key.chain.startswith(prefix) for rule in chains[key])
 
 
-def test_exactly_a_thousand_endpoints_are_not_many() -> None:
-    """One more, and comments go; one less, and they are back, also in services that did not change."""
+def test_more_than_a_thousand_endpoints_drop_comments() -> None:
+    """Comments return below the threshold, also for services that did not change."""
     other = slice_of("10.244.9.9", service="other")
-    followed = Followed(*WEB, Updated(service("other", cluster_ip="10.96.0.11")), Updated(other))
-    followed.apply(Updated(slice_of(*many(999))))
-    assert comments(followed.chains(), "KUBE-SEP-") == 2 * 501
-    followed.apply(Updated(slice_of(*many(1000))))
-    assert comments(followed.chains(), "KUBE-SEP-") == 0
-    # What marks for masquerading keeps its comment.
-    assert comments(followed.chains(), "KUBE-SVC-") == 2
-    assert followed.agrees()
-    followed.apply(Updated(slice_of(*many(999))))
-    assert comments(followed.chains(), "KUBE-SEP-") == 2 * 501
-    assert followed.agrees()
+    synced = SyncedTables(*WEB, Updated(service("other", cluster_ip="10.96.0.11")), Updated(other))
+    synced.apply(Updated(slice_of(*endpoints(999))))
+    assert comments(synced.chains(), "KUBE-SEP-") == 2 * 501
+    synced.apply(Updated(slice_of(*endpoints(1000))))
+    assert comments(synced.chains(), "KUBE-SEP-") == 0
+    # The masquerading rules keep their comments.
+    assert comments(synced.chains(), "KUBE-SVC-") == 2
+    assert synced.equals_fresh_start()
+    synced.apply(Updated(slice_of(*endpoints(999))))
+    assert comments(synced.chains(), "KUBE-SEP-") == 2 * 501
+    assert synced.equals_fresh_start()
 
 
-def test_families_are_counted_apart() -> None:
-    """A thousand endpoints of IPv6 do not take IPv4's comments."""
+def test_endpoints_are_counted_per_family() -> None:
+    """A thousand IPv6 endpoints do not drop IPv4's comments."""
     six = tuple(endpoint(f"fd00::{n + 1:x}") for n in range(1500))
     both = service(cluster_ips=("10.96.0.10", "fd00:96::10"))
-    followed = Followed(Updated(both), Updated(slice_of("10.244.1.5")), Updated(slice_of(*six)))
-    assert comments(followed.chains(), "KUBE-SEP-") == 2
+    synced = SyncedTables(Updated(both), Updated(slice_of("10.244.1.5")), Updated(slice_of(*six)))
+    assert comments(synced.chains(), "KUBE-SEP-") == 2
 
 
 @pytest.mark.parametrize("where", ["save", "restore"])
-def test_after_a_failure_everything_is_gone_through(where: str) -> None:
-    """Even if the failed restore has carried out a part of its blocks."""
-    followed = Followed(*WEB)
-    whole = getattr(followed.live, where)
+def test_a_failed_sync_is_followed_by_a_full_sync(where: str) -> None:
+    """Also if the failed restore applied some of its blocks."""
+    synced = SyncedTables(*WEB)
+    original = getattr(synced.live, where)
 
-    def half(text: str) -> None:
+    def fail_halfway(text: str) -> None:
         if where == "restore":
-            whole(text.split("COMMIT\n")[0] + "COMMIT\n")
+            original(text.split("COMMIT\n")[0] + "COMMIT\n")
         raise Failed("iptables-restore", 1, "killed")
 
-    followed.tables.require_resync()
-    setattr(followed.live, where, half)
+    synced.tables.require_resync()
+    setattr(synced.live, where, fail_halfway)
     with pytest.raises((SyncFailed, KernelError)):
-        followed.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
-    setattr(followed.live, where, whole)
-    followed.apply()
-    assert followed.agrees()
+        synced.apply(Updated(slice_of(endpoint("10.244.1.5", ready=False))))
+    setattr(synced.live, where, original)
+    synced.apply()
+    assert synced.equals_fresh_start()
 
 
-class Deaf:
-    """A watch that the kernel does not answer before a write, or after it, for want of memory."""
+class FailingWatch:
+    """A table watch that runs out of memory before or after a write."""
 
     name = "drift"
 
     def __init__(self) -> None:
-        self.fails = ""
+        self.fails_when = ""
 
     @contextlib.contextmanager
     def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:
@@ -131,7 +131,7 @@ class Deaf:
         self._fail("after")
 
     def _fail(self, when: str) -> None:
-        if self.fails == when:
+        if self.fails_when == when:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
     def command_started(self, process: int) -> None: ...
@@ -140,95 +140,95 @@ class Deaf:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_watch_that_gets_no_answer_is_a_failure_like_others(when: str) -> None:
-    """The agent says why and tries again, where anything but a KernelError would end it."""
-    followed, deaf = Followed(), Deaf()
-    followed.tables = FamilyTables(WatchedTables(followed.live, deaf), 200)
-    deaf.fails = when
+def test_a_failing_watch_fails_the_sync(when: str) -> None:
+    """The error is a SyncFailed, so the agent retries instead of ending."""
+    synced, watch = SyncedTables(), FailingWatch()
+    synced.tables = FamilyTables(WatchedTables(synced.live, watch), 200)
+    watch.fails_when = when
     with pytest.raises(SyncFailed, match="cannot watch the tables while writing to them: No buffer space"):
-        followed.apply(*WEB)
-    deaf.fails = ""
-    followed.apply()
-    assert followed.agrees()
+        synced.apply(*WEB)
+    watch.fails_when = ""
+    synced.apply()
+    assert synced.equals_fresh_start()
 
 
-def test_a_refused_rule_names_its_service() -> None:
-    """Where no service at all can be written none is set aside, and what was written before stays as it was."""
-    followed = Followed(*WEB)
-    followed.live.refuses = lambda rule: "-j DNAT" in rule
-    before = followed.chains()
+def test_a_rejected_rule_names_its_service() -> None:
+    """If no service can be written, none is quarantined and the tables stay unchanged."""
+    synced = SyncedTables(*WEB)
+    synced.live.rejects = lambda rule: "-j DNAT" in rule
+    before = synced.chains()
     with pytest.raises(SyncFailed) as caught:
-        followed.apply(Updated(slice_of("10.244.1.5", "10.244.1.6")))
+        synced.apply(Updated(slice_of("10.244.1.5", "10.244.1.6")))
     assert caught.value.service == "ns/web:http"
     assert "ns/web:http" in str(caught.value)
-    assert followed.chains() == before
+    assert synced.chains() == before
 
 
-def test_a_sync_without_any_change_asks_the_kernel_nothing() -> None:
-    """Events that concern nobody cost nothing."""
-    followed = Followed(*WEB)
-    saves, texts = followed.live.saves, len(followed.live.texts)
-    followed.apply(Updated(slice_of("10.244.1.5")))
-    assert (followed.live.saves, len(followed.live.texts)) == (saves, texts)
+def test_a_sync_without_changes_does_not_access_the_kernel() -> None:
+    """Events that change no rule neither read nor write tables."""
+    synced = SyncedTables(*WEB)
+    saves, texts = synced.live.saves, len(synced.live.texts)
+    synced.apply(Updated(slice_of("10.244.1.5")))
+    assert (synced.live.saves, len(synced.live.texts)) == (saves, texts)
 
 
-def test_another_mark_is_written_everywhere() -> None:
-    """No rule keeps the old one."""
-    followed = Followed(*WEB)
-    followed.apply(on=on_terms(masqueradeBit=31))
+def test_a_changed_masquerade_mark_replaces_the_old_one() -> None:
+    """No rule keeps the old mark."""
+    synced = SyncedTables(*WEB)
+    synced.apply(rules_context=context(masqueradeBit=31))
     rules = [
-        rule for rules in followed.chains().values() for rule in rules if "mark" in rule.split("--comment")[0]
+        rule for rules in synced.chains().values() for rule in rules if "mark" in rule.split("--comment")[0]
     ]
     assert not [rule for rule in rules if "0x4000" in rule]
     assert any("0x80000000" in rule for rule in rules)
 
 
 def test_deleted_chains_are_counted() -> None:
-    """Those of a partial sync, and those that a full sync finds unused in the tables."""
-    followed = Followed(*WEB)
-    report = followed.sync(Deleted(Kind.SERVICE, Key("ns", "web")))
+    """Both partial and full syncs count them."""
+    synced = SyncedTables(*WEB)
+    report = synced.sync(Deleted(Kind.SERVICE, Key("ns", "web")))
     assert (report.full, report.chains_deleted) == (False, 2)
-    followed.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j KUBE-SEP-OLD",)
-    followed.live.tables["nat"]["KUBE-SEP-OLD"] = ()
-    followed.tables.require_resync()
-    assert followed.sync().chains_deleted == 2
+    synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j KUBE-SEP-OLD",)
+    synced.live.tables["nat"]["KUBE-SEP-OLD"] = ()
+    synced.tables.require_resync()
+    assert synced.sync().chains_deleted == 2
 
 
-def test_a_full_sync_that_only_deletes_has_written() -> None:
-    """Flows made by the deleted rules may be stale."""
-    followed = Followed(*WEB)
-    followed.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j RETURN",)
-    followed.tables.require_resync()
-    report = followed.sync()
+def test_a_full_sync_that_only_deletes_reports_a_write() -> None:
+    """Flows created by the deleted rules may be stale."""
+    synced = SyncedTables(*WEB)
+    synced.live.tables["nat"]["KUBE-SVC-OLD"] = ("-j RETURN",)
+    synced.tables.require_resync()
+    report = synced.sync()
     assert (report.full, report.chains_written, report.wrote) == (True, 0, True)
-    followed.tables.require_resync()
-    assert not followed.sync().wrote
+    synced.tables.require_resync()
+    assert not synced.sync().wrote
 
 
 def test_of_two_ports_with_the_same_name_the_last_counts() -> None:
     """The API server rejects such a Service, a manifest may hold one; its chains hold the rules of one port."""
     ports = (Port("http", Protocol.TCP, 80), Port("http", Protocol.TCP, 8080))
-    followed = Followed(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
-    assert followed.chains()[skeleton.NAT_SERVICES][0].count("--dport 8080") == 1
-    assert len(followed.chains()[skeleton.NAT_SERVICES]) == 2
-    followed.tables.require_resync()
-    assert not followed.sync().wrote
-    assert not followed.tables.detect_drift(scope())
+    synced = SyncedTables(Updated(service(ports=ports)), Updated(slice_of("10.244.1.5")))
+    assert synced.chains()[skeleton.NAT_SERVICES][0].count("--dport 8080") == 1
+    assert len(synced.chains()[skeleton.NAT_SERVICES]) == 2
+    synced.tables.require_resync()
+    assert not synced.sync().wrote
+    assert not synced.tables.detect_drift(scope())
 
 
 def test_rules_that_are_no_longer_wanted_are_not_reported_as_restored() -> None:
     """The rule for 127.0.0.0/8 is gone from the kubelet's chain, and so is the setting that needs it."""
-    followed = Followed(*WEB)
-    followed.live.tables["filter"]["KUBE-FIREWALL"] = ()
-    assert followed.tables.detect_drift(scope())
-    assert not followed.sync(on=on_terms(localhostNodePorts=False)).drift
+    synced = SyncedTables(*WEB)
+    synced.live.tables["filter"]["KUBE-FIREWALL"] = ()
+    assert synced.tables.detect_drift(scope())
+    assert not synced.sync(on=context(localhostNodePorts=False)).drift
 
 
 def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> None:
     """It cannot be deleted."""
-    followed = Followed(*WEB)
-    followed.live.tables["nat"].update({"KUBE-SVC-OLD": ("-j RETURN",), "THEIRS": ("-j KUBE-SVC-OLD",)})
-    followed.tables.require_resync()
-    report = followed.sync()
+    synced = SyncedTables(*WEB)
+    synced.live.tables["nat"].update({"KUBE-SVC-OLD": ("-j RETURN",), "THEIRS": ("-j KUBE-SVC-OLD",)})
+    synced.tables.require_resync()
+    report = synced.sync()
     assert (report.chains_written, report.chains_deleted) == (1, 0)
-    assert followed.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()
+    assert synced.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()

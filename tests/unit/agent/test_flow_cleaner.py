@@ -91,13 +91,13 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
 
 def test_deletes_stale_flows_and_reports(table: Table) -> None:
     """Only stale flows are deleted; the callback gets family, seconds and number."""
-    told: list[tuple[Family, float, int]] = []
-    cleaner = FlowCleaner(0, lambda *args: told.append(args))
+    reports: list[tuple[Family, float, int]] = []
+    cleaner = FlowCleaner(0, lambda *args: reports.append(args))
     table.flows = [flow("10.244.0.5"), flow("10.244.0.6"), flow("10.244.0.7")]
     Syncs(cleaner).pods("10.244.0.6")
     cleaner.clean()
     assert table.deleted == [table.flows[0], table.flows[2]]
-    ((family, seconds, deleted),) = told
+    ((family, seconds, deleted),) = reports
     assert (family, deleted) == (Family.IPV4, 2)
     assert seconds > 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from pykubeproxy.agent.observe.health import Health, health_pages, timestamp
 from pykubeproxy.objects import Family, Node
-from tests.fakes.asking import TRANSPORT, Asked, ask, recorded
+from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
 
 SYNC_PERIOD = 30.0
@@ -47,8 +47,8 @@ class Setting:
         for family in Family:
             self.health.sync_succeeded(family)
 
-    def ask(self, name: str) -> Asked:
-        return ask(self._port, f"/{name}")
+    def ask(self, name: str) -> Response:
+        return fetch(self._port, f"/{name}")
 
     def content(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(self.ask(name).body)
@@ -96,12 +96,12 @@ def test_responses_equal_kube_proxys(node: Setting, title: str, eligible: bool) 
     if not eligible:
         node.health.node_changed(DOOMED)
     node.time.pass_(5)
-    wanted, got = recorded(title), node.ask("livez" if "livez" in title else "healthz")
-    assert got.status == wanted.status
+    expected, got = recorded_response(title), node.ask("livez" if "livez" in title else "healthz")
+    assert got.status == expected.status
     assert {k: v for k, v in got.headers.items() if k not in TRANSPORT | {"Content-Length"}} == {
-        k: v for k, v in wanted.headers.items() if k != "Content-Length"
+        k: v for k, v in expected.headers.items() if k != "Content-Length"
     }
-    assert _without_times(got.body) == _without_times(wanted.body)
+    assert _without_times(got.body) == _without_times(expected.body)
 
 
 def _without_times(body: str) -> str:

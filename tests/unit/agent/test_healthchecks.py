@@ -10,8 +10,8 @@ from pykubeproxy.agent.observe.healthchecks import Check, DesiredChecks, HealthC
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import EndpointPort, Family, Key, Node, Port, Protocol, Service
-from tests.fakes.asking import TRANSPORT, ask, free_port, recorded
-from tests.fakes.notes import Notes
+from tests.fakes.http_client import TRANSPORT, fetch, free_port, recorded_response
+from tests.fakes.recorder import FakeRecorder
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report
 
@@ -23,7 +23,7 @@ class Proxy:
     """Health checks of a proxy whose health is a variable."""
 
     def __init__(self) -> None:
-        self.notes = Notes()
+        self.notes = FakeRecorder()
         self.healthy = True
         self.checks = HealthChecks(HERE, self.notes, lambda: self.healthy)
 
@@ -46,18 +46,18 @@ def port() -> int:
 def test_responses_equal_kube_proxys(proxy: Proxy, port: int, title: str, count: int) -> None:
     """Status, headers and body equal the recorded ones, on any path."""
     proxy.checks.apply({WEB: Check(port, count)}, ["127.0.0.1"])
-    wanted = recorded(title)
+    expected = recorded_response(title)
     for path in ("/", "/healthz", "/some/path?query"):
-        got = ask(port, path)
-        assert (got.status, got.body) == (wanted.status, wanted.body)
-        assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == wanted.headers
+        got = fetch(port, path)
+        assert (got.status, got.body) == (expected.status, expected.body)
+        assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == expected.headers
 
 
 def test_an_unhealthy_proxy_fails_the_checks(proxy: Proxy, port: int) -> None:
     """The weight is still reported."""
     proxy.checks.apply({WEB: Check(port, 3)}, ["127.0.0.1"])
     proxy.healthy = False
-    got = ask(port)
+    got = fetch(port)
     assert (got.status, got.headers["X-Load-Balancing-Endpoint-Weight"]) == (503, "3")
     assert '"serviceProxyHealthy": false' in got.body
 
@@ -65,14 +65,14 @@ def test_an_unhealthy_proxy_fails_the_checks(proxy: Proxy, port: int) -> None:
 def test_ports_open_and_close_with_services(proxy: Proxy, port: int) -> None:
     """Counts change in place; a closed port may serve another Service at once."""
     proxy.checks.apply({WEB: Check(port, 0)}, ["127.0.0.1"])
-    assert ask(port).status == 503
+    assert fetch(port).status == 503
     proxy.checks.apply({WEB: Check(port, 2)}, ["127.0.0.1"])
-    assert ask(port).status == 200
+    assert fetch(port).status == 200
     proxy.checks.apply({Key("default", "other"): Check(port, 1)}, ["127.0.0.1"])
-    assert '"name": "other"' in ask(port).body
+    assert '"name": "other"' in fetch(port).body
     proxy.checks.apply({}, ["127.0.0.1"])
     with pytest.raises(ConnectionRefusedError):
-        ask(port)
+        fetch(port)
     assert proxy.notes.events == []
 
 
@@ -80,14 +80,14 @@ def test_only_the_given_hosts_are_bound(proxy: Proxy, port: int) -> None:
     """One listener per host; hosts may change."""
     checks = {WEB: Check(port, 1)}
     proxy.checks.apply(checks, ["127.0.0.2", "127.0.0.3"])
-    assert ask(port, host="127.0.0.2").status == ask(port, host="127.0.0.3").status == 200
+    assert fetch(port, host="127.0.0.2").status == fetch(port, host="127.0.0.3").status == 200
     with pytest.raises(ConnectionRefusedError):
-        ask(port, host="127.0.0.1")
+        fetch(port, host="127.0.0.1")
     proxy.checks.apply(checks, [""])
-    assert ask(port, host="127.0.0.1").status == ask(port, host="::1").status == 200
+    assert fetch(port, host="127.0.0.1").status == fetch(port, host="::1").status == 200
     proxy.checks.apply(checks, ["127.0.0.3"])
     with pytest.raises(ConnectionRefusedError):
-        ask(port, host="127.0.0.2")
+        fetch(port, host="127.0.0.2")
 
 
 def test_a_port_in_use_is_reported_once_and_retried(proxy: Proxy) -> None:
@@ -99,7 +99,7 @@ def test_a_port_in_use_is_reported_once_and_retried(proxy: Proxy) -> None:
         for _ in range(3):
             proxy.checks.apply(checks, ["127.0.0.1"])
             proxy.checks.retry()
-        assert ask(second).status == 200
+        assert fetch(second).status == 200
     (event,) = proxy.notes.events
     assert (event.kind, event.regarding, event.type, event.reason) == (
         "Service",
@@ -111,7 +111,7 @@ def test_a_port_in_use_is_reported_once_and_retried(proxy: Proxy) -> None:
     assert HERE in event.note
     assert "in use" in event.note
     proxy.checks.retry()
-    assert ask(port).status == 200
+    assert fetch(port).status == 200
 
 
 def test_local_ready_addresses_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""The agent's loop, on a clock of the test's own and tables in memory."""
+"""The agent's reconcile loop, on a test clock and tables in memory."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ BROKEN = Failed("iptables-restore", 1, "out of order")
 
 
 class Clock:
-    """Goes on only when the agent waits."""
+    """A clock that advances only while the agent waits."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -46,8 +46,8 @@ class Clock:
         return self.now
 
 
-class Script(Mailbox):
-    """Hands out messages at their times, in seconds since the start, and runs what a test wants done at a time."""
+class ScriptedMailbox(Mailbox):
+    """Delivers messages and runs functions at set times, in seconds since the start."""
 
     def __init__(self, clock: Clock, *steps: tuple[float, object]) -> None:
         super().__init__()
@@ -72,18 +72,18 @@ class Script(Mailbox):
         return messages
 
 
-class Family4:
-    """IPv4, opened, with tables in memory; `complaint`, if set, is what its kernel says when asked for facts."""
+class FakeFamily:
+    """IPv4 with tables in memory; `facts_error`, if set, is raised when facts are read."""
 
     def __init__(self) -> None:
         self.live = FakeIptables()
         self.live.counters.update(skeleton.NFACCT_NAMES)
         self.tables = FamilyTables(self.live, 200)
-        self.complaint: KernelError | None = None
+        self.facts_error: KernelError | None = None
 
     def facts(self, with_addresses: bool) -> KernelFacts:
-        if self.complaint:
-            raise self.complaint
+        if self.facts_error:
+            raise self.facts_error
         return KernelFacts(("192.168.99.10",))
 
     def rules(self, key: ChainKey) -> tuple[str, ...]:
@@ -92,13 +92,13 @@ class Family4:
 
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kube-proxy in another mode may have left on this machine is none of the tests' business."""
+    """Leave the machine's nftables tables alone."""
     monkeypatch.setattr(loop, "remove_nftables_mode", lambda: None)
 
 
 @pytest.fixture
-def family() -> Family4:
-    return Family4()
+def family() -> FakeFamily:
+    return FakeFamily()
 
 
 @pytest.fixture
@@ -112,19 +112,19 @@ def config(**fields: object) -> Config:
 
 
 def run(
-    family: Family4,
+    family: FakeFamily,
     clock: Clock,
     *steps: tuple[float, object],
     settings: Config | None = None,
-    onlookers: Observers | None = None,
+    observers: Observers | None = None,
     **options: bool,
-) -> tuple[int, Script]:
-    """Run an agent to its end, which is a Stop unless it ends by itself."""
-    script = Script(clock, *steps)
+) -> tuple[int, ScriptedMailbox]:
+    """Run an agent until it stops; return its exit status and the mailbox."""
+    script = ScriptedMailbox(clock, *steps)
     families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
-    onlookers = onlookers or create_autospec(Observers, instance=True)
+    observers = observers or create_autospec(Observers, instance=True)
     flows = create_autospec(FlowCleaner, instance=True)
-    agent = Agent(settings or config(), NODE, families, script, onlookers, flows, clock=clock, **options)  # type: ignore[arg-type]
+    agent = Agent(settings or config(), NODE, families, script, observers, flows, clock=clock, **options)  # type: ignore[arg-type]
     return agent.run(), script
 
 
@@ -136,32 +136,39 @@ STOP = Stop(0, "SIGTERM")
 STARTED = [*at(1, *LISTS, Listed(Kind.NODE, (HERE,)))]
 
 
-def test_what_no_rule_follows_from_is_no_reason_for_a_sync(family: Family4, clock: Clock) -> None:
-    """Else a heartbeat of the Node, or a pod's new interface, would have the next change wait."""
-    onlookers = create_autospec(Observers, instance=True)
-    nothing = (
+def test_events_without_effect_on_rules_trigger_no_sync(family: FakeFamily, clock: Clock) -> None:
+    """A node heartbeat must not delay the next change."""
+    observers = create_autospec(Observers, instance=True)
+    unrelated = (
         Updated(service()),
         Updated(HERE),
         Deleted(Kind.SERVICE, Key("ns", "gone")),
         AddressesChanged(),
     )
-    more = Updated(slice_of("10.244.1.5", "10.244.1.6"))
-    run(family, clock, *STARTED, *at(10, *nothing), *at(10.5, more), *at(10.6, STOP), onlookers=onlookers)
-    assert onlookers.sync_succeeded.call_count == 2
+    relevant = Updated(slice_of("10.244.1.5", "10.244.1.6"))
+    run(
+        family,
+        clock,
+        *STARTED,
+        *at(10, *unrelated),
+        *at(10.5, relevant),
+        *at(10.6, STOP),
+        observers=observers,
+    )
+    assert observers.sync_succeeded.call_count == 2
     assert len(family.rules(WEB)) == 3
 
 
-def test_addresses_count_where_node_ports_go_by_them(family: Family4, clock: Clock) -> None:
-    """With nodePortAddresses a sync follows from their change."""
-    onlookers = create_autospec(Observers, instance=True)
+def test_an_address_change_triggers_a_sync_with_node_port_addresses(family: FakeFamily, clock: Clock) -> None:
+    observers = create_autospec(Observers, instance=True)
     settings = config(nodePortAddresses=["192.168.99.0/24"])
     steps = (*STARTED, *at(10, AddressesChanged()), *at(11, STOP))
-    run(family, clock, *steps, settings=settings, onlookers=onlookers)
-    assert onlookers.sync_succeeded.call_count == 2
+    run(family, clock, *steps, settings=settings, observers=observers)
+    assert observers.sync_succeeded.call_count == 2
 
 
-def test_nothing_is_written_before_everything_is_listed(family: Family4, clock: Clock) -> None:
-    """However long it takes: half a cluster's rules are worse than those of before. And it waits without haste."""
+def test_nothing_is_written_before_all_kinds_are_listed(family: FakeFamily, clock: Clock) -> None:
+    """The rules of half a cluster are worse than the old ones. Waiting does not poll."""
     steps = [*at(0, LISTS[0], Listed(Kind.NODE, (HERE,))), *at(900, STOP)]
     code, script = run(family, clock, *steps)
     assert code == 0
@@ -169,18 +176,16 @@ def test_nothing_is_written_before_everything_is_listed(family: Family4, clock: 
     assert script.waits < 60
 
 
-def test_a_stop_leaves_the_rules(family: Family4, clock: Clock) -> None:
-    """SIGTERM ends the loop with status 0 and touches nothing."""
+def test_a_stop_keeps_the_rules(family: FakeFamily, clock: Clock) -> None:
+    """SIGTERM ends the loop with status 0."""
     code, _ = run(family, clock, *STARTED, *at(20, STOP))
     assert code == 0
     assert len(family.live.texts) == 1
     assert family.rules(WEB)
 
 
-def test_the_first_change_is_acted_on_at_once_and_more_of_them_together(
-    family: Family4, clock: Clock
-) -> None:
-    """Twenty changes within minSyncPeriod give two restores."""
+def test_changes_within_min_sync_period_are_coalesced(family: FakeFamily, clock: Clock) -> None:
+    """The first change is synced at once; twenty changes take two restores."""
     changes = [
         step
         for n in range(20)
@@ -189,19 +194,18 @@ def test_the_first_change_is_acted_on_at_once_and_more_of_them_together(
     times: list[float] = []
     restore = family.live.restore
 
-    def noted(text: str) -> None:
+    def recorded(text: str) -> None:
         times.append(clock.now - 1000)
         restore(text)
 
-    family.live.restore = noted  # type: ignore[method-assign]
+    family.live.restore = recorded  # type: ignore[method-assign]
     settings = config(iptables={"minSyncPeriod": "5s"})
     run(family, clock, *STARTED, *changes, *at(20, STOP), settings=settings)
     assert times == [1, 10, 15]
     assert "10.244.1.29:8080" in family.live.texts[-1]
 
 
-def test_endpoint_churn_leaves_the_shared_chains_alone(family: Family4, clock: Clock) -> None:
-    """Only the service's own chains are named."""
+def test_an_endpoint_change_writes_only_chains_of_its_service(family: FakeFamily, clock: Clock) -> None:
     run(family, clock, *STARTED, *at(10, Updated(slice_of("10.244.1.5", "10.244.1.6"))), *at(20, STOP))
     lines = family.live.texts[-1].splitlines()
     named = [line.split()[0] for line in lines if line.startswith(":")]
@@ -209,47 +213,51 @@ def test_endpoint_churn_leaves_the_shared_chains_alone(family: Family4, clock: C
     assert sorted(name[:10] for name in named) == [":KUBE-SEP-", ":KUBE-SVC-"]
 
 
-def test_a_change_that_comes_while_the_kernel_cannot_be_asked_is_not_lost(
-    family: Family4, clock: Clock
-) -> None:
-    """It is written as soon as the kernel answers, without another change being needed."""
+def test_a_change_during_failing_facts_is_written_later(family: FakeFamily, clock: Clock) -> None:
+    """The retry needs no further change."""
 
-    def breaks() -> None:
-        family.complaint = KernelError("no answer")
+    def break_kernel() -> None:
+        family.facts_error = KernelError("no answer")
 
-    def heals() -> None:
-        family.complaint = None
+    def repair_kernel() -> None:
+        family.facts_error = None
 
     changed = Updated(slice_of("10.244.1.6"))
-    run(family, clock, *STARTED, (10, breaks), *at(10, changed), (12, heals), *at(60, STOP))
+    run(family, clock, *STARTED, (10, break_kernel), *at(10, changed), (12, repair_kernel), *at(60, STOP))
     assert any("10.244.1.6:8080" in rule for rule in family.rules(WEB))
 
 
-def test_a_failed_restore_is_tried_again_ever_more_slowly(family: Family4, clock: Clock) -> None:
-    """After 1, 2, 4 ... seconds, at most syncPeriod apart; then all is written that changed meanwhile."""
+def test_a_failed_restore_is_retried_with_backoff(family: FakeFamily, clock: Clock) -> None:
+    """Delays are 1, 2, 4 ... seconds up to syncPeriod; changes of that time are written."""
 
-    def breaks() -> None:
+    def break_kernel() -> None:
         family.live.failure = BROKEN
 
-    def heals() -> None:
+    def repair_kernel() -> None:
         family.live.failure = None
 
-    tried: list[float] = []
+    attempts: list[float] = []
     save = family.live.save
 
-    def noted(tables: object = None) -> object:
-        tried.append(clock.now - 1000)
+    def recorded(tables: object = None) -> object:
+        attempts.append(clock.now - 1000)
         return save(tables)  # type: ignore[arg-type]
 
-    steps = [*STARTED, (5, breaks), *at(10, Updated(slice_of("10.244.1.6"))), (90, heals), *at(110, STOP)]
-    family.live.save = noted  # type: ignore[method-assign]
+    steps = [
+        *STARTED,
+        (5, break_kernel),
+        *at(10, Updated(slice_of("10.244.1.6"))),
+        (90, repair_kernel),
+        *at(110, STOP),
+    ]
+    family.live.save = recorded  # type: ignore[method-assign]
     run(family, clock, *steps)
-    assert tried == [1, 11, 13, 17, 25, 41, 71, 101]
+    assert attempts == [1, 11, 13, 17, 25, 41, 71, 101]
     assert any("10.244.1.6:8080" in rule for rule in family.rules(WEB))
 
 
-def test_a_flushed_table_is_noticed(family: Family4, clock: Clock) -> None:
-    """Everything is looked at every syncPeriod, even if nobody has told of a change."""
+def test_a_flushed_table_is_repaired_within_sync_period(family: FakeFamily, clock: Clock) -> None:
+    """Also if the watch reports nothing."""
 
     def flush() -> None:
         family.live.tables.clear()
@@ -258,66 +266,65 @@ def test_a_flushed_table_is_noticed(family: Family4, clock: Clock) -> None:
     assert family.rules(WEB)
 
 
-def test_a_quiet_hour_writes_nothing(family: Family4, clock: Clock) -> None:
-    """Neither the looks of every syncPeriod nor the full run at its end."""
+def test_an_idle_hour_writes_nothing(family: FakeFamily, clock: Clock) -> None:
+    """Neither periodic drift checks nor the hourly full sync write."""
     run(family, clock, *STARTED, *at(3700, STOP))
     assert len(family.live.texts) == 1
 
 
-def tamper(family: Family4) -> None:
+def tamper(family: FakeFamily) -> None:
     family.live.tables["nat"][WEB.chain] = ()
 
 
-HEARD = ExternalWrite(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
+EXTERNAL_WRITE = ExternalWrite(Family.IPV4, chains=frozenset({WEB}), writer="somebody")
 
 
-def test_what_is_heard_of_is_put_right_at_once(family: Family4, clock: Clock) -> None:
-    """Without waiting for minSyncPeriod; what others do in another family concerns nobody."""
+def test_reported_drift_is_repaired_at_once(family: FakeFamily, clock: Clock) -> None:
+    """The repair ignores minSyncPeriod; a write in the other family is ignored."""
     settings = config(iptables={"minSyncPeriod": "20s", "syncPeriod": "1000s"})
     other = ExternalWrite(Family.IPV6, chains=frozenset({WEB}))
-    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD, other), *at(5.2, STOP)]
+    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, EXTERNAL_WRITE, other), *at(5.2, STOP)]
     run(family, clock, *steps, settings=settings)
     assert family.rules(WEB)
     assert len(family.live.texts) == 2
 
 
-def test_a_repair_is_told_of(family: Family4, clock: Clock) -> None:
-    """What it was, by whom, and how long it took."""
-    onlookers = create_autospec(Observers, instance=True)
-    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, HEARD), *at(20, STOP)]
-    run(family, clock, *steps, onlookers=onlookers)
-    ((report, writers, seconds, contested), _) = onlookers.drift_repaired.call_args
+def test_observers_get_each_drift_repair(family: FakeFamily, clock: Clock) -> None:
+    """With drift, writers and duration."""
+    observers = create_autospec(Observers, instance=True)
+    steps = [*STARTED, (5, lambda: tamper(family)), *at(5, EXTERNAL_WRITE), *at(20, STOP)]
+    run(family, clock, *steps, observers=observers)
+    ((report, writers, seconds, contested), _) = observers.drift_repaired.call_args
     assert report.drift.tables == (TableDrift("nat", rules=2),)
     assert (writers, round(seconds, 3), contested) == (("somebody",), 0.1, False)
-    onlookers.drift_calm.assert_called_once_with(Family.IPV4)
+    observers.drift_calm.assert_called_once_with(Family.IPV4)
 
 
-def test_a_change_that_harms_nothing_is_no_repair(family: Family4, clock: Clock) -> None:
-    """Somebody wrote what was there already."""
-    onlookers = create_autospec(Observers, instance=True)
-    run(family, clock, *STARTED, *at(5, HEARD), *at(20, STOP), onlookers=onlookers)
+def test_an_external_write_without_drift_is_no_repair(family: FakeFamily, clock: Clock) -> None:
+    """The external program wrote what was there already."""
+    observers = create_autospec(Observers, instance=True)
+    run(family, clock, *STARTED, *at(5, EXTERNAL_WRITE), *at(20, STOP), observers=observers)
     assert len(family.live.texts) == 1
-    onlookers.drift_repaired.assert_not_called()
+    observers.drift_repaired.assert_not_called()
 
 
-def test_tables_that_cannot_be_looked_at_are_looked_at_later(family: Family4, clock: Clock) -> None:
-    """And what was wrong with them is put right then."""
+def test_a_failed_drift_check_is_retried(family: FakeFamily, clock: Clock) -> None:
+    """The retry repairs the drift."""
 
-    def breaks() -> None:
+    def break_kernel() -> None:
         tamper(family)
         family.live.failure = BROKEN
 
-    def heals() -> None:
+    def repair_kernel() -> None:
         family.live.failure = None
 
     settings = config(iptables={"syncPeriod": "1000s"})
-    steps = [*STARTED, (5, breaks), *at(5, HEARD), (9, heals), *at(15, STOP)]
+    steps = [*STARTED, (5, break_kernel), *at(5, EXTERNAL_WRITE), (9, repair_kernel), *at(15, STOP)]
     run(family, clock, *steps, settings=settings)
     assert family.rules(WEB)
 
 
-def test_addresses_of_the_node_are_waited_for_but_not_for_ever(family: Family4, clock: Clock) -> None:
-    """Without them it goes on after 30 seconds."""
+def test_the_start_waits_up_to_30_seconds_for_node_addresses(family: FakeFamily, clock: Clock) -> None:
     run(family, clock, *at(1, *LISTS, Listed(Kind.NODE, ())), *at(29, STOP))
     assert family.live.texts == []
     again = Clock()
@@ -326,51 +333,50 @@ def test_addresses_of_the_node_are_waited_for_but_not_for_ever(family: Family4, 
     assert script.waits < 20
 
 
-def test_pod_cidrs_are_waited_for_and_then_required(family: Family4, clock: Clock) -> None:
-    """In NodeCIDR mode: after five minutes without, status 1; as soon as they are there, rules."""
+def test_node_cidr_mode_requires_pod_cidrs(family: FakeFamily, clock: Clock) -> None:
+    """The agent waits for them; after five minutes it exits with status 1."""
     settings = config(detectLocalMode="NodeCIDR", clusterCIDR="")
-    bare = Listed(Kind.NODE, (msgspec.structs.replace(HERE, pod_cidrs=()),))
-    code, _ = run(family, clock, *at(1, *LISTS, bare), *at(1000, STOP), settings=settings)
+    no_pod_cidrs = Listed(Kind.NODE, (msgspec.structs.replace(HERE, pod_cidrs=()),))
+    code, _ = run(family, clock, *at(1, *LISTS, no_pod_cidrs), *at(1000, STOP), settings=settings)
     assert code == 1
     assert clock.now == 1300
     assert family.live.texts == []
-    steps = [*at(1, *LISTS, bare), *at(50, Updated(HERE)), *at(60, STOP)]
+    steps = [*at(1, *LISTS, no_pod_cidrs), *at(50, Updated(HERE)), *at(60, STOP)]
     code, _ = run(family, Clock(), *steps, settings=settings)
     assert code == 0
     assert any("! -s 10.244.1.0/24" in rule for rule in family.rules(WEB))
 
 
-def test_a_changed_pod_cidr_is_taken_up(family: Family4, clock: Clock) -> None:
-    """In NodeCIDR mode, live."""
+def test_a_changed_pod_cidr_changes_rules(family: FakeFamily, clock: Clock) -> None:
+    """In NodeCIDR mode, without a restart."""
     settings = config(detectLocalMode="NodeCIDR", clusterCIDR="")
-    moved = msgspec.structs.replace(HERE, pod_cidrs=("10.244.7.0/24",))
-    run(family, clock, *STARTED, *at(10, Updated(moved)), *at(20, STOP), settings=settings)
+    changed = msgspec.structs.replace(HERE, pod_cidrs=("10.244.7.0/24",))
+    run(family, clock, *STARTED, *at(10, Updated(changed)), *at(20, STOP), settings=settings)
     assert any("! -s 10.244.7.0/24" in rule for rule in family.rules(WEB))
 
 
-def test_a_changed_zone_chooses_anew(family: Family4, clock: Clock) -> None:
-    """No service has changed, and still the rules follow the node's label."""
+def test_a_changed_zone_selects_other_endpoints(family: FakeFamily, clock: Clock) -> None:
+    """No Service or EndpointSlice changes."""
     hinted = slice_of(
         endpoint("10.244.1.5", zone_hints=("zone-a",)), endpoint("10.244.1.6", zone_hints=("zone-b",))
     )
-    moved = msgspec.structs.replace(HERE, zone="zone-b")
-    run(family, clock, *STARTED, *at(5, Updated(hinted)), *at(10, Updated(moved)), *at(20, STOP))
+    changed = msgspec.structs.replace(HERE, zone="zone-b")
+    run(family, clock, *STARTED, *at(5, Updated(hinted)), *at(10, Updated(changed)), *at(20, STOP))
     assert [rule for rule in family.rules(WEB) if "10.244.1.5" in rule] == []
     assert any("10.244.1.6:8080" in rule for rule in family.rules(WEB))
 
 
-def test_a_deleted_node_object_changes_nothing(family: Family4, clock: Clock) -> None:
-    """A Node that is removed for a moment does not turn the rules over."""
-    gone = Deleted(Kind.NODE, Key("", NODE))
-    run(family, clock, *STARTED, *at(10, gone), *at(20, STOP))
+def test_a_deleted_node_keeps_the_rules(family: FakeFamily, clock: Clock) -> None:
+    """The Node object may be deleted and recreated."""
+    deleted = Deleted(Kind.NODE, Key("", NODE))
+    run(family, clock, *STARTED, *at(10, deleted), *at(20, STOP))
     assert len(family.live.texts) == 1
 
 
-def test_a_slice_that_moves_to_another_service(family: Family4, clock: Clock) -> None:
-    """Both services follow."""
+def test_a_slice_that_moves_updates_both_services(family: FakeFamily, clock: Clock) -> None:
     other = service("other", cluster_ip="10.96.0.11")
-    moved = slice_of("10.244.1.5", service="other", name="web-ipv4")
-    steps = [*STARTED, *at(5, Updated(other)), *at(10, Updated(moved)), *at(20, STOP)]
+    changed = slice_of("10.244.1.5", service="other", name="web-ipv4")
+    steps = [*STARTED, *at(5, Updated(other)), *at(10, Updated(changed)), *at(20, STOP)]
     run(family, clock, *steps)
     refused = family.rules(skeleton.FILTER_SERVICES)
     assert len(refused) == 1
@@ -378,24 +384,24 @@ def test_a_slice_that_moves_to_another_service(family: Family4, clock: Clock) ->
     assert WEB not in family.live.save().chains
 
 
-def test_once_returns_after_the_first_sync(family: Family4, clock: Clock) -> None:
-    """With the status that tells whether it succeeded."""
+def test_once_returns_after_the_first_sync(family: FakeFamily, clock: Clock) -> None:
+    """The status tells whether it succeeded."""
     assert run(family, clock, *STARTED, once=True)[0] == 0
-    broken = Family4()
+    broken = FakeFamily()
     broken.live.failure = BROKEN
     assert run(broken, Clock(), *STARTED, once=True)[0] == 1
 
 
-def test_a_node_without_its_primary_family_is_refused(family: Family4, clock: Clock) -> None:
-    """Its pods could not be reached at all."""
+def test_a_node_without_its_primary_family_fails_the_start(family: FakeFamily, clock: Clock) -> None:
+    """The node's pods would be unreachable."""
     primary = Listed(Kind.NODE, (Node(NODE, ("fd00::1", "192.168.99.10")),))
     code, _ = run(family, clock, *at(0, *LISTS, primary), *at(5, STOP))
     assert code == 1
     assert family.live.texts == []
 
 
-def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock) -> None:
-    """Whoever asks gets what is served by then, and nothing is read from or written to the kernel for it."""
+def test_a_query_is_answered_without_a_sync(family: FakeFamily, clock: Clock) -> None:
+    """It reads and writes no tables."""
     first, second = (
         Query(lambda cluster, tables: list_services(cluster, tables, Filter()), Future()) for _ in range(2)
     )
@@ -405,9 +411,9 @@ def test_an_enquiry_is_answered_and_causes_no_sync(family: Family4, clock: Clock
     assert len(family.live.texts) == 1
 
 
-def test_whoever_waits_hears_that_a_long_sync_gets_on(family: Family4, clock: Clock) -> None:
-    """While services are tried one by one because one of them is refused."""
-    onlookers = create_autospec(Observers, instance=True)
-    family.live.refuses = lambda rule: "ns/web" in rule and "-j DNAT" in rule
-    run(family, clock, *STARTED, *at(2, STOP), onlookers=onlookers)
-    assert onlookers.sync_progress.call_args_list[0] == call(Family.IPV4)
+def test_a_long_sync_reports_progress(family: FakeFamily, clock: Clock) -> None:
+    """While it bisects the services."""
+    observers = create_autospec(Observers, instance=True)
+    family.live.rejects = lambda rule: "ns/web" in rule and "-j DNAT" in rule
+    run(family, clock, *STARTED, *at(2, STOP), observers=observers)
+    assert observers.sync_progress.call_args_list[0] == call(Family.IPV4)

@@ -1,4 +1,4 @@
-"""What threads tell the agent."""
+"""The mailbox that threads post messages to."""
 
 import math
 import threading
@@ -9,8 +9,8 @@ import pytest
 from pykubeproxy.agent.mailbox import Mailbox, Stop
 
 
-def test_everything_that_is_there_is_taken_at_once() -> None:
-    """In the order in which it came."""
+def test_take_returns_all_waiting_messages() -> None:
+    """Messages are returned in the order of arrival."""
     mailbox = Mailbox()
     messages = [Stop(n, "") for n in range(5)]
     for message in messages:
@@ -20,8 +20,8 @@ def test_everything_that_is_there_is_taken_at_once() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, -math.inf])
-def test_no_wait_where_the_time_has_passed(seconds: float) -> None:
-    """A time in the past, however far, is no reason to sleep."""
+def test_take_returns_at_once_after_the_deadline(seconds: float) -> None:
+    """A timeout of zero or below does not block."""
     mailbox, taken = Mailbox(), threading.Event()
 
     def take() -> None:
@@ -29,14 +29,14 @@ def test_no_wait_where_the_time_has_passed(seconds: float) -> None:
         taken.set()
 
     threading.Thread(target=take, daemon=True).start()
-    came_back = taken.wait(5)
+    returned = taken.wait(5)
     mailbox.put(Stop(0, ""))
-    assert came_back
+    assert returned
 
 
 @pytest.mark.parametrize("seconds", [30.0, 1e30, math.inf])
-def test_a_message_ends_any_wait(seconds: float) -> None:
-    """Waits longer than the platform's limit are no error."""
+def test_a_message_wakes_a_waiting_take(seconds: float) -> None:
+    """Timeouts beyond the platform's limit are no error."""
     mailbox = Mailbox()
     started = time.monotonic()
     threading.Timer(0.02, mailbox.put, [Stop(0, "now")]).start()

@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.objects import Deleted, Family, Key, Kind
 from pykubeproxy.sources import ManifestWatch, Outage
-from tests.fakes.asking import recorded
+from tests.fakes.http_client import recorded_response
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report
 
@@ -77,7 +77,7 @@ def lived(metrics: Metrics) -> Metrics:
 
 def test_names_types_and_labels_equal_kube_proxys(lived: Metrics) -> None:
     """The same metrics with the same types and series."""
-    ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
+    ours, theirs = scrape(lived), parse(recorded_response("GET :10249/metrics").body)
     assert len(theirs) == 19
     assert {name: it.type for name, it in ours.items()} == {name: it.type for name, it in theirs.items()}
     for name, metric in theirs.items():
@@ -86,7 +86,7 @@ def test_names_types_and_labels_equal_kube_proxys(lived: Metrics) -> None:
 
 def test_buckets_equal_kube_proxys(lived: Metrics) -> None:
     """Bounds equal the specification, in the recorded format."""
-    ours, theirs = scrape(lived), parse(recorded("GET :10249/metrics").body)
+    ours, theirs = scrape(lived), parse(recorded_response("GET :10249/metrics").body)
     for name, metric in theirs.items():
         if metric.type == "histogram":
             assert set(bounds(metric)) <= set(bounds(ours[name]))

@@ -12,9 +12,9 @@ from pykubeproxy.agent.observe.listeners import BindFailed
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
-from tests.fakes.asking import ask, free_port
 from tests.fakes.follower import eventually
-from tests.fakes.notes import Notes
+from tests.fakes.http_client import fetch, free_port
+from tests.fakes.recorder import FakeRecorder
 from tests.objects import endpoint, service, slice_of
 from tests.reports import HERE, report
 
@@ -32,7 +32,7 @@ class Agent:
             "metrics-bind-address": f"127.0.0.1:{self.metrics_port}",
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
-        self.notes = Notes()
+        self.notes = FakeRecorder()
         self.observers = Observers(load(None, self.flags).config, HERE, Family, self.notes)
 
     def sync(self, *objects: object, family: Family = Family.IPV4, settle: bool = True) -> None:
@@ -42,7 +42,7 @@ class Agent:
             self.observers.round_finished(True, NODE)
 
     def health(self, page: str = "healthz") -> int:
-        return ask(self.health_port, f"/{page}").status
+        return fetch(self.health_port, f"/{page}").status
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.observers.metrics.registry.get_sample_value(f"kubeproxy_{name}", labels)
@@ -73,7 +73,7 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
     assert (agent.health(), agent.health("livez"), agent.health("readyz")) == (200, 200, 200)
     agent.observers.node_changed(None)
     assert (agent.health(), agent.health("livez")) == (503, 200)
-    metrics = ask(agent.metrics_port, "/metrics").body
+    metrics = fetch(agent.metrics_port, "/metrics").body
     for line in (
         'kubeproxy_proxy_healthz_total{code="503"} 2.0',
         'kubeproxy_proxy_healthz_total{code="200"} 1.0',
@@ -154,14 +154,14 @@ def test_health_check_ports_follow_services(
     agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
     agent.sync(family=Family.IPV6)
     for host in open_at:
-        answer = ask(port, host=host)
+        answer = fetch(port, host=host)
         assert (answer.status, answer.headers["X-Load-Balancing-Endpoint-Weight"]) == (200, "1")
     for host in closed_at:
         with pytest.raises(ConnectionRefusedError):
-            ask(port, host=host)
+            fetch(port, host=host)
     agent.sync(service())
     with pytest.raises(ConnectionRefusedError):
-        ask(port, host=open_at[0])
+        fetch(port, host=open_at[0])
 
 
 def test_a_health_check_port_in_use_is_retried(make: Callable[..., Agent]) -> None:
@@ -174,7 +174,7 @@ def test_a_health_check_port_in_use_is_retried(make: Callable[..., Agent]) -> No
         agent.observers.retry_listeners()
     assert agent.notes.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
     agent.observers.retry_listeners()
-    assert ask(port).status == 503
+    assert fetch(port).status == 503
 
 
 @pytest.mark.parametrize("which", ["healthz", "metrics"])
@@ -188,13 +188,13 @@ def test_an_address_in_use_is_retried(
         agent = make(**{f"{which}-bind-address": f"127.0.0.1:{port}"})
         agent.observers.serve(agent.flags)
         free = agent.metrics_port if which == "healthz" else agent.health_port
-        assert ask(free, "/livez" if which == "metrics" else "/healthz").status == 200
+        assert fetch(free, "/livez" if which == "metrics" else "/healthz").status == 200
     (line,) = (it for it in logged if it["log_level"] == "error")
     assert (line["address"], line["reason"]) == (f"127.0.0.1:{port}", "Address already in use")
 
     def served() -> bool:
         try:
-            return ask(port, "/livez" if which == "healthz" else "/healthz").status == 200
+            return fetch(port, "/livez" if which == "healthz" else "/healthz").status == 200
         except ConnectionRefusedError:
             return False
 
@@ -218,7 +218,7 @@ def test_an_address_in_use_fails_the_start_with_hard_fail(
     assert (agent.notes.reasons, agent.notes.closed) == ([reason], True)
     for free in (agent.health_port, agent.metrics_port):
         with pytest.raises(ConnectionRefusedError):
-            ask(free)
+            fetch(free)
 
 
 def test_an_unspecified_address_means_both_families(make: Callable[..., Agent]) -> None:
@@ -226,9 +226,9 @@ def test_an_unspecified_address_means_both_families(make: Callable[..., Agent]) 
     port = free_port()
     agent = make(**{"healthz-bind-address": f"0.0.0.0:{port}"})
     agent.observers.serve(agent.flags)
-    assert ask(port, "/livez", host="127.0.0.1").status == ask(port, "/livez", host="::1").status == 200
+    assert fetch(port, "/livez", host="127.0.0.1").status == fetch(port, "/livez", host="::1").status == 200
     with pytest.raises(ConnectionRefusedError):
-        ask(agent.metrics_port, "/healthz", host="127.0.0.2")
+        fetch(agent.metrics_port, "/healthz", host="127.0.0.2")
 
 
 def test_an_empty_address_disables_the_server(make: Callable[..., Agent]) -> None:
@@ -237,7 +237,7 @@ def test_an_empty_address_disables_the_server(make: Callable[..., Agent]) -> Non
     agent.observers.serve(agent.flags)
     for port in (agent.health_port, agent.metrics_port):
         with pytest.raises(ConnectionRefusedError):
-            ask(port)
+            fetch(port)
     assert agent.notes.reasons == ["Starting"]
 
 

@@ -6,7 +6,7 @@ import pykubeproxy
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.pages import metrics_pages, statusz
 from pykubeproxy.config import load
-from tests.fakes.asking import TRANSPORT, Asked, ask, recorded
+from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
 
 # The flags of the kube-proxy that was recorded.
@@ -34,18 +34,18 @@ def port(serve: Serve) -> int:
 @pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz"])
 def test_responses_equal_kube_proxys(port: int, path: str) -> None:
     """Status, headers and body, to the byte."""
-    wanted, got = recorded(f"GET :10249{path}"), ask(port, path)
-    assert (got.status, got.body) == (wanted.status, wanted.body)
-    assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == wanted.headers
+    expected, got = recorded_response(f"GET :10249{path}"), fetch(port, path)
+    assert (got.status, got.body) == (expected.status, expected.body)
+    assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == expected.headers
 
 
 def test_flagz_has_kube_proxys_flags_and_ours(port: int) -> None:
     """Each recorded line is there; other lines have flags that kube-proxy does not have."""
-    wanted, got = recorded("GET :10249/flagz"), ask(port, "/flagz")
-    assert got.headers["Content-Type"] == wanted.headers["Content-Type"]
+    expected, got = recorded_response("GET :10249/flagz"), fetch(port, "/flagz")
+    assert got.headers["Content-Type"] == expected.headers["Content-Type"]
     lines = got.body.splitlines()
-    assert [it for it in lines if it in wanted.body.splitlines()] == wanted.body.splitlines()
-    assert set(lines) - set(wanted.body.splitlines()) == {"dispatch: auto", "iptables-backend: auto"}
+    assert [it for it in lines if it in expected.body.splitlines()] == expected.body.splitlines()
+    assert set(lines) - set(expected.body.splitlines()) == {"dispatch: auto", "iptables-backend: auto"}
 
 
 def test_statusz_equals_kube_proxys_except_versions() -> None:
@@ -58,8 +58,8 @@ def test_statusz_equals_kube_proxys_except_versions() -> None:
         ]
         return [line.replace("Go version", "Python version") for line in lines]
 
-    wanted, ours = recorded("GET :10249/statusz").body, statusz(STARTED, STARTED + 11.9, PATHS)
-    assert sorts(ours) == sorts(wanted)
+    expected, ours = recorded_response("GET :10249/statusz").body, statusz(STARTED, STARTED + 11.9, PATHS)
+    assert sorts(ours) == sorts(expected)
     assert f"\nBinary version  {pykubeproxy.__version__}\n" in ours
     assert ours.endswith("\n")
 
@@ -72,17 +72,17 @@ def test_statusz_formats_times() -> None:
 
 def test_statusz_lists_all_pages(port: int) -> None:
     """Every listed page is served, and no other."""
-    (line,) = (it for it in ask(port, "/statusz").body.splitlines() if it.startswith("Paths"))
+    (line,) = (it for it in fetch(port, "/statusz").body.splitlines() if it.startswith("Paths"))
     for path in line.split()[1:]:
-        assert ask(port, path).status == 200
-    assert ask(port, "/debug/pprof/") == Asked(404, ask(port, "/").headers, "404 page not found\n")
+        assert fetch(port, path).status == 200
+    assert fetch(port, "/debug/pprof/") == Response(404, fetch(port, "/").headers, "404 page not found\n")
 
 
 def test_configz_is_the_configuration_in_force(serve: Serve) -> None:
     """Flags change what it shows."""
     config = load(None, FLAGS | {"oom-score-adj": "7"}).config
     port = serve(metrics_pages(Metrics().page, config, FLAGS))
-    assert '"oomScoreAdj":7' in ask(port, "/configz").body
+    assert '"oomScoreAdj":7' in fetch(port, "/configz").body
 
 
 def test_passwords_are_not_shown(serve: Serve) -> None:
@@ -90,6 +90,6 @@ def test_passwords_are_not_shown(serve: Serve) -> None:
     flags = FLAGS | {"master": "https://admin:hunter2@10.0.0.1:6443"}
     config = load(None, flags).config
     port = serve(metrics_pages(Metrics().page, config, flags))
-    shown = "".join(ask(port, path).body for path in [*PATHS, "/statusz"])
+    shown = "".join(fetch(port, path).body for path in [*PATHS, "/statusz"])
     assert "\nmaster: https://10.0.0.1:6443\n" in shown
     assert "hunter2" not in shown

@@ -12,7 +12,7 @@ from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
-from tests.fakes.notes import Notes
+from tests.fakes.recorder import FakeRecorder
 from tests.objects import service
 from tests.reports import HERE, report
 
@@ -36,7 +36,7 @@ def with_quarantined(*services: str, family: Family = Family.IPV4) -> SyncReport
 
 def test_each_quarantined_port_is_reported_once(logged: Lines) -> None:
     """One log line per family, one event per Service, and one log line on release."""
-    notes = Notes()
+    notes = FakeRecorder()
     reporter = QuarantineReporter(HERE, notes)
     assert reporter.sync_succeeded(with_quarantined("one"))
     assert not reporter.sync_succeeded(with_quarantined("one"))
@@ -59,7 +59,7 @@ def test_each_quarantined_port_is_reported_once(logged: Lines) -> None:
 
 def test_hundreds_are_summarized(logged: Lines) -> None:
     """The first 20 are reported one by one, then the number of the others."""
-    notes = Notes()
+    notes = FakeRecorder()
     reporter = QuarantineReporter(HERE, notes)
     assert reporter.sync_succeeded(with_quarantined(*(f"svc{number}" for number in range(100))))
     assert (len(notes.events), len(logged)) == (20, 21)

@@ -22,9 +22,9 @@ from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, 
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import ManifestWatch, Outage
-from tests.fakes.asking import ask
+from tests.fakes.http_client import fetch
 from tests.fakes.iptables import FakeIptables
-from tests.fakes.notes import Notes
+from tests.fakes.recorder import FakeRecorder
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
@@ -37,7 +37,7 @@ class Proxy:
     def __init__(self) -> None:
         self.cluster = Cluster()
         self.tables = FamilyTables(FakeIptables(Backend.LEGACY), None)
-        self.observers = Observers(CONFIG, "node1", [Family.IPV4], Notes(), needs_node=False)
+        self.observers = Observers(CONFIG, "node1", [Family.IPV4], FakeRecorder(), needs_node=False)
         self.answers = True
 
     def sync(self, *objects: object) -> None:
@@ -51,9 +51,9 @@ class Proxy:
         if self.answers:
             query.answer(self.cluster, [self.tables])
 
-    def status(self, wanted: Filter | None = None) -> Status:
+    def status(self, expected: Filter | None = None) -> Status:
         families = Families(Backend.LEGACY, (), {Family.IPV6: "no NAT"})
-        return StatusService("node1", families, self.observers, self.put).status(wanted or Filter())
+        return StatusService("node1", families, self.observers, self.put).status(expected or Filter())
 
 
 @pytest.fixture
@@ -118,13 +118,13 @@ def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.Monke
     """The rest is returned, and the late query is cancelled."""
     monkeypatch.setattr("pykubeproxy.agent.observe.status_service._PATIENCE", 0.01)
     proxy.sync(service())
-    asked: list[Query] = []
-    monkeypatch.setattr(proxy, "put", asked.append)
+    queries: list[Query] = []
+    monkeypatch.setattr(proxy, "put", queries.append)
     status = proxy.status()
     assert status.busy and not status.services
     assert len(status.syncs) == 1 and status.families[0].services == 1
-    asked[0].answer(Cluster(), ())
-    assert asked[0].future.cancelled()
+    queries[0].answer(Cluster(), ())
+    assert queries[0].future.cancelled()
 
 
 def test_objects(proxy: Proxy) -> None:
@@ -229,7 +229,7 @@ def test_json_round_trip(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "wanted"),
+    ("accept", "expected"),
     [
         ("", "text"),
         ("*/*", "text"),
@@ -242,10 +242,10 @@ def test_json_round_trip(proxy: Proxy) -> None:
         ("application/json; q=nonsense, text/html;q=0.1", "html"),
     ],
 )
-def test_content_negotiation(accept: str, wanted: str) -> None:
+def test_content_negotiation(accept: str, expected: str) -> None:
     """As browsers, curl and programs send it."""
     offered = ("text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json")
-    assert wanted in preferred(accept, offered).replace("plain", "text-text")
+    assert expected in preferred(accept, offered).replace("plain", "text-text")
 
 
 def test_filters_are_parsed() -> None:
@@ -263,7 +263,7 @@ def page(proxy: Proxy, serve: Serve) -> Callable[[str, str], tuple[int, str, str
     port = serve(metrics_pages(Metrics(lambda _: None).page, CONFIG, {}, proxy.status))
 
     def get(path: str, accept: str) -> tuple[int, str, str]:
-        answer = ask(port, path, accept=accept)
+        answer = fetch(port, path, accept=accept)
         return answer.status, answer.headers["Content-Type"], answer.body
 
     return get

@@ -18,7 +18,7 @@ Box = queue.SimpleQueue[Query[Any]]
 
 
 def service_with(box: Box) -> StatusService:
-    # Neither families nor observers are asked for the objects.
+    # Queries for objects need neither families nor observers.
     return StatusService("n", None, None, box.put)  # type: ignore[arg-type]
 
 

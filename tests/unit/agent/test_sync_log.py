@@ -5,18 +5,18 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent.observe.sync_log import ENDPOINTS, SYNCS, SyncLog
 from pykubeproxy.objects import Deleted, Event, Key, Kind, Updated
 from tests.objects import endpoint, service, slice_of
-from tests.unit.agent.test_family_tables import Followed, on_terms
+from tests.unit.agent.test_family_tables import SyncedTables, context
 
 WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 
 
 def log_lines(*steps: tuple[Event, ...], verbosity: int = ENDPOINTS) -> list[dict[str, object]]:
     """Return the lines logged for the last of several syncs."""
-    followed, sync_log = Followed(), SyncLog(verbosity)
+    synced, sync_log = SyncedTables(), SyncLog(verbosity)
     lines: list[dict[str, object]] = []
     for events in steps:
-        touched = {key for event in events for key in followed.cluster.apply(event)}
-        report = followed.tables.sync(followed.cluster, touched, on_terms())
+        touched = {key for event in events for key in synced.cluster.apply(event)}
+        report = synced.tables.sync(synced.cluster, touched, context())
         with capture_logs() as logged:
             sync_log.synced(report)
         lines = [dict(line) for line in logged]

@@ -23,7 +23,7 @@ from pykubeproxy.config import load
 from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from tests.fakes.asking import free_port
+from tests.fakes.http_client import free_port
 from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve, serve
 
@@ -73,7 +73,7 @@ def test_its_objects_and_its_configuration(serve: Serve) -> None:
     assert "kept for traffic from 10.42.0.0/16" in " ".join(result.stdout.split())
 
 
-def test_set_aside(serve: Serve) -> None:
+def test_a_quarantined_service_is_explained(serve: Serve) -> None:
     """The agent knows whom it does not serve; how another node fares it does not."""
     url = agent(serve)
     said = "Quarantined, because iptables rejects its rules: No such file."

@@ -11,7 +11,7 @@ from pykubeproxy import http
 from pykubeproxy.agent.observe.status import FamilyStatus, Repair, Status, Sync, encode
 from pykubeproxy.cli.status import status
 from pykubeproxy.rules.drift import TableDrift
-from tests.fakes.asking import free_port
+from tests.fakes.http_client import free_port
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]

@@ -9,8 +9,8 @@ import pytest
 
 from pykubeproxy import http
 from pykubeproxy.http.server import Server
-from tests.fakes.asking import ask, send
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch, send_bytes
 from tests.unit.agent.conftest import Serve
 
 PAGES = http.router({"/a": lambda: http.text("first"), "/b": lambda: http.Response(b"{}", http.JSON, 503)})
@@ -18,7 +18,7 @@ PAGES = http.router({"/a": lambda: http.text("first"), "/b": lambda: http.Respon
 
 def test_a_page_comes_with_its_headers(serve: Serve) -> None:
     """Status, type and length are the handler's; browsers must not guess the type."""
-    status, headers, body = ask(serve(PAGES), "/b")
+    status, headers, body = fetch(serve(PAGES), "/b")
     assert (status, body) == (503, "{}")
     assert headers["Content-Type"] == "application/json"
     assert headers["Content-Length"] == "2"
@@ -29,22 +29,22 @@ def test_a_page_comes_with_its_headers(serve: Serve) -> None:
 def test_the_router_ignores_the_query(serve: Serve) -> None:
     """In both forms of a request target; any other path is a 404."""
     port = serve(PAGES)
-    assert ask(port, "/a?verbose=1").body == "first"
-    assert ask(port, "http://node:10256/a").body == "first"
-    assert ask(port, "/a/").status == 404
-    assert ask(port, "/%61").status == 404
+    assert fetch(port, "/a?verbose=1").body == "first"
+    assert fetch(port, "http://node:10256/a").body == "first"
+    assert fetch(port, "/a/").status == 404
+    assert fetch(port, "/%61").status == 404
 
 
 def test_head_is_get_without_a_body(serve: Serve) -> None:
     """HEAD returns the length of the body of GET."""
-    answer = send(serve(PAGES), b"HEAD /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = send_bytes(serve(PAGES), b"HEAD /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"\r\nContent-Length: 5\r\n" in answer
     assert answer.endswith(b"\r\n\r\n")
 
 
 def test_old_clients_need_no_host(serve: Serve) -> None:
     """HTTP/1.0, as simple load balancers use it."""
-    assert send(serve(PAGES), b"GET /a HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nfirst")
+    assert send_bytes(serve(PAGES), b"GET /a HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nfirst")
 
 
 def test_a_request_may_come_in_pieces(serve: Serve) -> None:
@@ -59,14 +59,14 @@ def test_a_request_may_come_in_pieces(serve: Serve) -> None:
 def test_one_connection_takes_several_requests(serve: Serve) -> None:
     """Requests sent ahead are answered in order; a client may ask to close."""
     request = b"GET /%s HTTP/1.1\r\nHost: x\r\n%s\r\n"
-    answer = send(serve(PAGES), request % (b"a", b"") * 2 + request % (b"b", b"Connection: close\r\n"))
+    answer = send_bytes(serve(PAGES), request % (b"a", b"") * 2 + request % (b"b", b"Connection: close\r\n"))
     assert [answer.count(status) for status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 503 ")] == [2, 1]
     assert answer.endswith(b"{}")
 
 
 def test_idle_connections_are_closed_without_a_response(serve: Serve) -> None:
     """The limit counts from the last response."""
-    answer = send(serve(PAGES, idle_seconds=0.1), b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = send_bytes(serve(PAGES, idle_seconds=0.1), b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.endswith(b"\r\n\r\nfirst")
 
 
@@ -93,7 +93,7 @@ def test_a_stream_is_sent_piece_by_piece(serve: Serve) -> None:
 def test_old_clients_get_a_stream_until_the_end(serve: Serve) -> None:
     """HTTP/1.0 has no chunks."""
     port = serve(lambda _: http.Response(stream=lambda write, _: write(b"all")))
-    assert send(port, b"GET / HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nall")
+    assert send_bytes(port, b"GET / HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nall")
 
 
 def test_a_body_up_to_the_limit_reaches_the_handler(serve: Serve) -> None:
@@ -101,22 +101,22 @@ def test_a_body_up_to_the_limit_reaches_the_handler(serve: Serve) -> None:
     port = serve(lambda request: http.Response(request.body[::-1]), body_bytes=3, methods=("POST",))
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     for body in (b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"):
-        assert send(port, head + body).endswith(b"cba")
+        assert send_bytes(port, head + body).endswith(b"cba")
     for body in (
         b"Content-Length: 4\r\n\r\nabcd",
         b"Transfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n",
     ):
-        assert send(port, head + body).startswith(b"HTTP/1.1 413 ")
+        assert send_bytes(port, head + body).startswith(b"HTTP/1.1 413 ")
 
 
 def test_every_address_means_both_families(serve: Serve) -> None:
     """The host "" listens on IPv4 and IPv6, "0.0.0.0" and "::" on one of them."""
     both, four, six = (serve(PAGES, host=host) for host in ("", "0.0.0.0", "::"))
-    assert ask(both, "/a", host="127.0.0.1").body == ask(both, "/a", host="::1").body == "first"
-    assert ask(four, "/a", host="127.0.0.1").body == ask(six, "/a", host="::1").body == "first"
+    assert fetch(both, "/a", host="127.0.0.1").body == fetch(both, "/a", host="::1").body == "first"
+    assert fetch(four, "/a", host="127.0.0.1").body == fetch(six, "/a", host="::1").body == "first"
     for port, host in ((four, "::1"), (six, "127.0.0.1")):
         with pytest.raises(ConnectionRefusedError):
-            ask(port, "/a", host=host)
+            fetch(port, "/a", host=host)
 
 
 def test_a_taken_port_is_an_error() -> None:
@@ -136,14 +136,14 @@ def test_one_address_closes_while_others_stay() -> None:
     (kept,) = server.addresses()
     close = server.listen("127.0.0.1", 0, PAGES)
     (closed,) = set(server.addresses()) - {kept}
-    assert ask(closed[1], "/a").body == "first"
+    assert fetch(closed[1], "/a").body == "first"
     close()
     close()
     with pytest.raises(ConnectionRefusedError):
-        ask(closed[1], "/a")
+        fetch(closed[1], "/a")
     server.listen(*closed, lambda request: http.text(request.path))
-    assert ask(closed[1], "/a").body == "/a"
-    assert ask(kept[1], "/a").body == "first"
+    assert fetch(closed[1], "/a").body == "/a"
+    assert fetch(kept[1], "/a").body == "first"
     server.close()
 
 
@@ -158,7 +158,7 @@ def test_closing_ends_open_connections() -> None:
         server.close()
         assert stalling.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
-        ask(port, "/a")
+        fetch(port, "/a")
     with pytest.raises(OSError, match="closed"):
         server.listen("127.0.0.1", 0, PAGES)
     eventually(lambda: not any(it.name.startswith("closing") for it in threading.enumerate()))
@@ -171,6 +171,6 @@ def test_a_failing_handler_affects_only_its_client(serve: Serve) -> None:
         raise RuntimeError("what now")
 
     port = serve(http.router({"/broken": broken, "/a": lambda: http.text("first")}))
-    answer = ask(port, "/broken")
+    answer = fetch(port, "/broken")
     assert (answer.status, "what now" in answer.body) == (500, False)
-    assert ask(port, "/a").body == "first"
+    assert fetch(port, "/a").body == "first"

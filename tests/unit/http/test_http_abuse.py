@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy import http
-from tests.fakes.asking import ask, exchange, send
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import exchange, fetch, send_bytes
 from tests.unit.agent.conftest import Serve
 
 LIMITS = http.Limits()
@@ -67,11 +67,11 @@ def status(answer: bytes) -> int:
 def test_requests_other_than_get_are_refused(serve: Serve, request_: bytes, expected: int) -> None:
     """Other methods, bodies and malformed requests get an error status and never reach the handler."""
     port = serve(page)
-    answer = send(port, request_)
+    answer = send_bytes(port, request_)
     assert status(answer) == expected
     assert b"\r\nX-Content-Type-Options: nosniff\r\n" in answer
     assert b"fine" not in answer
-    assert ask(port).body == "fine"
+    assert fetch(port).body == "fine"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_requests_other_than_get_are_refused(serve: Serve, request_: bytes, expe
 def test_a_huge_head_is_refused(serve: Serve, request_: bytes) -> None:
     """The server reads no more than the limit, and the client gets the status."""
     port = serve(page)
-    assert status(send(port, request_)) == 431
-    assert ask(port).body == "fine"
+    assert status(send_bytes(port, request_)) == 431
+    assert fetch(port).body == "fine"
 
 
 def test_a_huge_body_is_not_kept(serve: Serve) -> None:
@@ -128,7 +128,7 @@ def test_stalling_clients_do_not_keep_others_out(serve: Serve) -> None:
             connection.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(20):
             begun = time.monotonic()
-            assert ask(port).body == "fine"
+            assert fetch(port).body == "fine"
             assert time.monotonic() - begun < 1
             assert sum(it.name == "test-request" for it in threading.enumerate()) <= 5
 
@@ -177,7 +177,7 @@ def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
 
     def served() -> bool:
         with contextlib.suppress(OSError, HTTPException):
-            return ask(port).body == "fine"
+            return fetch(port).body == "fine"
         return False
 
     floods = [threading.Thread(target=flood) for _ in range(4)]
@@ -208,15 +208,15 @@ def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
 def test_paths_are_not_normalized(serve: Serve, path: str) -> None:
     """Nothing is decoded or resolved: routes match exactly."""
     port = serve(http.router({"/healthz": lambda: http.text("fine")}))
-    assert ask(port, path).status == 404
-    assert ask(port, "/healthz?verbose").status == 200
+    assert fetch(port, path).status == 404
+    assert fetch(port, "/healthz?verbose").status == 200
 
 
 def test_many_at_once_are_served(serve: Serve) -> None:
     """Simultaneous clients, fewer than the backlog, all get a response."""
     port = serve(page, connections=32)
     bodies: list[str] = []
-    clients = [threading.Thread(target=lambda: bodies.append(ask(port).body)) for _ in range(32)]
+    clients = [threading.Thread(target=lambda: bodies.append(fetch(port).body)) for _ in range(32)]
     for client in clients:
         client.start()
     for client in clients:
@@ -232,7 +232,7 @@ def test_clients_that_leave_leave_no_thread(serve: Serve) -> None:
             # A reset instead of an orderly end.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.sendall(request_)
-    assert ask(port).body == "fine"
+    assert fetch(port).body == "fine"
     eventually(lambda: not any(it.name == "test-request" for it in threading.enumerate()))
 
 

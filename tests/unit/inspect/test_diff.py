@@ -1,4 +1,4 @@
-"""What differs between two sets of rules: in words, as a unified diff, and for programs."""
+"""Differences between two rulesets: as sentences, as a unified diff and as JSON."""
 
 import re
 from collections.abc import Iterable
@@ -33,23 +33,25 @@ HERE, THERE = {"node_name": "node1"}, {"node_name": "node2"}
 
 
 def rules(objects: Objects, family: Family = Family.IPV4, **flags: str) -> Ruleset:
-    """The tables of node1 with nothing but the rules for these objects."""
+    """Return the tables of node1 with only the rules for these objects."""
     cluster = Cluster()
     for it in objects:
         cluster.apply(Updated(it))
     config = load(
         None, {"cluster-cidr": "10.244.0.0/16", **{k.replace("_", "-"): v for k, v in flags.items()}}
     )
-    on = rule_context(config.config, "node1", Node("node1", ("192.168.99.10",)), KernelFacts(), family)
-    return installed(render(cluster, on), on.options)
+    rules_context = rule_context(
+        config.config, "node1", Node("node1", ("192.168.99.10",)), KernelFacts(), family
+    )
+    return installed(render(cluster, rules_context), rules_context.options)
 
 
-def said(before: Ruleset, after: Ruleset) -> list[str]:
+def sentences_between(before: Ruleset, after: Ruleset) -> list[str]:
     return [it.replace(TIE, " ") for it in sentences_of(compare(before, after))]
 
 
 def web(*endpoints: str, **fields: object) -> list[Service | EndpointSlice]:
-    """The Service ns/web with endpoints at these addresses; ports of the node are 300xx."""
+    """Return the Service ns/web with endpoints on this node."""
     return [service(**fields), slice_of(*(endpoint(it, **HERE) for it in endpoints))]
 
 
@@ -57,7 +59,7 @@ BALANCED = {"type": "LoadBalancer", "load_balancer_ips": ("198.51.100.5",)}
 NODE_PORT = {"type": "NodePort", "ports": (Port("http", Protocol.TCP, 80, 30080),)}
 UDP = {"ports": (Port("dns", Protocol.UDP, 53),)}
 
-WORDS: dict[str, tuple[Objects, Objects, list[str]]] = {
+CHANGES: dict[str, tuple[Objects, Objects, list[str]]] = {
     "one endpoint gone": (
         web("10.244.1.5", "10.244.1.6", "10.244.1.7"),
         web("10.244.1.6", "10.244.1.7"),
@@ -149,127 +151,126 @@ WORDS: dict[str, tuple[Objects, Objects, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_words(name: str) -> None:
-    """Each kind of change has its sentence, and nothing else is said."""
-    before, after, sentences = WORDS[name]
-    assert said(rules(before), rules(after)) == sentences
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_kind_of_change_has_one_sentence(name: str) -> None:
+    before, after, sentences = CHANGES[name]
+    assert sentences_between(rules(before), rules(after)) == sentences
 
 
-def test_other_endpoints_under_local() -> None:
-    """What a policy Local loses with its last endpoint of this node is dropped from then on."""
+def test_policy_local_without_local_endpoints_is_dropped() -> None:
+    """Policy Cluster only loses the endpoint."""
     fields = {**NODE_PORT, "external_local": True}
-    one, two = endpoint("10.244.1.5", **HERE), endpoint("10.244.2.6", **THERE)
-    assert said(
-        rules([service(**fields), slice_of(one, two)]), rules([service(**fields), slice_of(two)])
+    local, remote = endpoint("10.244.1.5", **HERE), endpoint("10.244.2.6", **THERE)
+    assert sentences_between(
+        rules([service(**fields), slice_of(local, remote)]), rules([service(**fields), slice_of(remote)])
     ) == [
         "ns/web:http (policy Cluster): 1 endpoint removed: 10.244.1.5:8080; share of the others 50% → 100%",
         "ns/web:http (policy Local): 1 endpoint removed: 10.244.1.5:8080; dropped: no endpoints on this node",
     ]
 
 
-def test_configurations() -> None:
-    """Rules that lead to the same endpoints are said to; the chains that services share are named."""
+def test_changed_settings_name_the_shared_chains() -> None:
+    """Services whose rules have the same effect are summarized."""
     objects = web("10.244.1.5")
-    assert said(rules(objects), rules(objects, cluster_cidr="10.0.0.0/8")) == [
+    assert sentences_between(rules(objects), rules(objects, cluster_cidr="10.0.0.0/8")) == [
         "ns/web:http: other rules with the same effect"
     ]
-    assert said(rules(objects), rules(objects, iptables_masquerade_bit="15")) == [
+    assert sentences_between(rules(objects), rules(objects, iptables_masquerade_bit="15")) == [
         "table filter, KUBE-FORWARD: 1 rule removed, 1 rule added",
         "table nat, KUBE-POSTROUTING: 2 rules removed, 2 rules added",
         "table nat, KUBE-MARK-MASQ: 1 rule removed, 1 rule added",
     ]
 
 
-def live(changed: dict[ChainKey, tuple[str, ...] | None], objects: Objects) -> tuple[Ruleset, Ruleset]:
-    """Tables that were as they should be until some chains were changed, or taken out, and how they should be."""
-    wanted = rules(objects)
-    chains = {**wanted.chains, **changed}
-    there = {key: rules_ for key, rules_ in chains.items() if rules_ is not None}
-    return own_part(Ruleset(Family.IPV4, there), wanted), wanted
+def live_and_desired(
+    changed: dict[ChainKey, tuple[str, ...] | None], objects: Objects
+) -> tuple[Ruleset, Ruleset]:
+    """Return desired tables with some chains changed or removed, and the desired tables."""
+    desired = rules(objects)
+    chains = {**desired.chains, **changed}
+    chains_left = {key: rules_ for key, rules_ in chains.items() if rules_ is not None}
+    return own_part(Ruleset(Family.IPV4, chains_left), desired), desired
 
 
-def test_drift() -> None:
-    """What somebody took out or put in is named with its table."""
+def test_drift_names_the_table() -> None:
     objects = web("10.244.1.5")
     prerouting, canary = ChainKey("nat", "PREROUTING"), ChainKey("mangle", "KUBE-PROXY-CANARY")
     services = skeleton.NAT_SERVICES
-    assert said(*live({prerouting: (), canary: None}, objects)) == [
+    assert sentences_between(*live_and_desired({prerouting: (), canary: None}, objects)) == [
         "table nat: 1 jump added: PREROUTING to KUBE-SERVICES",
         "table mangle: 1 chain added: KUBE-PROXY-CANARY",
     ]
-    wanted = rules(objects).chains[services]
-    assert said(*live({services: tuple(reversed(wanted))}, objects)) == [
+    desired = rules(objects).chains[services]
+    assert sentences_between(*live_and_desired({services: tuple(reversed(desired))}, objects)) == [
         "table nat, KUBE-SERVICES: the same rules in another order"
     ]
-    assert said(*live({services: (*wanted, "-j ACCEPT")}, objects)) == [
+    assert sentences_between(*live_and_desired({services: (*desired, "-j ACCEPT")}, objects)) == [
         "table nat, KUBE-SERVICES: 1 rule removed"
     ]
-    assert said(*live({services: wanted[1:]}, objects)) == [
+    assert sentences_between(*live_and_desired({services: desired[1:]}, objects)) == [
         "ns/web:http added: cluster IP 10.96.0.10:80; 1 endpoint: 10.244.1.5:8080"
     ]
-    assert said(*live({ChainKey("nat", "KUBE-SEP-X"): ("-j ACCEPT",)}, objects)) == [
+    assert sentences_between(*live_and_desired({ChainKey("nat", "KUBE-SEP-X"): ("-j ACCEPT",)}, objects)) == [
         "1 unreferenced chain removed: KUBE-SEP-X"
     ]
 
 
-def test_endpoints_own_chain() -> None:
-    """A change in an endpoint's own chain is put down to the service that leads there."""
-    wanted = rules(web("10.244.1.5"))
-    (chain,) = (key for key in wanted.chains if key.chain.startswith("KUBE-SEP-"))
-    dnat = wanted.chains[chain][1].replace("10.244.1.5:8080", "10.244.1.9:8080")
-    before, after = live({chain: (wanted.chains[chain][0], dnat)}, web("10.244.1.5"))
-    assert said(before, after) == [
+def test_a_changed_endpoint_chain_names_its_service() -> None:
+    desired = rules(web("10.244.1.5"))
+    (chain,) = (key for key in desired.chains if key.chain.startswith("KUBE-SEP-"))
+    dnat = desired.chains[chain][1].replace("10.244.1.5:8080", "10.244.1.9:8080")
+    before, after = live_and_desired({chain: (desired.chains[chain][0], dnat)}, web("10.244.1.5"))
+    assert sentences_between(before, after) == [
         "ns/web:http: 1 endpoint removed: 10.244.1.9:8080; 1 endpoint added: 10.244.1.5:8080"
     ]
 
 
-def test_branches() -> None:
-    """Chains that only branch on the way to services are told from those of services."""
-    wanted = rules(web("10.244.1.5"))
+def test_dispatch_branches_are_distinct_from_services() -> None:
+    desired = rules(web("10.244.1.5"))
     services, branch = skeleton.NAT_SERVICES, ChainKey("nat", "KUBE-SVC-BRANCH")
-    rule, *rest = wanted.chains[services]
-    chains = {**wanted.chains, services: ("-d 10.96.0.0/16 -j KUBE-SVC-BRANCH", *rest), branch: (rule,)}
-    assert said(
+    rule, *rest = desired.chains[services]
+    chains = {**desired.chains, services: ("-d 10.96.0.0/16 -j KUBE-SVC-BRANCH", *rest), branch: (rule,)}
+    assert sentences_between(
         Ruleset(Family.IPV4, chains), Ruleset(Family.IPV4, {**chains, branch: (rule, "-j RETURN")})
     ) == ["1 chain of the dispatch tree: other rules"]
 
 
-def test_many_services() -> None:
-    """However many services there are, and however the way to them branches, only those that change are named."""
-    many = [service(f"s{i}", cluster_ip=f"10.96.{i // 250}.{i % 250}") for i in range(400)]
+def test_only_changed_services_are_named() -> None:
+    """Also among hundreds of services and with dispatch branches."""
+    services_ = [service(f"s{i}", cluster_ip=f"10.96.{i // 250}.{i % 250}") for i in range(400)]
     new = service("zz", cluster_ip="10.96.0.251")
-    assert said(rules(many), rules([*many, new])) == [
+    assert sentences_between(rules(services_), rules([*services_, new])) == [
         "ns/zz:http added: cluster IP 10.96.0.251:80; rejected: no endpoints"
     ]
-    served = [*many, slice_of("10.244.1.5", service="s7")]
-    assert said(rules(many), rules(served)) == [
+    with_endpoint = [*services_, slice_of("10.244.1.5", service="s7")]
+    assert sentences_between(rules(services_), rules(with_endpoint)) == [
         "ns/s7:http: 1 endpoint added: 10.244.1.5:8080; no longer rejected"
     ]
 
 
-def test_nothing_there_yet() -> None:
-    """Before a proxy has written anything one sentence says so instead of forty."""
+def test_empty_tables_are_one_sentence() -> None:
     before, after = own_part(Ruleset(Family.IPV4, {}), rules([])), rules([])
-    assert said(before, after) == [
+    assert sentences_between(before, after) == [
         "all jumps and shared chains added: the tables have no rules of a service proxy",
         "table filter: 1 chain added: KUBE-FIREWALL",
     ]
 
 
-def test_text() -> None:
-    """Words keep to 80 columns, a headline for each family that differs; unchanged families say nothing."""
-    found = [compare(rules([]), rules(WORDS["many endpoints"][1])), compare(*[rules([], Family.IPV6)] * 2)]
-    text = click.unstyle(text_of(found, "a.yaml", "b.yaml"))
+def test_text_has_80_columns_and_a_headline_per_family() -> None:
+    """Families without a difference are left out."""
+    changes = [
+        compare(rules([]), rules(CHANGES["many endpoints"][1])),
+        compare(*[rules([], Family.IPV6)] * 2),
+    ]
+    text = click.unstyle(text_of(changes, "a.yaml", "b.yaml"))
     assert text.splitlines()[0] == "IPv4: a.yaml → b.yaml"
     assert "IPv6" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert text_of([found[1]], "a", "b") == unified([found[1]], "a", "b") == ""
+    assert text_of([changes[1]], "a", "b") == unified([changes[1]], "a", "b") == ""
 
 
-def test_unified() -> None:
-    """The diff names the chain of each piece, with some rules that stay around those that change."""
-    before, after, _ = WORDS["one endpoint gone"]
+def test_unified_diff_names_the_chain_of_each_hunk() -> None:
+    before, after, _ = CHANGES["one endpoint gone"]
     lines = click.unstyle(unified([compare(rules(before), rules(after))], "a", "b")).splitlines()
     assert lines[:3] == ["--- a, IPv4", "+++ b, IPv4", "@@ -1,4 +1,3 @@ nat KUBE-SVC-HMALVVKA6APKJPPY"]
     assert lines[3].startswith(" ! -s 10.244.0.0/16 -d 10.96.0.10/32 ")
@@ -280,18 +281,17 @@ def test_unified() -> None:
     assert (removed, added) == (old - new, new - old)
 
 
-def test_document() -> None:
-    """The document has the endpoints, the shares, the chains' rules and the words."""
-    before, after, sentences = WORDS["one endpoint gone"]
-    found = document([compare(rules(before), rules(after))], "a", "b")
-    assert {key: found[key] for key in ("apiVersion", "before", "after", "different")} == {
+def test_json_has_endpoints_shares_rules_and_messages() -> None:
+    before, after, sentences = CHANGES["one endpoint gone"]
+    changes = document([compare(rules(before), rules(after))], "a", "b")
+    assert {key: changes[key] for key in ("apiVersion", "before", "after", "different")} == {
         "apiVersion": "pykubeproxy/v1",
         "before": "a",
         "after": "b",
         "different": True,
     }
-    assert found["messages"] == sentences
-    (service_,) = found["services"]  # type: ignore[misc]
+    assert changes["messages"] == sentences
+    (service_,) = changes["services"]  # type: ignore[misc]
     (policy,) = service_["policies"]
     assert (
         service_["namespace"],
@@ -310,37 +310,42 @@ def test_document() -> None:
         {"address": "10.244.1.5", "port": 8080, "share": pytest.approx(1 / 3)}
     ]
     assert [it["after"] for it in policy["sharesChanged"]] == [0.5, 0.5]
-    states = [(it["chain"][:9], it["change"], len(it["removed"]), len(it["added"])) for it in found["chains"]]  # type: ignore[attr-defined]
+    states = [
+        (it["chain"][:9], it["change"], len(it["removed"]), len(it["added"])) for it in changes["chains"]
+    ]  # type: ignore[attr-defined]
     assert states == [("KUBE-SVC-", "changed", 1, 0), ("KUBE-SEP-", "removed", 2, 0)]
     same = document([compare(rules(after), rules(after))], "b", "b")
     assert (same["different"], same["services"], same["chains"], same["messages"]) == (False, [], [], [])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kube_proxys_rules(name: str) -> None:
-    """Against the tables that kube-proxy left, nothing differs but the order of services in the chains they share."""
+def test_kube_proxys_rules_differ_only_in_order(name: str) -> None:
     case = load_case(name)
     node = node_of(case)
     for family in Family:
-        on = rule_context(config_of(case), node.name, node, KernelFacts(addresses=ADDRESSES), family)
-        on = msgspec.structs.replace(on, options=msgspec.structs.replace(on.options, dispatch=Dispatch.FLAT))
-        wanted = installed(render(cluster_of(case), on), on.options)
-        left = parse(family, canonical("\n".join(case["expected"][family.value.lower()])))
-        # Table mangle has not been recorded.
-        left = Ruleset(family, {**left.chains, ChainKey("mangle", "KUBE-PROXY-CANARY"): ()})
-        sentences = said(own_part(left, wanted), wanted)
+        rules_context = rule_context(
+            config_of(case), node.name, node, KernelFacts(addresses=ADDRESSES), family
+        )
+        rules_context = msgspec.structs.replace(
+            rules_context, options=msgspec.structs.replace(rules_context.options, dispatch=Dispatch.FLAT)
+        )
+        desired = installed(render(cluster_of(case), rules_context), rules_context.options)
+        recorded = parse(family, canonical("\n".join(case["expected"][family.value.lower()])))
+        # Table mangle was not recorded.
+        recorded = Ruleset(family, {**recorded.chains, ChainKey("mangle", "KUBE-PROXY-CANARY"): ()})
+        sentences = sentences_between(own_part(recorded, desired), desired)
         assert all(it.endswith("the same rules in another order") for it in sentences), sentences
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_every_difference_is_said(data: st.DataObject) -> None:
-    """Whatever changes, there are words for it; if nothing does there are none; and every line of them is true."""
+def test_every_difference_has_a_true_sentence(data: st.DataObject) -> None:
+    """Equal rulesets have none."""
     before, after = (rules(_objects(data)) for _ in range(2))
-    found = compare(before, after)
-    sentences = list(sentences_of(found))
-    assert bool(sentences) == bool(found.chains) == (before != after)
-    _follows(found, before, after)
+    changes = compare(before, after)
+    sentences = list(sentences_of(changes))
+    assert bool(sentences) == bool(changes.chains) == (before != after)
+    _assert_changes_turn_before_into_after(changes, before, after)
     for sentence in sentences:
         for target in re.findall(r"endpoints? added: (10[0-9.:]*)", sentence):
             assert any(f"--to-destination {target}" in rule for it in after.chains.values() for rule in it)
@@ -352,10 +357,9 @@ def _objects(data: st.DataObject) -> Objects:
     return [*cluster, *slices]
 
 
-def _follows(found: Changes, before: Ruleset, after: Ruleset) -> None:
-    """The chains that differ make the one of the other."""
+def _assert_changes_turn_before_into_after(changes: Changes, before: Ruleset, after: Ruleset) -> None:
     chains = dict(before.chains)
-    for it in found.chains:
+    for it in changes.chains:
         chains.pop(it.key, None)
         if it.after is not None:
             chains[it.key] = it.after

@@ -1,6 +1,6 @@
-"""How rules look to people and to programs: recorded services of every kind against kept texts.
+"""Render dump-rules: recorded services of every kind against golden files.
 
-`python -m tests.unit.inspect.test_dump_render` writes the kept texts anew, for their changes to be read.
+`python -m tests.unit.inspect.test_dump_render` rewrites the golden files for review.
 """
 
 import json
@@ -40,8 +40,8 @@ LISTED = ("lb-local", "lb-source-ranges", "no-endpoints-lb")
 DOCUMENTS = ("affinity-timeout", "dual-stack", "lb-local-none", "lb-source-ranges")
 
 
-def found(case: str) -> tuple[ServiceView, ...]:
-    """The views of a case; the first endpoint rule of each chain has counted some packets."""
+def views_of(case: str) -> tuple[ServiceView, ...]:
+    """Return the views of a case; the first endpoint rule of each chain has counted packets."""
     rulesets = [expected(load_case(case), family) for family in Family]
     return in_order(
         view
@@ -58,43 +58,43 @@ def found(case: str) -> tuple[ServiceView, ...]:
 
 
 def table(case: str) -> str:
-    return click.unstyle(render_text.table(found(case)))
+    return click.unstyle(render_text.table(views_of(case)))
 
 
 def document(case: str) -> str:
-    return json.dumps(render_json.document(found(case)), indent=1) + "\n"
+    return json.dumps(render_json.document(views_of(case)), indent=1) + "\n"
 
 
 def listed(case: str) -> str:
     return listing(expected(load_case(case), Family.IPV4), ServiceFilter("ns1", "web"))
 
 
-def kept(name: str) -> str:
+def golden(name: str) -> str:
     return (FOLDER / name).read_text()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_table(case: str) -> None:
-    """Each kind of service as a table: frontends, policies, terms, endpoints with shares; within 80 columns."""
-    assert table(case) == kept(f"{case}.txt")
+def test_table_equals_golden_file(case: str) -> None:
+    """Frontends, policies and endpoints with shares, within 80 columns."""
+    assert table(case) == golden(f"{case}.txt")
     assert max(map(len, table(case).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("case", DOCUMENTS)
-def test_document(case: str) -> None:
-    """The document for programs: an entry for each service port, family and policy."""
-    assert document(case) == kept(f"{case}.json")
+def test_json_equals_golden_file(case: str) -> None:
+    """One entry per service port, family and policy."""
+    assert document(case) == golden(f"{case}.json")
 
 
 @pytest.mark.parametrize("case", LISTED)
-def test_listing(case: str) -> None:
-    """The rules of a service in the order a packet meets them, each as iptables-save prints it."""
-    assert listed(case) == kept(f"{case}.rules")
+def test_listing_equals_golden_file(case: str) -> None:
+    """Rules are in traversal order and in iptables-save format."""
+    assert listed(case) == golden(f"{case}.rules")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_listing_reads_from_top_to_bottom(case: str) -> None:
-    """Whatever the service, no listed rule jumps to a chain that has been listed before, but for the one that marks."""
+def test_listed_rules_jump_only_forward(case: str) -> None:
+    """Except to the chain that marks packets."""
     ruleset = expected(load_case(case), Family.IPV4)
     above: set[ChainKey] = set()
     table = ""
@@ -109,15 +109,13 @@ def test_listing_reads_from_top_to_bottom(case: str) -> None:
         assert target not in above, line
 
 
-def test_styles_are_for_terminals() -> None:
-    """The table is styled, and reads the same without the styles."""
-    styled = render_text.table(found("lb-local-none"))
+def test_styles_do_not_change_the_text() -> None:
+    styled = render_text.table(views_of("lb-local-none"))
     assert "\x1b[1mns1/web:http\x1b[0m" in styled
     assert "\x1b[33mdropped: no endpoints on this node\x1b[0m" in styled
 
 
-def test_nothing_to_show() -> None:
-    """No services make an empty table and an empty list."""
+def test_no_services_give_an_empty_table_and_list() -> None:
     assert render_text.table(()) == ""
     assert render_json.document(()) == {"apiVersion": "pykubeproxy/v1", "services": []}
 

@@ -1,4 +1,4 @@
-"""Whether services are found by a tree or one after the other, dump-rules shows the same."""
+"""dump-rules shows the same for tree and flat dispatch."""
 
 import msgspec
 import pytest
@@ -10,8 +10,8 @@ from tests.unit.rules.test_packets import World, worlds
 pytestmark = pytest.mark.usefixtures("small_trees")
 
 
-def seen(world: World) -> list[ServiceView]:
-    """What is shown, without the places at which rules stand."""
+def normalized_views(world: World) -> list[ServiceView]:
+    """Return the views without the positions of rules."""
 
     def plain(view: ServiceView) -> ServiceView:
         endpoints = tuple(sorted(view.endpoints, key=lambda it: (it.address, it.port)))
@@ -25,6 +25,8 @@ def seen(world: World) -> list[ServiceView]:
 
 
 @given(worlds)
-def test_a_tree_is_looked_through(world: World) -> None:
-    """The same services, frontends, endpoints and shares."""
-    assert seen(world._replace(dispatch="tree")) == seen(world._replace(dispatch="flat"))
+def test_tree_dispatch_has_the_same_views(world: World) -> None:
+    """Services, frontends, endpoints and shares are equal."""
+    assert normalized_views(world._replace(dispatch="tree")) == normalized_views(
+        world._replace(dispatch="flat")
+    )

@@ -1,4 +1,4 @@
-"""What the tables of every recorded case are said to mean is what its objects call for."""
+"""The views of every recorded case agree with its objects."""
 
 import pytest
 
@@ -14,14 +14,16 @@ from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 
 
-def wanted(name: str, family: Family) -> dict[PortName, ResolvedPort]:
+def resolved_ports(name: str, family: Family) -> dict[PortName, ResolvedPort]:
     case = load_case(name)
-    on = rule_context(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
+    rules_context = rule_context(config_of(case), "node1", node_of(case), KernelFacts(ADDRESSES), family)
     cluster = cluster_of(case)
     return {
         item.port.name: item
         for service in cluster.services()
-        for item in resolve_ports(cluster, service.key, family, on.node, on.allow_external_ips)
+        for item in resolve_ports(
+            cluster, service.key, family, rules_context.node, rules_context.allow_external_ips
+        )
     }
 
 
@@ -32,19 +34,19 @@ def targets(view: ServiceView) -> set[str]:
 
 
 def addresses(port: ServicePort) -> set[tuple[str, int]]:
-    """Where a service port is reached; a node port is there whatever its address."""
+    """Return the addresses and ports of a service port; node ports without address."""
     ips = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
     return {*((ip, port.port) for ip in ips), *([("node", port.node_port)] if port.node_port else [])}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", Family)
-def test_endpoints_and_frontends(name: str, family: Family) -> None:
-    """Under each policy exactly the endpoints that serve, each with the same share; and every address is accounted for."""
+def test_views_have_the_selected_endpoints_and_all_frontends(name: str, family: Family) -> None:
+    """Each policy has equal shares for exactly its selected endpoints."""
     shown: dict[PortName, dict[Policy, ServiceView]] = {}
     for view in views(expected(load_case(name), family), {}):
         shown.setdefault(view.name, {})[view.policy] = view
-    items = wanted(name, family)
+    items = resolved_ports(name, family)
     assert shown.keys() == items.keys()
     for port_name, item in items.items():
         by_policy = shown[port_name]
@@ -55,8 +57,8 @@ def test_endpoints_and_frontends(name: str, family: Family) -> None:
         assert addresses(item.port) == {
             ("node" if f.kind is FrontendKind.NODE_PORT else f.address, f.port) for f in found
         }
-        refused = [view.verdict for view in by_policy.values() if view.verdict is not Verdict.DNAT]
-        assert refused in ([], [Verdict.DROP] if item.selection.any_usable else [Verdict.REJECT])
+        rejections = [view.verdict for view in by_policy.values() if view.verdict is not Verdict.DNAT]
+        assert rejections in ([], [Verdict.DROP] if item.selection.any_usable else [Verdict.REJECT])
         if by_policy.get(Policy.CLUSTER) and item.selection.cluster:
             assert by_policy[Policy.CLUSTER].affinity_seconds == item.port.affinity_seconds
 
@@ -67,8 +69,7 @@ def check_endpoints(view: ServiceView | None, backends: tuple[ResolvedEndpoint, 
         assert endpoint.share == pytest.approx(1 / len(backends), abs=1e-8)
 
 
-def test_kinds_of_addresses() -> None:
-    """Each kind of address is told from the others where the service has endpoints."""
+def test_kinds_of_addresses_are_recognized() -> None:
     ruleset = expected(load_case("lb-source-ranges"), Family.IPV4)
     (view,) = (view for view in views(ruleset, {}) if view.name.service == "web")
     kinds = [FrontendKind.CLUSTER_IP, FrontendKind.LOAD_BALANCER_IP, FrontendKind.NODE_PORT]
@@ -76,8 +77,8 @@ def test_kinds_of_addresses() -> None:
     assert view.source_ranges == ("203.0.113.0/28", "192.0.2.0/24")
 
 
-def test_the_balancers_own_address_is_no_source_range() -> None:
-    """The rule by which the node itself reaches a load balancer's IP is not taken for one of the Service's ranges."""
+def test_the_load_balancer_ip_is_no_source_range() -> None:
+    """The node itself may reach the load balancer IP by a rule of its own."""
     ruleset = expected(load_case("lb-source-ranges"), Family.IPV4)
     filtering = ChainKey("nat", "KUBE-FW-4LVCYZMTA5CQO6SX")
     own = (
@@ -88,8 +89,8 @@ def test_the_balancers_own_address_is_no_source_range() -> None:
     assert view.source_ranges == ("203.0.113.0/28", "192.0.2.0/24")
 
 
-def test_a_node_port_dropped_at_one_address() -> None:
-    """A node port that is served at one address only, and dropped at all of them, is shown once."""
+def test_a_dropped_node_port_is_shown_once() -> None:
+    """Also if it is served at one address only."""
     ruleset = expected(load_case("lb-local-none"), Family.IPV4)
     services = ChainKey("nat", "KUBE-SERVICES")
     jumps = tuple(

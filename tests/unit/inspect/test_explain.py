@@ -1,6 +1,6 @@
-"""Why services are served as they are: recorded services of every kind against kept texts and against their rules.
+"""Explain recorded services of every kind: against golden files and against their rules.
 
-`python -m tests.unit.inspect.test_explain` writes the kept texts anew, for their changes to be read.
+`python -m tests.unit.inspect.test_explain` rewrites the golden files for review.
 """
 
 import json
@@ -55,7 +55,7 @@ CASES = (
 DOCUMENTS = ("dual-stack", "headless", "lb-local", "topology-zone-missing-hint")
 
 
-def on(case: str) -> dict[Family, RuleContext]:
+def contexts(case: str) -> dict[Family, RuleContext]:
     loaded = load_case(case)
     node = node_of(loaded)
     return {
@@ -67,69 +67,68 @@ def on(case: str) -> dict[Family, RuleContext]:
 def explained(case: str) -> list[Explanation]:
     cluster = cluster_of(load_case(case))
     services = sorted(cluster.services(), key=lambda service: service.key)
-    return [explain(cluster, it, on(case)) for it in services if it.namespace != "default"]
+    return [explain(cluster, it, contexts(case)) for it in services if it.namespace != "default"]
 
 
 def text(case: str) -> str:
-    return click.unstyle(render_text.text(explained(case), on(case)[Family.IPV4].node))
+    return click.unstyle(render_text.text(explained(case), contexts(case)[Family.IPV4].node))
 
 
 def document(case: str) -> str:
-    place = on(case)[Family.IPV4].node
-    return json.dumps(render_json.document(explained(case), place), indent=1) + "\n"
+    node = contexts(case)[Family.IPV4].node
+    return json.dumps(render_json.document(explained(case), node), indent=1) + "\n"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_text(case: str) -> None:
-    """Each kind of service explained: endpoints with reasons, ways, terms; within 80 columns."""
+def test_text_equals_golden_file(case: str) -> None:
+    """Endpoints with reasons and frontends, within 80 columns."""
     assert text(case) == (FOLDER / f"{case}.txt").read_text()
     assert max(map(len, text(case).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("case", DOCUMENTS)
-def test_document(case: str) -> None:
-    """The document for programs says the same."""
+def test_json_equals_golden_file(case: str) -> None:
     assert document(case) == (FOLDER / f"{case}.json").read_text()
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_agrees_with_the_rules(case: str) -> None:
-    """For every recorded case the shares, chains, verdicts and frontends are those that the rendered rules have."""
+def test_explanations_agree_with_the_rules(case: str) -> None:
+    """Shares, chains, verdicts and frontends equal those of the rendered rules."""
     cluster = cluster_of(load_case(case))
-    for family, its_terms in on(case).items():
-        ruleset = render(cluster, its_terms)
-        of_rules = {(view.name, view.policy): view for view in views(ruleset, {})}
+    for family, context in contexts(case).items():
+        ruleset = render(cluster, context)
+        views_by_port = {(view.name, view.policy): view for view in views(ruleset, {})}
         for service_ in cluster.services():
-            for port in explain(cluster, service_, {family: its_terms}).ports:
-                _check(port, of_rules, {key.chain for key in ruleset.chains})
+            for port in explain(cluster, service_, {family: context}).ports:
+                _check(port, views_by_port, {key.chain for key in ruleset.chains})
 
 
 def _check(
-    port: PortExplanation, of_rules: dict[tuple[object, Policy], ServiceView], chains: set[str]
+    port: PortExplanation, views_by_port: dict[tuple[object, Policy], ServiceView], chains: set[str]
 ) -> None:
     for policy in port.policies:
-        view = of_rules.get((port.name, policy.policy))
+        view = views_by_port.get((port.name, policy.policy))
         if policy.verdict is Verdict.DNAT and (policy.frontends or policy.from_this_node):
             assert view
             assert policy.chain in chains
-            told = {
+            explained_shares = {
                 (it.resolved.endpoint.address, it.resolved.port): it.share
                 for it in policy.endpoints
                 if it.share
             }
-            shown = {(it.address, it.port): it.share for it in view.endpoints}
-            assert told == pytest.approx(shown, abs=1e-8)
-            assert _plain(policy.frontends) == _plain(view.frontends)
-            assert _plain(policy.from_this_node) == _plain(view.from_this_node)
+            rule_shares = {(it.address, it.port): it.share for it in view.endpoints}
+            assert explained_shares == pytest.approx(rule_shares, abs=1e-8)
+            assert _addresses(policy.frontends) == _addresses(view.frontends)
+            assert _addresses(policy.from_this_node) == _addresses(view.from_this_node)
         elif policy.frontends:
-            # Rules do not tell the policy of what is refused.
-            views_ = [of_rules[it] for it in of_rules if it[0] == port.name]
+            # Rejecting rules do not contain the policy.
+            views_ = [views_by_port[it] for it in views_by_port if it[0] == port.name]
             assert policy.verdict in {it.verdict for it in views_}
             assert not policy.chain
 
 
-def _plain(frontends: object) -> set[tuple[int, str]]:
-    """A frontend's port, and its address where that is one; node ports are shown at each address that has them."""
+def _addresses(frontends: object) -> set[tuple[int, str]]:
+    """Return ports and addresses of frontends, node ports without address."""
     return {
         (it.port, "" if it.kind.value == "node-port" else it.address)
         for it in frontends  # type: ignore[attr-defined]
@@ -137,17 +136,17 @@ def _plain(frontends: object) -> set[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_masquerading_as_told(case: str) -> None:
-    """What is said of clients' addresses is what the chains for internal and external traffic do."""
+def test_masquerading_notes_agree_with_the_rules(case: str) -> None:
+    """For internal and external traffic."""
     cluster = cluster_of(load_case(case))
-    for family, its_terms in on(case).items():
-        ruleset = render(cluster, its_terms)
+    for family, context in contexts(case).items():
+        ruleset = render(cluster, context)
         for service_ in cluster.services():
-            for port in explain(cluster, service_, {family: its_terms}).ports:
-                said = " ".join(notes(port))
+            for port in explain(cluster, service_, {family: context}).ports:
+                output = " ".join(notes(port))
                 chain = next((it.chain for it in port.policies if it.chain), "")
                 if not chain:
-                    assert "client's address" not in said
+                    assert "client's address" not in output
                     continue
                 internal = Policy.LOCAL if port.port.internal_local else Policy.CLUSTER
                 rules = [
@@ -158,23 +157,25 @@ def test_masquerading_as_told(case: str) -> None:
                 ]
                 marking = [rule for rule in rules if rule.endswith("KUBE-MARK-MASQ")]
                 if rules:
-                    some = any("! -s" in rule or "! -i" in rule for rule in marking)
-                    assert ("and else replaced" in said) == some
-                    assert ("every client's address is replaced" in said) == bool(marking and not some)
+                    conditional = any("! -s" in rule or "! -i" in rule for rule in marking)
+                    assert ("and else replaced" in output) == conditional
+                    assert ("every client's address is replaced" in output) == bool(
+                        marking and not conditional
+                    )
                 external = ruleset.chains.get(ChainKey("nat", f"KUBE-EXT-{chain[-16:]}"))
-                assert ("From outside" in said) == bool(external)
+                assert ("From outside" in output) == bool(external)
                 if external:
-                    everybody = [rule for rule in external if "masquerade traffic for" in rule]
-                    assert ("From outside, the client's address is replaced" in said) == bool(everybody)
+                    unconditional = [rule for rule in external if "masquerade traffic for" in rule]
+                    assert ("From outside, the client's address is replaced" in output) == bool(unconditional)
 
 
-def test_another_place() -> None:
-    """Elsewhere other endpoints are used; the comparison names those that differ, with their reasons here."""
+def test_comparison_with_another_node_names_differing_endpoints() -> None:
+    """With the reasons on this node."""
     cluster = cluster_of(load_case("lb-local"))
-    there = _at(cluster, NodeTopology("node2", "zone-b"))
+    there = _explain_on(cluster, NodeTopology("node2", "zone-b"))
     here = explained("lb-local")
-    said = click.unstyle(render_text.comparison(there, here, on("lb-local")[Family.IPV4].node))
-    assert said.splitlines() == [
+    output = click.unstyle(render_text.comparison(there, here, contexts("lb-local")[Family.IPV4].node))
+    assert output.splitlines() == [
         "",
         "node1 in zone-a uses other endpoints:",
         "  ns1/web:http  TCP IPv4, policy Local",
@@ -194,42 +195,41 @@ def test_another_place() -> None:
     ]
 
 
-def test_same_elsewhere() -> None:
-    """Where nothing differs that is said too."""
+def test_comparison_without_differences_says_so() -> None:
     cluster = cluster_of(load_case("dual-stack"))
-    said = render_text.comparison(
-        _at(cluster, NodeTopology("node2"), "dual-stack"),
+    output = render_text.comparison(
+        _explain_on(cluster, NodeTopology("node2"), "dual-stack"),
         explained("dual-stack"),
         NodeTopology("node1", "zone-a"),
     )
-    assert click.unstyle(said) == "\nnode1 in zone-a uses the same endpoints.\n"
+    assert click.unstyle(output) == "\nnode1 in zone-a uses the same endpoints.\n"
 
 
-def _at(cluster: Cluster, place: NodeTopology, case: str = "lb-local") -> list[Explanation]:
-    moved = {family: msgspec.structs.replace(it, node=place) for family, it in on(case).items()}
-    return [explain(cluster, it, moved) for it in cluster.services() if it.namespace != "default"]
+def _explain_on(cluster: Cluster, node: NodeTopology, case: str = "lb-local") -> list[Explanation]:
+    contexts_there = {family: msgspec.structs.replace(it, node=node) for family, it in contexts(case).items()}
+    return [explain(cluster, it, contexts_there) for it in cluster.services() if it.namespace != "default"]
 
 
 def cluster(*objects: object) -> Cluster:
-    made = Cluster()
+    objects_ = Cluster()
     for it in objects:
-        made.apply(Updated(it))  # type: ignore[arg-type]
-    return made
+        objects_.apply(Updated(it))  # type: ignore[arg-type]
+    return objects_
 
 
 def web(*objects: object, **config: str) -> PortExplanation:
-    """The one IPv4 port of ns/web among these objects, as node1 in zone-a serves it."""
+    """Explain the IPv4 port of ns/web among these objects, for node1 in zone-a."""
     node = Node("node1", ("192.168.99.10",), zone="zone-a")
-    its_terms = rule_context(load(None, config).config, node.name, node, KernelFacts(), Family.IPV4)
-    made = cluster(*objects)
-    found = made.service(Key("ns", "web"))
-    assert found
-    (port,) = explain(made, found, {Family.IPV4: its_terms}).ports
+    context = rule_context(load(None, config).config, node.name, node, KernelFacts(), Family.IPV4)
+    objects_ = cluster(*objects)
+    service_ = objects_.service(Key("ns", "web"))
+    assert service_
+    (port,) = explain(objects_, service_, {Family.IPV4: context}).ports
     return port
 
 
-def test_slices_of_the_other_family() -> None:
-    """They are passed over where the Service has no address of that family, and are not worth a word where it has."""
+def test_slices_of_the_other_family_are_skipped() -> None:
+    """The reason is shown only if the Service has no address of that family."""
     six = slice_of("fd00::1", name="six")
     port = web(service(), slice_of("10.0.0.1"), six)
     assert [skip_message(it) for it in port.skipped] == []
@@ -238,18 +238,17 @@ def test_slices_of_the_other_family() -> None:
         service(),
         dict.fromkeys(Family, port.context),
     )
-    said = [skip_message(it) for it in single.ports[0].skipped]
-    assert said == ["slice six: it is of the other address family"]
+    output = [skip_message(it) for it in single.ports[0].skipped]
+    assert output == ["slice six: it is of the other address family"]
 
 
-def test_passed_over() -> None:
-    """Entries without an address, and ports without a name or number, are named by their slice."""
+def test_skipped_entries_name_their_slice() -> None:
     port = web(service(), slice_of("10.0.0.1", endpoint(""), name="s1"))
     assert [skip_message(it) for it in port.skipped] == ["an endpoint in slice s1: it has no address"]
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "sentence"),
     [
         ({}, "the configuration does not define pod traffic"),
         ({"cluster-cidr": "0.0.0.0/0"}, "every address counts as a pod's (0.0.0.0/0)"),
@@ -260,32 +259,35 @@ def test_passed_over() -> None:
         ),
     ],
 )
-def test_masquerading_in_words(config: dict[str, str], says: str) -> None:
-    """Each way of telling pods' traffic has its sentence."""
-    assert says in " ".join(notes(web(service(), slice_of("10.0.0.1"), **config)))
+def test_each_detect_mode_has_a_sentence(config: dict[str, str], sentence: str) -> None:
+    assert sentence in " ".join(notes(web(service(), slice_of("10.0.0.1"), **config)))
 
 
-def test_external_ips_that_are_not_served() -> None:
-    """With the feature gate off, external IPs are said not to be served."""
+def test_disabled_external_ips_are_named() -> None:
+    """With the feature gate off."""
     config = load(None, {"feature-gates": "AllowServiceExternalIPs=false"}).config
-    its_terms = rule_context(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
-    made = service(external_ips=("192.0.2.1",))
-    said = render_text.text([explain(cluster(made), made, {Family.IPV4: its_terms})], NodeTopology("node1"))
-    assert "  Its external IP 192.0.2.1 is not served" in said
+    context = rule_context(config, "node1", Node("node1"), KernelFacts(), Family.IPV4)
+    objects_ = service(external_ips=("192.0.2.1",))
+    output = render_text.text(
+        [explain(cluster(objects_), objects_, {Family.IPV4: context})], NodeTopology("node1")
+    )
+    assert "  Its external IP 192.0.2.1 is not served" in output
 
 
-def test_what_is_not_there() -> None:
-    """A Service or port that is not there is named with what there is; a Service without rules has its reason."""
-    made = cluster(service(), service("none", headless=True, cluster_ips=()))
-    its_terms = on("dual-stack")
+def test_unknown_services_and_ports_are_errors() -> None:
+    """The error lists what exists; a Service without rules has its reason."""
+    objects_ = cluster(service(), service("none", headless=True, cluster_ips=()))
+    context = contexts("dual-stack")
     with pytest.raises(LookupError, match="there is no Service web2 in any namespace"):
-        explain_all(made, parse_filter("web2"), its_terms)
+        explain_all(objects_, parse_filter("web2"), context)
     with pytest.raises(LookupError, match="there is no Service other/web"):
-        explain_all(made, parse_filter("other/web"), its_terms)
+        explain_all(objects_, parse_filter("other/web"), context)
     with pytest.raises(LookupError, match=r'Service ns/web has no port "https"; it has 80 \(http\)'):
-        explain_all(made, parse_filter("ns/web:https"), its_terms)
-    assert [it.name.port for it in explain_all(made, parse_filter("web:80"), its_terms)[0].ports] == ["http"]
-    assert explain_all(made, parse_filter("none:80"), its_terms)[0].skipped
+        explain_all(objects_, parse_filter("ns/web:https"), context)
+    assert [it.name.port for it in explain_all(objects_, parse_filter("web:80"), context)[0].ports] == [
+        "http"
+    ]
+    assert explain_all(objects_, parse_filter("none:80"), context)[0].skipped
 
 
 if __name__ == "__main__":

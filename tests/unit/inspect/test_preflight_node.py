@@ -1,4 +1,4 @@
-"""Checks of tools, tables and other processes."""
+"""Preflight checks of tools, tables and other processes."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def version_of(backend: Backend, version: tuple[int, int, int]) -> Level:
     return tools.version(Tools(backend, Family.IPV4, "iptables", "", "", version)).level
 
 
-def test_versions() -> None:
-    """Old commands fail; those of nft with a known defect are a warning."""
+def test_old_iptables_versions_fail() -> None:
+    """nft versions with a known defect are a warning."""
     assert version_of(Backend.LEGACY, (1, 6, 1)) is Level.FAIL
     assert version_of(Backend.LEGACY, (1, 6, 2)) is Level.OK
     assert version_of(Backend.LEGACY, (1, 8, 2)) is Level.OK
@@ -36,31 +36,31 @@ def test_versions() -> None:
         (set(), "this process lacks CAP_NET_ADMIN and CAP_NET_RAW"),
     ],
 )
-def test_privileges(capabilities: set[str], text: str) -> None:
-    """Both capabilities are needed, and those that are not there are named."""
+def test_missing_capabilities_are_named(capabilities: set[str], text: str) -> None:
+    """Both capabilities are required."""
     found = tools.privileges(frozenset(capabilities))
     assert found.message == text
     assert found.level is (Level.FAIL if "lacks" in text else Level.OK)
 
 
-def test_features() -> None:
-    """What rules cannot do without fails, with the module to load; what they can is a warning."""
-    lacking = (
+def test_missing_features_name_the_module() -> None:
+    """Required features fail; optional ones are a warning."""
+    missing = (
         MissingFeature("match statistic", "xt_statistic", "not known", True),
         MissingFeature("match sctp", "xt_sctp", "not known", False),
     )
-    required, optional = tools.features(Trial(lacking), Family.IPV4)
+    required, optional = tools.features(Trial(missing), Family.IPV4)
     assert (required.level, optional.level) == (Level.FAIL, Level.WARN)
     assert "Load xt_statistic with modprobe" in required.advice
-    assert [it.level for it in tools.features(Trial(lacking[1:], untested="not permitted"), Family.IPV4)] == [
+    assert [it.level for it in tools.features(Trial(missing[1:], untested="not permitted"), Family.IPV4)] == [
         Level.WARN,
         Level.SKIP,
     ]
     assert [it.level for it in tools.features(Trial(()), Family.IPV4)] == [Level.OK]
 
 
-def test_a_family_that_the_kernel_lacks() -> None:
-    """Without the primary family there is no proxy; without the other it goes on."""
+def test_a_missing_primary_family_fails() -> None:
+    """The other family is optional."""
     assert tools.unavailable("no NAT", Family.IPV4, primary=True).level is Level.FAIL
     assert tools.unavailable("no NAT", Family.IPV6, primary=False).level is Level.WARN
 
@@ -72,8 +72,8 @@ def unused(*chains: tuple[str, str, int]) -> tuple[Level, str]:
     return found.level, found.message
 
 
-def test_the_other_backend() -> None:
-    """A proxy's chains there fail, the kubelet's and others' are warnings, tables without rules are well."""
+def test_proxy_chains_in_the_other_backend_fail() -> None:
+    """Chains of others are a warning; empty tables pass."""
     built_in = ("nat", "PREROUTING", 0)
     assert unused(built_in)[0] is Level.OK
     assert unused(built_in, ("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP", 3), ("filter", "DOCKER", 1)) == (
@@ -100,10 +100,10 @@ def test_the_other_backend() -> None:
         ([], 0, False, [ChainKey("nat", "KUBE-LOAD-BALANCER")], Level.WARN),
     ],
 )
-def test_leftovers(
+def test_leftovers_that_intercept_packets_fail(
     nftables: list[Family], services: int, interface: bool, chains: list[ChainKey], level: Level
 ) -> None:
-    """What takes packets before iptables does fails; what is in nobody's way is a warning."""
+    """Other leftovers are a warning."""
     assert tables.other_modes(nftables, services, interface, chains).level is level
 
 
@@ -121,8 +121,8 @@ def test_leftovers(
         ([Process(14, ("grep", "kube-proxy")), Process(15, ())], Level.OK),
     ],
 )
-def test_proxies(running: list[Process], level: Level) -> None:
-    """One proxy may run, be it kube-proxy yet to be replaced; other commands of ours and of others do not count."""
+def test_more_than_one_proxy_fails(running: list[Process], level: Level) -> None:
+    """Other pykubeproxy commands do not count."""
     assert processes.proxies(running).level is level
 
 
@@ -138,7 +138,7 @@ def test_proxies(running: list[Process], level: Level) -> None:
         ([Listener(10256, None)], Level.WARN),
     ],
 )
-def test_ports(taken: list[Listener], level: Level) -> None:
-    """A port is free, the agent's, kube-proxy's until that is stopped, another program's, or of one that cannot be seen."""
+def test_ports_used_by_other_programs_fail(taken: list[Listener], level: Level) -> None:
+    """Ports of the agent and of kube-proxy, which it replaces, do not."""
     (found,) = processes.ports({"healthz-bind-address": 10256}, taken)
     assert found.level is level

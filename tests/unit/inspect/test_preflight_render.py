@@ -1,4 +1,4 @@
-"""The report as text and as a document."""
+"""Render preflight findings as text and JSON."""
 
 import click
 
@@ -44,26 +44,23 @@ skip  permissions        no API server is configured
 """
 
 
-def test_text() -> None:
-    """Each finding stands with its level, its check and what to do, in 80 columns."""
+def test_text_has_level_check_and_advice() -> None:
+    """Within 80 columns."""
     assert click.unstyle(render_text.text(FINDINGS)) == TEXT
     assert max(map(len, TEXT.splitlines())) <= 80
 
 
-def test_colours() -> None:
-    """Only the level is coloured."""
+def test_only_the_level_is_coloured() -> None:
     (first, *_) = render_text.text(FINDINGS).splitlines()
     assert first.startswith("\x1b[32mok  \x1b[0m  privileges")
 
 
-def test_nothing_fails() -> None:
-    """Warnings do not fail the check."""
+def test_warnings_do_not_fail_the_check() -> None:
     text = render_text.text([finding for finding in FINDINGS if finding.level.value != "fail"])
     assert text.endswith("\n2 warn, 3 skip, 1 ok: this node is ready for the proxy.\n")
 
 
-def test_document() -> None:
-    """The document has the version, the verdict, and each finding with its family."""
+def test_json_has_version_verdict_and_findings() -> None:
     document = render_json.document(FINDINGS, "n1", "nft")
     checks = document.pop("checks")
     assert document == {"apiVersion": "pykubeproxy/v1", "node": "n1", "backend": "nft", "passed": False}

@@ -1,4 +1,4 @@
-"""Kernel settings are judged by their values."""
+"""Preflight checks of kernel settings."""
 
 import pytest
 
@@ -28,13 +28,14 @@ NODE_PORTS = (30000, 32767)
         (None, None, Level.SKIP),
     ],
 )
-def test_node_ports(local: str | None, reserved: str | None, level: Level) -> None:
-    """Node ports that a connection of the node's own may take are a warning, unless every one is reserved."""
+def test_node_ports_in_the_local_port_range_are_a_warning(
+    local: str | None, reserved: str | None, level: Level
+) -> None:
+    """Unless all of them are reserved."""
     assert node_ports(NODE_PORTS, local, reserved).level is level
 
 
-def test_node_ports_advice() -> None:
-    """The advice keeps the ports that are reserved already."""
+def test_node_port_advice_keeps_reserved_ports() -> None:
     advice = node_ports(NODE_PORTS, "1024 65535", "8080").advice
     assert "net.ipv4.ip_local_reserved_ports = 8080,30000-32767," in advice
 
@@ -53,13 +54,12 @@ def test_node_ports_advice() -> None:
         ("0", None, Level.SKIP),
     ],
 )
-def test_connections(count: str | None, most: str | None, level: Level) -> None:
-    """A table of connections that fills up is a warning, a full one fails; a limit of 0 is none."""
+def test_a_full_conntrack_table_fails(count: str | None, most: str | None, level: Level) -> None:
+    """A nearly full one is a warning; a limit of 0 means none."""
     assert connections(count, most).level is level
 
 
-def test_full_table() -> None:
-    """What to do is said with a number."""
+def test_conntrack_advice_has_a_number() -> None:
     found = connections("262144", "262144")
     assert found.message == "262144 connections of 262144 tracked (100%)"
     assert "524288" in found.advice
@@ -77,8 +77,8 @@ def test_full_table() -> None:
         (None, False, Level.OK),
     ],
 )
-def test_forwarding(value: str | None, needed: bool, level: Level) -> None:
-    """A family in use has to be forwarded; IPv6 may also be 2, to keep router advertisements."""
+def test_disabled_forwarding_fails_for_used_families(value: str | None, needed: bool, level: Level) -> None:
+    """IPv6 may be 2, which keeps router advertisements."""
     assert forwarding(Family.IPV6, value, needed).level is level
 
 
@@ -92,8 +92,8 @@ def test_forwarding(value: str | None, needed: bool, level: Level) -> None:
         ({"eth0": "1", "eth1": "1"}, Level.WARN),
     ],
 )
-def test_reverse_path(effective: dict[str, str], level: Level) -> None:
-    """Strict filtering matters where there is more than one way to the node."""
+def test_strict_reverse_path_filtering_is_a_warning(effective: dict[str, str], level: Level) -> None:
+    """Only on a node with several routes."""
     assert reverse_path(effective).level is level
 
 
@@ -109,12 +109,13 @@ def test_reverse_path(effective: dict[str, str], level: Level) -> None:
         (["docker0"], "cni0", None, Level.WARN),
     ],
 )
-def test_bridged(bridges: list[str], pods: str, value: str | None, level: Level) -> None:
-    """Bridges whose traffic iptables does not see are a warning; if the flags name one as the pods', that fails."""
+def test_bridges_hidden_from_iptables_are_a_warning(
+    bridges: list[str], pods: str, value: str | None, level: Level
+) -> None:
+    """They fail if the configuration names one as the pods' bridge."""
     assert bridged(Family.IPV4, bridges, pods, value).level is level
 
 
-def test_bridged_advice() -> None:
-    """A module that is missing is to be loaded, a setting to be set."""
+def test_bridge_advice_names_module_or_setting() -> None:
     assert "modprobe" in bridged(Family.IPV6, ["cni0"], "", None).advice
     assert "bridge-nf-call-ip6tables = 1" in bridged(Family.IPV6, ["cni0"], "", "0").advice

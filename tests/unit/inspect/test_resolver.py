@@ -1,4 +1,4 @@
-"""Services are named although comments are missing."""
+"""Name services without relying on every comment."""
 
 import re
 
@@ -13,7 +13,7 @@ from tests.cases import expected, load_case
 
 
 def without_comments(ruleset: Ruleset, pattern: str) -> Ruleset:
-    """The same rules; those that match have lost their comment."""
+    """Return the same rules; those that match lose their comments."""
 
     def strip(text: str) -> str:
         return re.sub(r'-m comment --comment "[^"]*" ?', "", text).strip()
@@ -27,52 +27,53 @@ def without_comments(ruleset: Ruleset, pattern: str) -> Ruleset:
     return Ruleset(ruleset.family, chains)
 
 
-def names(ruleset: Ruleset, wanted: ServiceFilter | None = None) -> set[str]:
-    return {str(view.name) for view in views(ruleset, {}, wanted)}
+def names(ruleset: Ruleset, service_filter: ServiceFilter | None = None) -> set[str]:
+    return {str(view.name) for view in views(ruleset, {}, service_filter)}
 
 
 WEB = {"default/kubernetes:https", "ns1/web:http"}
 
 
-def test_large_cluster() -> None:
-    """kube-proxy's large clusters, where balancing and endpoint rules bear no comments, are named and shared out."""
+def test_large_clusters_are_named() -> None:
+    """kube-proxy omits comments in their balancing and endpoint rules."""
     found = views(expected(load_case("large-cluster"), Family.IPV4), {})
     assert len(found) == 12
     for view in found:
         assert sum(endpoint.share for endpoint in view.endpoints) == pytest.approx(1)
 
 
-def test_by_the_masquerading_rule() -> None:
-    """A service whose dispatch bears no comment is named by its chains' comments."""
+def test_the_masquerading_rule_names_a_service() -> None:
+    """The dispatch rule may have no comment."""
     ruleset = expected(load_case("clusterip-three"), Family.IPV4)
     assert names(without_comments(ruleset, "^nat KUBE-(SERVICES|SEP)")) == WEB
     assert names(without_comments(ruleset, "^nat KUBE-(SERVICES|SEP)|statistic|-j KUBE-SEP")) == WEB
 
 
-def test_by_hash_from_another_rule() -> None:
-    """One whose chains bear none at all is named by a comment elsewhere that yields its chain's name."""
+def test_a_comment_elsewhere_names_a_service_by_hash() -> None:
+    """The name in the comment yields the name of the chain."""
     ruleset = expected(load_case("lb-source-ranges"), Family.IPV4)
-    bare = without_comments(ruleset, "^nat KUBE-(SERVICES|NODEPORTS|SEP|SVC|EXT|FW)")
-    # Only filter's rule for refused sources still has the name.
-    assert "ns1/web:http" in names(bare)
-    assert len(names(bare)) == 2
+    uncommented = without_comments(ruleset, "^nat KUBE-(SERVICES|NODEPORTS|SEP|SVC|EXT|FW)")
+    # Only the filter rule for excluded sources still has the name.
+    assert "ns1/web:http" in names(uncommented)
+    assert len(names(uncommented)) == 2
 
 
-def test_by_hash_from_what_is_asked_for() -> None:
-    """Without any comment at all the name that is asked for is recognised, and no other service is taken for it."""
-    bare = without_comments(expected(load_case("multi-port"), Family.IPV4), "")
-    assert names(bare, parse_filter("ns1/web:http")) == {"ns1/web:http"}
-    assert names(bare, parse_filter("ns1/other:http")) == set()
+def test_the_requested_name_is_found_by_hash() -> None:
+    """No other service matches."""
+    uncommented = without_comments(expected(load_case("multi-port"), Family.IPV4), "")
+    assert names(uncommented, parse_filter("ns1/web:http")) == {"ns1/web:http"}
+    assert names(uncommented, parse_filter("ns1/other:http")) == set()
 
 
-def test_unknown() -> None:
-    """A service that nothing names is shown under its chain's name."""
-    bare = without_comments(expected(load_case("clusterip-one"), Family.IPV4), "")
-    assert PortName("", "KUBE-SVC-4LVCYZMTA5CQO6SX", "", "TCP") in {view.name for view in views(bare, {})}
+def test_an_unnamed_service_has_the_name_of_its_chain() -> None:
+    uncommented = without_comments(expected(load_case("clusterip-one"), Family.IPV4), "")
+    assert PortName("", "KUBE-SVC-4LVCYZMTA5CQO6SX", "", "TCP") in {
+        view.name for view in views(uncommented, {})
+    }
 
 
 @pytest.mark.parametrize(
-    ("text", "namespace", "wanted"),
+    ("text", "namespace", "service_filter"),
     [
         ("", "", ServiceFilter()),
         ("", "ns1", ServiceFilter("ns1")),
@@ -84,17 +85,16 @@ def test_unknown() -> None:
         ("ns1/web:80", "", ServiceFilter("ns1", "web", "80")),
     ],
 )
-def test_what_is_asked_for(text: str, namespace: str, wanted: ServiceFilter) -> None:
-    """The forms in which a service can be asked for."""
-    assert parse_filter(text, namespace) == wanted
+def test_filters_are_parsed(text: str, namespace: str, service_filter: ServiceFilter) -> None:
+    assert parse_filter(text, namespace) == service_filter
 
 
 @pytest.mark.parametrize(
     ("text", "namespace"),
     [("a/b/c", ""), ("/web", ""), ("ns1/", ""), ("web:", ""), (":http", ""), ("a/web", "b")],
 )
-def test_what_cannot_be_meant(text: str, namespace: str) -> None:
-    """Other forms, and a namespace that contradicts the option, are refused."""
+def test_invalid_filters_are_rejected(text: str, namespace: str) -> None:
+    """Also a namespace that contradicts the option."""
     with pytest.raises(ValueError, match=f'"{text}"'):
         parse_filter(text, namespace)
 
@@ -109,15 +109,15 @@ def test_what_cannot_be_meant(text: str, namespace: str) -> None:
         ("we", set()),
     ],
 )
-def test_selecting(text: str, ports: set[str]) -> None:
-    """A service is found by its full name, a port by its name or by the number at which it is reached."""
+def test_ports_are_selected_by_name_or_number(text: str, ports: set[str]) -> None:
+    """A service needs its full name."""
     ruleset = expected(load_case("multi-port"), Family.IPV4)
     assert {view.name.port for view in views(ruleset, {}, parse_filter(text))} == ports
     assert views(ruleset, {}, parse_filter(text, "elsewhere")) == ()
 
 
-def test_a_comment_about_another_service() -> None:
-    """A name in a comment counts only if it yields the chain's name."""
+def test_a_comment_about_another_service_is_ignored() -> None:
+    """Its name does not yield the name of the chain."""
     ruleset = without_comments(expected(load_case("clusterip-one"), Family.IPV4), "^nat KUBE-SERVICES")
     balancing = ChainKey("nat", "KUBE-SVC-4LVCYZMTA5CQO6SX")
     misleading = '-m comment --comment "ns1/other:http -> 10.244.1.11:8080" -j KUBE-SEP-LXRUOG7B5IJ5LW4S'

@@ -1,4 +1,4 @@
-"""The shares of endpoints come from the probabilities in the rules, multiplied along the way."""
+"""Shares of endpoints: probabilities in rules, multiplied along the path."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
 
 
 def chains(**rules: list[str]) -> Ruleset:
-    """Chains of table nat; "_" in their names stands for "-"."""
+    """Return chains of table nat; "_" in their names stands for "-"."""
     return Ruleset(
         Family.IPV4,
         {ChainKey("nat", name.replace("_", "-")): tuple(texts) for name, texts in rules.items()},
@@ -28,8 +28,7 @@ def found(ruleset: Ruleset, chain: str = "KUBE-SVC-X") -> dict[str, float]:
     return {share.target: round(share.probability, 6) for share in shares(ruleset, chain)}
 
 
-def test_uneven() -> None:
-    """What a rule takes, the later ones do not get."""
+def test_earlier_rules_reduce_later_shares() -> None:
     ruleset = chains(
         KUBE_SVC_X=[chance(0.5, "KUBE-SEP-A"), chance(0.2, "KUBE-SEP-B"), "-j KUBE-SEP-C"],
         KUBE_SEP_A=dnat("10.0.0.1"),
@@ -39,8 +38,7 @@ def test_uneven() -> None:
     assert found(ruleset) == {"10.0.0.1:80": 0.5, "10.0.0.2:80": 0.1, "10.0.0.3:80": 0.4}
 
 
-def test_groups() -> None:
-    """Shares multiply through chains of chains."""
+def test_shares_multiply_through_groups() -> None:
     ruleset = chains(
         KUBE_SVC_X=[chance(0.75, "KUBE-SVC-G"), "-j KUBE-SVC-H"],
         KUBE_SVC_G=[chance(1 / 3, "KUBE-SEP-A"), "-j KUBE-SEP-B"],
@@ -52,8 +50,7 @@ def test_groups() -> None:
     assert found(ruleset) == {"10.0.0.1:80": 0.25, "10.0.0.2:80": 0.5, "10.0.0.3:80": 0.25}
 
 
-def test_an_endpoint_twice() -> None:
-    """An endpoint reached in two ways has the sum."""
+def test_shares_of_a_repeated_endpoint_add_up() -> None:
     ruleset = chains(
         KUBE_SVC_X=[chance(0.5, "KUBE-SEP-A"), chance(0.5, "KUBE-SEP-B"), "-j KUBE-SEP-A"],
         KUBE_SEP_A=dnat("10.0.0.1"),
@@ -62,8 +59,8 @@ def test_an_endpoint_twice() -> None:
     assert found(ruleset) == {"10.0.0.1:80": 0.75, "10.0.0.2:80": 0.25}
 
 
-def test_what_comes_back() -> None:
-    """Packets that a chain lets through or returns meet the next rule; those that none takes get no endpoint."""
+def test_returned_packets_meet_the_next_rule() -> None:
+    """Packets that no rule takes reach no endpoint."""
     ruleset = chains(
         KUBE_SVC_X=["-j KUBE-MARK-MASQ", chance(0.5, "KUBE-SVC-G"), chance(0.5, "KUBE-SEP-A")],
         KUBE_SVC_G=[chance(0.5, "RETURN"), "-j KUBE-SEP-B"],
@@ -74,8 +71,8 @@ def test_what_comes_back() -> None:
     assert found(ruleset) == {"10.0.0.2:80": 0.25, "10.0.0.1:80": 0.375}
 
 
-def test_affinity() -> None:
-    """The rules for clients that come back tell the time-out and leave the shares of new ones as they are."""
+def test_affinity_rules_give_timeout_only() -> None:
+    """They do not change the shares of new clients."""
     known = "-m recent --rcheck --seconds 90 --reap --name A --mask 255.255.255.255 --rsource -j KUBE-SEP-A"
     ruleset = chains(
         KUBE_SVC_X=[known, "-j KUBE-SEP-B"], KUBE_SEP_A=dnat("10.0.0.1"), KUBE_SEP_B=dnat("10.0.0.2")
@@ -108,8 +105,8 @@ COMMIT
 @pytest.mark.parametrize(
     ("service", "ways"), [("deep", [("10.96.0.17", 80), ("*", 30080)]), ("flat", [("10.96.0.9", 80)])]
 )
-def test_a_tree_of_chains_before_the_services(service: str, ways: list[tuple[str, int]]) -> None:
-    """Chains that only branch, by address or by port range, are followed to the services at their leaves."""
+def test_dispatch_branches_lead_to_services(service: str, ways: list[tuple[str, int]]) -> None:
+    """By address and by port range."""
     (view,) = (v for v in views(parse(Family.IPV4, TREE), {}) if v.name.service == service)
     assert [(frontend.address, frontend.port) for frontend in view.frontends] == ways
     assert [endpoint.share for endpoint in view.endpoints] == [1.0]

@@ -1,4 +1,4 @@
-"""Large tables: a trace takes apart only what its packet meets, and keeps its pace."""
+"""Traces in large tables read only the chains on the packet's path."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ def cluster_ip(number: int) -> str:
 
 
 def large() -> dict[ChainKey, tuple[str, ...]]:
-    """Services in a flat chain, each with its endpoints: 165,000 rules."""
+    """Return services in a flat chain, each with its endpoints: 165,000 rules."""
     chains: dict[ChainKey, tuple[str, ...]] = {
         ChainKey("nat", "PREROUTING"): ("-j KUBE-SERVICES",),
         ChainKey("nat", "KUBE-SERVICES"): tuple(
@@ -40,8 +40,8 @@ def large() -> dict[ChainKey, tuple[str, ...]]:
     return chains
 
 
-class WatchedTables(Mapping[ChainKey, tuple[str, ...]]):
-    """Chains that remember who was asked for."""
+class RecordingChains(Mapping[ChainKey, tuple[str, ...]]):
+    """Chains that record which of them are read."""
 
     def __init__(self, chains: dict[ChainKey, tuple[str, ...]]) -> None:
         self._chains = chains
@@ -56,15 +56,15 @@ class WatchedTables(Mapping[ChainKey, tuple[str, ...]]):
         return key in self._chains
 
     def __iter__(self) -> Iterator[ChainKey]:
-        raise AssertionError("nobody needs all of them")
+        raise AssertionError("a trace must not list all chains")
 
     def __len__(self) -> int:
         return len(self._chains)
 
 
-def test_large() -> None:
-    """The last of 5000 services with 10 endpoints each: a second of CPU time at most, and no chain of others read."""
-    chains = WatchedTables(large())
+def test_trace_reads_only_chains_on_the_path() -> None:
+    """The last of 5000 services takes at most a second of CPU time."""
+    chains = RecordingChains(large())
     packet = Packet("tcp", "203.0.113.9", cluster_ip(SERVICES - 1), 80)
     started = time.process_time()
     trace = trace_packet(Ruleset(Family.IPV4, chains), packet, Host())

@@ -1,6 +1,6 @@
-"""How traces look to people and to programs: packets through recorded rules against kept texts.
+"""Render traces: packets through recorded rules against golden files.
 
-`python -m tests.unit.inspect.test_trace_render` writes the kept texts anew, for their changes to be read.
+`python -m tests.unit.inspect.test_trace_render` rewrites the golden files for review.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.cases import ADDRESSES, expected, load_case
 
 FOLDER = Path(__file__).parents[2] / "data" / "trace"
 POD, OUTSIDE, HERE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
-# The name of a kept text: the recorded case, and the packet.
+# By the name of the golden file: the recorded case and the packet.
 PACKETS = {
     "affinity": ("affinity", Packet("tcp", POD, "10.96.1.1", 80)),
     "dropped-firewall": ("lb-source-ranges", Packet("tcp", OUTSIDE, "198.51.100.5", 80)),
@@ -49,21 +49,20 @@ def document(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PACKETS)
-def test_text(name: str) -> None:
-    """The answer first, then the way there; within 80 columns."""
+def test_text_equals_golden_file(name: str) -> None:
+    """The answer comes first, within 80 columns."""
     assert text(name) == (FOLDER / f"{name}.txt").read_text()
     assert max(map(len, text(name).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_document(name: str) -> None:
-    """The document for programs: verdict, endpoints and every step."""
+def test_json_equals_golden_file(name: str) -> None:
+    """Verdict, endpoints and every step."""
     assert document(name) == (FOLDER / f"{name}.json").read_text()
 
 
 @pytest.mark.parametrize("name", PACKETS)
-def test_documented_keys(name: str) -> None:
-    """Each document has the keys and the kinds of values that its description promises."""
+def test_json_has_the_documented_keys_and_types(name: str) -> None:
     made = json.loads(document(name))
     assert list(made) == ["apiVersion", "packet", "verdict", "masquerade", "endpoints", "rejections", "steps"]
     assert made["apiVersion"] == "pykubeproxy/v1"
@@ -76,8 +75,8 @@ def test_documented_keys(name: str) -> None:
         assert step["reason"]
 
 
-def many(number: int) -> Trace:
-    """A packet that may get to that many endpoints."""
+def trace_to_many(number: int) -> Trace:
+    """Return the trace of a packet with this number of possible endpoints."""
     rules = [
         f"-A PREROUTING -m statistic --mode random --probability {1 / (number - i):.11f} "
         f"-j DNAT --to-destination 10.244.1.{i}:80"
@@ -88,21 +87,20 @@ def many(number: int) -> Trace:
     return trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), Host())
 
 
-def test_many_endpoints() -> None:
-    """Of very many endpoints the first are shown, and the rest summed up; the way out is there all the same."""
-    lines = click.unstyle(render_text.text(many(100))).splitlines()
+def test_many_endpoints_are_summarized() -> None:
+    """The first are shown; the steps after DNAT are complete."""
+    lines = click.unstyle(render_text.text(trace_to_many(100))).splitlines()
     assert lines[1] == "goes to one of 100 endpoints, masqueraded: its source is replaced"
     assert lines[22] == "    80%  80 more (-o json lists all)"
     assert "and 96 more endpoints (-o json lists all)" in lines
     assert "nat POSTROUTING" in lines
     assert len(lines) < 50
-    made = render_json.document(many(100))
+    made = render_json.document(trace_to_many(100))
     assert len(made["endpoints"]) == 100  # type: ignore[arg-type]
     assert len(made["steps"]) == 101  # type: ignore[arg-type]
 
 
-def test_partly_dropped() -> None:
-    """What others drop on the way to some endpoints is told with its share."""
+def test_partial_drops_have_a_share() -> None:
     saved = """*nat
 -A PREROUTING -m statistic --mode random --probability 0.75000000000 -j DNAT --to-destination 10.244.1.1:80
 -A PREROUTING -j DNAT --to-destination 10.244.1.2:80
@@ -119,8 +117,7 @@ COMMIT
     ]
 
 
-def test_styles_are_for_terminals() -> None:
-    """The text is styled, and reads the same without the styles."""
+def test_styles_do_not_change_the_text() -> None:
     styled = render_text.text(traced("refused"))
     assert "\x1b[1m10.244.1.11 to 10.96.1.1:80, TCP\x1b[0m" in styled
     assert "\x1b[33mis rejected in filter KUBE-SERVICES" in styled

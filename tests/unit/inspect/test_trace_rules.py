@@ -1,4 +1,4 @@
-"""Single rules against single packets: which match, with which share, and what is said of it."""
+"""Match single packets against single rules: share and reason."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, received_by="eth0", sent_
 IPV6 = Packet("udp", "fd00:10:244::5", "fd00:10:96::a", 53)
 
 
-def met(rule: str, packet: Packet = PACKET) -> Match:
+def match(rule: str, packet: Packet = PACKET) -> Match:
     return compile_rule(f"{rule} -j TARGET").match(packet, HOST)
 
 
@@ -51,9 +51,8 @@ def met(rule: str, packet: Packet = PACKET) -> Match:
         "-m limit --limit 3/min --limit-burst 5",
     ],
 )
-def test_matches(conditions: str) -> None:
-    """Rules that a packet meets wholly."""
-    assert met(conditions).probability == 1
+def test_packets_that_meet_all_conditions_match(conditions: str) -> None:
+    assert match(conditions).probability == 1
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,8 @@ def test_matches(conditions: str) -> None:
         "-m iprange ! --src-range 10.244.1.1-10.244.1.9",
     ],
 )
-def test_does_not_match(conditions: str) -> None:
-    """Rules of which a packet fails one condition."""
-    assert met(conditions).probability == 0
+def test_packets_that_fail_one_condition_do_not_match(conditions: str) -> None:
+    assert match(conditions).probability == 0
 
 
 @pytest.mark.parametrize(
@@ -95,9 +93,9 @@ def test_does_not_match(conditions: str) -> None:
         ("-p udp -m statistic --mode random --probability 0.50000000000", 0),
     ],
 )
-def test_chance(conditions: str, share: float) -> None:
-    """A rule that works by chance takes a share of the packets, if they meet its other conditions."""
-    assert met(conditions).probability == share
+def test_random_matches_take_a_share(conditions: str, share: float) -> None:
+    """Only of packets that meet the other conditions."""
+    assert match(conditions).probability == share
 
 
 @pytest.mark.parametrize(
@@ -109,17 +107,15 @@ def test_chance(conditions: str, share: float) -> None:
         ("-s 0.0.0.0/0", 0),
     ],
 )
-def test_ipv6(conditions: str, share: float) -> None:
-    """Addresses of the other family work alike, and never match across."""
-    assert met(conditions, IPV6).probability == share
+def test_ipv6_addresses_match_their_family_only(conditions: str, share: float) -> None:
+    assert match(conditions, IPV6).probability == share
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "192.168.99.10", "::1", "fd00:99::10"])
-def test_local(address: str) -> None:
-    """All of loopback is the host itself, besides its addresses."""
+def test_loopback_and_own_addresses_are_local(address: str) -> None:
     packet = Packet("tcp", address, address, 80)
-    assert met("-m addrtype --dst-type LOCAL", packet).probability == 1
-    assert met("-m addrtype --src-type LOCAL", packet).probability == 1
+    assert match("-m addrtype --dst-type LOCAL", packet).probability == 1
+    assert match("-m addrtype --src-type LOCAL", packet).probability == 1
 
 
 @pytest.mark.parametrize("negation", ["", "! "])
@@ -127,18 +123,18 @@ def test_local(address: str) -> None:
     "conditions", ["-m set {}--match-set BLOCKED src", "-m owner {}--uid-owner 0", "-m socket"]
 )
 def test_unknown_matches_do_not_match(conditions: str, negation: str) -> None:
-    """A condition that is not known here counts as not met, negated or not, and the reason says so."""
-    found = met(conditions.format(negation))
+    """Negated or not; the reason says so."""
+    found = match(conditions.format(negation))
     assert found.probability == 0
     assert "trace does not know" in found.reason
 
 
-def test_after_translation() -> None:
-    """A translated packet has the state DNAT beside NEW."""
+def test_translated_packets_have_state_dnat() -> None:
+    """Beside state NEW."""
     packet = Packet("tcp", "192.0.2.1", "127.0.0.1", 80, states=(NEW, DNAT))
     guard = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
-    assert met(guard, packet).probability == 0
-    assert met("-m conntrack --ctstate DNAT", packet).probability == 1
+    assert match(guard, packet).probability == 0
+    assert match("-m conntrack --ctstate DNAT", packet).probability == 1
 
 
 @pytest.mark.parametrize(
@@ -169,9 +165,9 @@ def test_after_translation() -> None:
         ),
     ],
 )
-def test_reason(conditions: str, reason: str) -> None:
-    """The reason states what is true of the packet: all of it for a match, the first obstacle for none."""
-    assert met(conditions).reason == reason
+def test_reason_names_the_conditions(conditions: str, reason: str) -> None:
+    """All of them for a match, the first failed one otherwise."""
+    assert match(conditions).reason == reason
 
 
 @pytest.mark.parametrize(
@@ -185,6 +181,6 @@ def test_reason(conditions: str, reason: str) -> None:
         ("-d 10.96.0.10/32 -m conntrack --ctstate INVALID", True),
     ],
 )
-def test_relevant(conditions: str, relevant: bool) -> None:
-    """A rule for another destination, protocol or port is none of the packet's concern, whatever fails first."""
-    assert met(conditions).relevant is relevant
+def test_rules_for_other_packets_are_irrelevant(conditions: str, relevant: bool) -> None:
+    """By destination, protocol or port, whichever condition fails first."""
+    assert match(conditions).relevant is relevant

@@ -1,4 +1,4 @@
-"""What targets do to a packet."""
+"""Effects of targets on a packet."""
 
 import pytest
 
@@ -28,8 +28,7 @@ def after(target: str, packet: Packet = PACKET) -> Effect:
         ("NFLOG --nflog-group 5", None),
     ],
 )
-def test_ends(target: str, end: End | None) -> None:
-    """Which targets end a packet's way through a table."""
+def test_terminating_targets_end_the_table(target: str, end: End | None) -> None:
     assert after(target).end is end
 
 
@@ -43,8 +42,8 @@ def test_ends(target: str, end: End | None) -> None:
         ("10.244.1.11:8080 --random --persistent", ("10.244.1.11", 8080)),
     ],
 )
-def test_dnat(to: str, destination: tuple[str, int]) -> None:
-    """The new destination; what it leaves out stays, of a range the first is taken."""
+def test_dnat_changes_the_destination(to: str, destination: tuple[str, int]) -> None:
+    """Omitted parts stay; the first of a range counts."""
     packet = after(f"DNAT --to-destination {to}").packet
     assert (packet.destination, packet.port) == destination
     assert packet.states == ("NEW", "DNAT")
@@ -58,7 +57,7 @@ def test_dnat(to: str, destination: tuple[str, int]) -> None:
         ("fd00:1::11", ("fd00:1::11", 80)),
     ],
 )
-def test_dnat_ipv6(to: str, destination: tuple[str, int]) -> None:
+def test_dnat_parses_ipv6_destinations(to: str, destination: tuple[str, int]) -> None:
     """With and without brackets and port."""
     packet = after(f"DNAT --to-destination {to}", IPV6).packet
     assert (packet.destination, packet.port) == destination
@@ -73,8 +72,8 @@ def test_dnat_ipv6(to: str, destination: tuple[str, int]) -> None:
         ("SNAT --to-source 192.0.2.1-192.0.2.9", "192.0.2.1"),
     ],
 )
-def test_source_translation(target: str, source: str) -> None:
-    """SNAT names the new source, MASQUERADE leaves it to the routes."""
+def test_source_translation_names_the_source(target: str, source: str) -> None:
+    """SNAT has an address; MASQUERADE depends on routes."""
     packet = after(target).packet
     assert packet.source == source
     assert packet.states == ("NEW", "SNAT")
@@ -92,20 +91,20 @@ def test_source_translation(target: str, source: str) -> None:
         ("--xor-mark 0x3", 0x2),
     ],
 )
-def test_mark(options: str, mark: int) -> None:
-    """Each way to change the mark, starting from 0x1."""
+def test_mark_options_change_the_mark(options: str, mark: int) -> None:
+    """All of them, from mark 0x1."""
     assert after(f"MARK {options}").packet.mark == mark
 
 
 @pytest.mark.parametrize("target", ["CT --notrack", "NOTRACK"])
-def test_untracked(target: str) -> None:
-    """Without tracking there is neither the state NEW nor translation."""
+def test_untracked_packets_are_not_translated(target: str) -> None:
+    """They have no state NEW either."""
     assert after(target).packet.states == ("UNTRACKED",)
     assert "not tracked" in after(target).remark
 
 
-def test_unknown_target() -> None:
-    """What a target does that is not known here is not guessed, and the reader is told."""
+def test_unknown_targets_are_reported() -> None:
+    """Their effect is not guessed."""
     effect = after("NFQUEUE --queue-num 3")
     assert effect.packet == PACKET
     assert effect.end is None

@@ -1,4 +1,4 @@
-"""Packets through small sets of rules: the tables' order, jumps, policies, chances, and what is told of it."""
+"""Trace packets through small rulesets: table order, jumps, policies and probabilities."""
 
 import pytest
 
@@ -18,7 +18,7 @@ LEAVING = Packet("tcp", "192.168.99.10", "10.96.0.10", 80, starts_here=True)
 
 
 def traced(rules: str, packet: Packet = COMING) -> Trace:
-    """Rules as "table CHAIN rule" or "table :CHAIN POLICY", a line each."""
+    """Trace through rules given as lines "table CHAIN rule" or "table :CHAIN POLICY"."""
     text: dict[str, list[str]] = {}
     for line in rules.strip().splitlines():
         table, rest = line.strip().split(" ", 1)
@@ -27,7 +27,7 @@ def traced(rules: str, packet: Packet = COMING) -> Trace:
     return trace_packet(parse(Family.IPV4, saved), packet, HOST)
 
 
-def way(trace: Trace) -> list[str]:
+def path_of(trace: Trace) -> list[str]:
     return [f"{step.table} {step.chain}" for step in trace.steps if step.matched]
 
 
@@ -70,15 +70,14 @@ EVERYWHERE = "\n".join(
     ],
     ids=["forwarded", "for the node", "from the node", "from the node to itself"],
 )
-def test_order_of_tables(packet: Packet, points: str) -> None:
-    """The kernel's order; what the node sends itself comes in again, but is not translated again."""
+def test_tables_are_traversed_in_the_kernels_order(packet: Packet, points: str) -> None:
+    """Local packets are received again but not translated again."""
     trace = traced(EVERYWHERE, packet)
-    assert ", ".join(way(trace)) == points
+    assert ", ".join(path_of(trace)) == points
     assert trace.verdict is Verdict.PASS
 
 
-def test_filter_sees_the_new_destination() -> None:
-    """After DNAT it is the endpoint that counts, for routing and for rules."""
+def test_filter_and_routing_use_the_endpoint_after_dnat() -> None:
     trace = traced(
         """
         nat PREROUTING -d 10.96.0.10/32 -j DNAT --to-destination 192.168.99.10:8080
@@ -88,12 +87,12 @@ def test_filter_sees_the_new_destination() -> None:
         """
     )
     assert trace.verdict is Verdict.REJECT
-    assert way(trace) == ["nat PREROUTING", "filter INPUT"]
+    assert path_of(trace) == ["nat PREROUTING", "filter INPUT"]
     assert trace.endpoints == ()
 
 
-def test_chances_multiply() -> None:
-    """Through jumps in several levels; what nobody takes goes on."""
+def test_probabilities_multiply_through_jumps() -> None:
+    """Packets that no rule takes continue."""
     trace = traced(
         """
         nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j GROUP
@@ -126,22 +125,21 @@ TREE = """
 
 
 @pytest.mark.parametrize("packet", [COMING, TO_NODE], ids=["address", "node port"])
-def test_through_a_tree(packet: Packet) -> None:
-    """Branches by prefix and by port range are followed like any jump, and so are endpoints in groups."""
+def test_dispatch_branches_and_groups_are_followed(packet: Packet) -> None:
+    """By prefix and by port range."""
     trace = traced(TREE, packet)
     shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
     assert shares == pytest.approx({f"10.244.1.{n}": 1 / 3 for n in (1, 2, 3)}, abs=1e-9)
 
 
-def test_a_tree_without_the_leaf() -> None:
-    """What finds no leaf comes back out of all branches and goes on."""
+def test_packets_without_a_leaf_return_from_all_branches() -> None:
     trace = traced(TREE, Packet("tcp", "203.0.113.9", "10.96.0.11", 80))
     assert trace.verdict is Verdict.PASS
-    assert way(trace) == ["nat PREROUTING", "nat KUBE-SERVICES", "nat KUBE-SVC-D0"]
+    assert path_of(trace) == ["nat PREROUTING", "nat KUBE-SERVICES", "nat KUBE-SVC-D0"]
 
 
-def test_one_endpoint_by_two_ways() -> None:
-    """It is listed once, with the sum."""
+def test_an_endpoint_with_two_paths_is_listed_once() -> None:
+    """With the sum of the probabilities."""
     trace = traced(
         """
         nat PREROUTING -m statistic --mode random --probability 0.25000000000 -j DNAT --to-destination 10.244.1.1:80
@@ -151,8 +149,8 @@ def test_one_endpoint_by_two_ways() -> None:
     assert [endpoint.probability for endpoint in trace.endpoints] == [1.0]
 
 
-def test_return_and_goto() -> None:
-    """RETURN goes on behind the jump; a chain that was gone to returns to where its own caller was jumped from."""
+def test_return_and_goto_continue_after_the_caller() -> None:
+    """A chain entered by goto returns to its caller's caller."""
     trace = traced(
         """
         filter FORWARD -j OUTER
@@ -164,11 +162,10 @@ def test_return_and_goto() -> None:
         """
     )
     assert trace.verdict is Verdict.PASS
-    assert way(trace) == ["filter FORWARD", "filter OUTER", "filter INNER", "filter FORWARD"]
+    assert path_of(trace) == ["filter FORWARD", "filter OUTER", "filter INNER", "filter FORWARD"]
 
 
-def test_return_by_chance() -> None:
-    """Some come back out of a chain and meet what stands behind the jump."""
+def test_a_random_return_splits_the_packets() -> None:
     trace = traced(
         """
         filter FORWARD -j HALF
@@ -180,8 +177,8 @@ def test_return_by_chance() -> None:
     assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.REJECT, 0.5)]
 
 
-def test_policy() -> None:
-    """What no rule decides the chain's policy does, and that is a step too."""
+def test_the_chain_policy_is_a_step() -> None:
+    """It applies if no rule decides."""
     trace = traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p udp -j ACCEPT")
     assert trace.verdict is Verdict.DROP
     assert trace.steps[-1].rule == "policy DROP"
@@ -189,8 +186,8 @@ def test_policy() -> None:
     assert traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p tcp -j ACCEPT").verdict is Verdict.PASS
 
 
-def test_untracked_connections_pass_nat_by() -> None:
-    """What table raw takes out of tracking no service translates, as NodeLocal DNSCache wants it."""
+def test_untracked_packets_skip_nat() -> None:
+    """As NodeLocal DNSCache requires."""
     trace = traced(
         """
         raw PREROUTING -d 10.96.0.10/32 -j CT --notrack
@@ -204,8 +201,8 @@ def test_untracked_connections_pass_nat_by() -> None:
     assert not trace.masquerade
 
 
-def test_hairpin() -> None:
-    """Only the packet that comes back to its sender is masqueraded: the trace's word is for all, the endpoint's its own."""
+def test_only_hairpin_packets_are_masqueraded() -> None:
+    """The endpoint has its own flag; the trace's flag is for all endpoints."""
     rules = """
         nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j A
         nat PREROUTING -j DNAT --to-destination 10.244.1.2:80
@@ -223,8 +220,7 @@ def test_hairpin() -> None:
     assert "to 10.244.1.2:80: it does not have the mark 0x4000" in [step.reason for step in trace.steps]
 
 
-def test_what_all_endpoints_meet_is_told_once() -> None:
-    """Steps that are alike whichever endpoint it is are not repeated."""
+def test_common_steps_of_endpoints_are_listed_once() -> None:
     trace = traced(
         """
         nat PREROUTING -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.244.1.1:80
@@ -241,8 +237,7 @@ def test_what_all_endpoints_meet_is_told_once() -> None:
     assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.DROP, 0.5)]
 
 
-def test_rules_for_others_are_passed_over() -> None:
-    """A rule that does not match is told only if it is for such packets."""
+def test_irrelevant_rules_are_left_out() -> None:
     trace = traced(
         """
         nat PREROUTING -d 10.96.0.11/32 -j DNAT --to-destination 10.244.1.1:80
@@ -276,12 +271,11 @@ def test_rules_for_others_are_passed_over() -> None:
         ),
     ],
 )
-def test_interfaces(rule: str, packet: Packet, verdict: Verdict) -> None:
-    """Interfaces follow from the most specific route, or from what the packet says of itself."""
+def test_interfaces_follow_the_most_specific_route(rule: str, packet: Packet, verdict: Verdict) -> None:
+    """Unless the packet has one."""
     assert traced(rule, packet).verdict is verdict
 
 
-def test_no_rules_at_all() -> None:
-    """Empty tables let everything pass."""
+def test_empty_tables_accept_everything() -> None:
     trace = traced("filter :FORWARD ACCEPT [0:0]")
     assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (Verdict.PASS, (), (), ())

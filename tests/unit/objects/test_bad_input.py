@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.objects import Kind, Undecodable, decode
-from tests.invalid_objects import WHOLE, spoilt
+from tests.invalid_objects import WHOLE, corrupted
 
 
 def rejection(kind: Kind, raw: bytes) -> str:
@@ -28,7 +28,7 @@ def spec(**fields: object) -> bytes:
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.sampled_from(Kind).flatmap(lambda kind: st.tuples(st.just(kind), spoilt(kind))))
+@given(st.sampled_from(Kind).flatmap(lambda kind: st.tuples(st.just(kind), corrupted(kind))))
 def test_corrupt_object_is_decoded_or_rejected(case: tuple[Kind, bytes]) -> None:
     """decode raises only Undecodable with a single line; decoded names have no control characters."""
     kind, raw = case

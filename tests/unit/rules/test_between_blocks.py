@@ -1,4 +1,4 @@
-"""iptables-restore applies its input block by block: what a packet meets between two blocks."""
+"""Packets between two blocks of restore input, which iptables-restore applies one by one."""
 
 from collections.abc import Iterable, Iterator
 
@@ -21,7 +21,7 @@ from tests.strategies import NAMES, NODE, events
 NODE_IP = "192.168.99.10"
 
 
-def on_terms(node_ports: tuple[str, ...] = ()) -> RuleContext:
+def context(node_ports: tuple[str, ...] = ()) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -32,8 +32,8 @@ def on_terms(node_ports: tuple[str, ...] = ()) -> RuleContext:
     return rule_context(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
 
 
-class BlockByBlock(FakeIptables):
-    """Keeps the tables as they are after each block of the last restore."""
+class TablesByBlock(FakeIptables):
+    """Tables that record their state after each block of the last restore."""
 
     def __init__(self, backend: Backend = Backend.NFT) -> None:
         super().__init__(backend)
@@ -48,23 +48,23 @@ class BlockByBlock(FakeIptables):
 
 
 def blocks(text: str) -> Iterator[str]:
-    """The blocks of restore input, each from the table's name to COMMIT."""
+    """Return the blocks of restore input, each from its table line to COMMIT."""
     for part in text.split("COMMIT\n")[:-1]:
         yield f"{part}COMMIT\n"
 
 
-def fates(ruleset: Ruleset, packet: Packet) -> set[str]:
-    """All that may become of a packet: an endpoint, REJECT, DROP, or "" if nobody takes care of it."""
+def outcomes(ruleset: Ruleset, packet: Packet) -> set[str]:
+    """Return all outcomes of a packet: an endpoint, REJECT, DROP, or "" if no rule decides."""
     walker = Walker(ruleset)
-    met = walker.walk(packet, "nat", "PREROUTING")
-    found = {outcome.verdict for outcome in met if outcome.verdict}
-    if any(not outcome.verdict for outcome in met):
+    nat_outcomes = walker.walk(packet, "nat", "PREROUTING")
+    found = {outcome.verdict for outcome in nat_outcomes if outcome.verdict}
+    if any(not outcome.verdict for outcome in nat_outcomes):
         hook = "INPUT" if packet.local_destination else "FORWARD"
         found |= {outcome.verdict for outcome in walker.walk(packet, "filter", hook)}
     return found
 
 
-WAYS = [
+ADDRESSES = [
     *(
         (f"{net}.{n}", False)
         for net in ("10.96.0", "192.0.2", "198.51.100")
@@ -75,10 +75,10 @@ WAYS = [
 
 
 def packets() -> list[Packet]:
-    """One for each way in to what the random services may have."""
+    """Return packets to all addresses that the random services may have."""
     return [
         Packet(source, to, protocol, port, local_destination=local)
-        for to, local in WAYS
+        for to, local in ADDRESSES
         for port in ((30053, 30080) if local else (53, 80))
         for protocol in ("tcp", "udp")
         for source in ("10.244.1.77", "203.0.114.9")
@@ -86,8 +86,10 @@ def packets() -> list[Packet]:
 
 
 def kinds(found: set[str]) -> set[str]:
-    """Served, refused, or neither."""
-    return {"served" if fate.startswith("to ") else "refused" if fate else "neither" for fate in found}
+    """Return the kinds of these outcomes: served, refused or neither."""
+    return {
+        "served" if outcome.startswith("to ") else "refused" if outcome else "neither" for outcome in found
+    }
 
 
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
@@ -97,33 +99,33 @@ def kinds(found: set[str]) -> set[str]:
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 4]),
 )
-def test_nothing_happens_between_blocks_that_neither_state_explains(
+def test_packets_between_blocks_meet_the_old_or_the_new_rules(
     before: list[Event], changes: list[Event], backend: Backend, chains_per_block: int | None
 ) -> None:
-    """A packet meets what it met before or what it meets afterwards, whenever it comes."""
-    cluster, live = Cluster(), BlockByBlock(backend)
-    followed = FamilyTables(live, chains_per_block)
-    touched = {key for event in before for key in cluster.apply(event)}
-    followed.sync(cluster, touched, on_terms())
+    """No intermediate state has an outcome of its own."""
+    cluster, live = Cluster(), TablesByBlock(backend)
+    synced = FamilyTables(live, chains_per_block)
+    changed = {key for event in before for key in cluster.apply(event)}
+    synced.sync(cluster, changed, context())
     first = live.save()
     live.states = []
-    touched = {key for event in changes for key in cluster.apply(event)}
-    followed.sync(cluster, touched, on_terms())
+    changed = {key for event in changes for key in cluster.apply(event)}
+    synced.sync(cluster, changed, context())
     between, last = live.states[:-1], live.save()
     if first == last:
         return
     for packet in packets():
-        start, end = fates(first, packet), fates(last, packet)
+        start, end = outcomes(first, packet), outcomes(last, packet)
         for state in between:
-            now = fates(state, packet)
-            assert {fate for fate in now if fate.startswith("to ")} <= start | end, packet
+            current = outcomes(state, packet)
+            assert {outcome for outcome in current if outcome.startswith("to ")} <= start | end, packet
             expected = kinds(start) | kinds(end)
-            # Who asks for a service that comes or goes this very moment may be refused as well.
-            assert kinds(now) <= expected | ({"refused"} if "neither" in expected else set()), packet
+            # Packets to a service that is being created or deleted may be refused as well.
+            assert kinds(current) <= expected | ({"refused"} if "neither" in expected else set()), packet
 
 
-class Refusing(BlockByBlock):
-    """Refuses to translate to one endpoint, and keeps the tables as they are after each block of all restores."""
+class TablesByBlockOfAllRestores(TablesByBlock):
+    """Tables that record their state after each block of all restores."""
 
     def restore(self, text: str | Iterable[str]) -> None:
         before = self.states
@@ -140,90 +142,89 @@ class Refusing(BlockByBlock):
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 4]),
 )
-def test_nobody_is_harmed_while_services_are_tried(
+def test_packets_during_a_bisection_meet_the_old_or_the_new_rules(
     before: list[Event], changes: list[Event], backend: Backend, chains_per_block: int | None
 ) -> None:
-    """Whatever is written to find out which service is refused, a packet meets what it met before, or afterwards."""
+    """The trial restores of a bisection have no outcome of their own."""
     bad = [Updated(service("bad", cluster_ip="10.99.0.1")), Updated(slice_of("10.244.9.9", service="bad"))]
-    cluster, live = Cluster(), Refusing(backend)
-    live.refuses = lambda rule: "--to-destination 10.244.9.9:" in rule
-    followed = FamilyTables(live, chains_per_block)
-    followed.sync(cluster, {key for event in before for key in cluster.apply(event)}, on_terms())
+    cluster, live = Cluster(), TablesByBlockOfAllRestores(backend)
+    live.rejects = lambda rule: "--to-destination 10.244.9.9:" in rule
+    synced = FamilyTables(live, chains_per_block)
+    synced.sync(cluster, {key for event in before for key in cluster.apply(event)}, context())
     first = live.save()
     live.states = []
-    touched = {key for event in (*changes, *bad) for key in cluster.apply(event)}
-    assert [it.name for it in followed.sync(cluster, touched, on_terms()).quarantined] == ["bad"]
+    changed = {key for event in (*changes, *bad) for key in cluster.apply(event)}
+    assert [it.name for it in synced.sync(cluster, changed, context()).quarantined] == ["bad"]
     last = live.save()
     states = [state for at, state in enumerate(live.states) if state not in live.states[:at]]
     for packet in packets():
-        start, end = fates(first, packet), fates(last, packet)
+        start, end = outcomes(first, packet), outcomes(last, packet)
         expected = kinds(start) | kinds(end)
         for state in states:
-            now = fates(state, packet)
-            assert {fate for fate in now if fate.startswith("to ")} <= start | end, packet
-            assert kinds(now) <= expected | ({"refused"} if "neither" in expected else set()), packet
+            current = outcomes(state, packet)
+            assert {outcome for outcome in current if outcome.startswith("to ")} <= start | end, packet
+            assert kinds(current) <= expected | ({"refused"} if "neither" in expected else set()), packet
 
 
-def served_then_refused(*changes: Event) -> list[list[set[str]]]:
-    """The kinds of fate of a packet to a service's IP, after each block of each change."""
-    cluster, live = Cluster(), BlockByBlock()
-    followed = FamilyTables(live, 200)
+def kinds_by_block(*changes: Event) -> list[list[set[str]]]:
+    """Return the kinds of outcome for a packet to a service, after each block of each change."""
+    cluster, live = Cluster(), TablesByBlock()
+    synced = FamilyTables(live, 200)
     packet = Packet("10.244.1.77", "10.96.0.10", "tcp", 80)
-    seen: list[list[Ruleset]] = []
+    states_by_change: list[list[Ruleset]] = []
     for change in (Updated(service()), Updated(slice_of("10.244.1.5")), *changes):
         live.states = []
-        followed.sync(cluster, cluster.apply(change), on_terms())
-        seen.append(live.states)
-    return [[kinds(fates(state, packet)) for state in states] for states in seen[2:]]
+        synced.sync(cluster, cluster.apply(change), context())
+        states_by_change.append(live.states)
+    return [[kinds(outcomes(state, packet)) for state in states] for states in states_by_change[2:]]
 
 
-def test_a_service_that_loses_its_last_endpoint_is_refused_first() -> None:
-    """filter goes before nat, so that no packet falls between; and nat before filter when endpoints are back."""
+def test_no_packet_is_lost_when_the_last_endpoint_goes_and_comes_back() -> None:
+    """filter is written before nat when endpoints go, and after it when they return."""
     gone = Updated(slice_of(endpoint("10.244.1.5", ready=False)))
     back = Updated(slice_of("10.244.1.6"))
-    losing, coming_back = served_then_refused(gone, back)
+    losing, coming_back = kinds_by_block(gone, back)
     assert losing == [{"served"}, {"refused"}]
     assert coming_back == [{"served"}, {"served"}]
 
 
-def test_a_deleted_service_goes_from_nat_first() -> None:
-    """With nothing in filter, one block is all it takes."""
-    (states,) = served_then_refused(Deleted(Kind.SERVICE, Key("ns", "web")))
+def test_a_deleted_service_without_filter_rules_takes_one_block() -> None:
+    (states,) = kinds_by_block(Deleted(Kind.SERVICE, Key("ns", "web")))
     assert states == [{"neither"}]
 
 
-def test_a_new_firewall_stands_before_its_way_is_taken() -> None:
-    """A source that a load balancer's ranges shut out is not let through by a half-written table, nor lost."""
+def test_new_source_ranges_never_admit_or_lose_a_packet() -> None:
+    """An excluded source is served before the change and refused after it."""
     open_ = service(
         type="LoadBalancer", load_balancer_ips=("198.51.100.1",), ports=(Port("http", Protocol.TCP, 80),)
     )
-    shut = service(
+    restricted = service(
         type="LoadBalancer",
         load_balancer_ips=("198.51.100.1",),
         source_ranges=("203.0.113.0/24",),
         ports=(Port("http", Protocol.TCP, 80),),
     )
-    cluster, live = Cluster(), BlockByBlock()
-    followed = FamilyTables(live, 1)
-    stranger = Packet("203.0.114.9", "198.51.100.1", "tcp", 80)
-    for change in (Updated(open_), Updated(slice_of("10.244.1.5")), Updated(shut)):
+    cluster, live = Cluster(), TablesByBlock()
+    synced = FamilyTables(live, 1)
+    excluded = Packet("203.0.114.9", "198.51.100.1", "tcp", 80)
+    for change in (Updated(open_), Updated(slice_of("10.244.1.5")), Updated(restricted)):
         live.states = []
-        followed.sync(cluster, cluster.apply(change), on_terms())
-    assert [kinds(fates(state, stranger)) for state in live.states] == [{"served"}, {"refused"}]
+        synced.sync(cluster, cluster.apply(change), context())
+    assert [kinds(outcomes(state, excluded)) for state in live.states] == [{"served"}, {"refused"}]
 
 
-def test_one_service_goes_while_another_comes_back() -> None:
-    """In one sync: the one is refused before nat changes, the other until nat has changed."""
-    cluster, live = Cluster(), BlockByBlock()
-    followed = FamilyTables(live, 200)
+def test_one_sync_removes_and_restores_endpoints_of_two_services() -> None:
+    """One is refused before nat changes, the other until nat has changed."""
+    cluster, live = Cluster(), TablesByBlock()
+    synced = FamilyTables(live, 200)
     other, unready = service("other", cluster_ip="10.96.0.11"), endpoint("10.244.1.6", ready=False)
     before = (service(), other, slice_of("10.244.1.5"), slice_of(unready, service="other"))
     after = (slice_of(endpoint("10.244.1.5", ready=False)), slice_of("10.244.1.6", service="other"))
     for objects in (before, after):
         live.states = []
-        touched = {key for object_ in objects for key in cluster.apply(Updated(object_))}
-        followed.sync(cluster, touched, on_terms())
-    going = [kinds(fates(it, Packet("10.244.1.77", "10.96.0.10", "tcp", 80))) for it in live.states]
-    coming = [kinds(fates(it, Packet("10.244.1.77", "10.96.0.11", "tcp", 80))) for it in live.states]
-    assert going == [{"served"}, {"refused"}, {"refused"}]
-    assert coming == [{"refused"}, {"served"}, {"served"}]
+        changed = {key for object_ in objects for key in cluster.apply(Updated(object_))}
+        synced.sync(cluster, changed, context())
+    losing = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.10", "tcp", 80))) for it in live.states]
+    gaining = [kinds(outcomes(it, Packet("10.244.1.77", "10.96.0.11", "tcp", 80))) for it in live.states]
+    assert losing == [{"served"}, {"refused"}, {"refused"}]
+    assert gaining == [{"refused"}, {"served"}, {"served"}]

@@ -1,4 +1,4 @@
-"""Whatever the API server sends, rules contain only a fixed vocabulary and validated values."""
+"""Rules contain only a fixed vocabulary and validated values, whatever the API server sends."""
 
 import ipaddress
 import json
@@ -26,16 +26,16 @@ from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.grammar import rule_violation, violations
-from tests.invalid_objects import WHOLE, odd, spoilt
+from tests.invalid_objects import WHOLE, corrupted, odd
 from tests.strategies import NODE
 
-# Addresses that are in rules whatever the objects say.
+# Addresses in rules that no object contains.
 FIXED = {"127.0.0.0/8", "10.244.0.0/16", "fd00:10:244::/56", "::1/128"}
 _SOURCE_OR_DESTINATION = re.compile(r"-[sd] (\S+)")
 _TARGET = re.compile(r"--to-destination \[?([^]\s]+?)\]?:\d+$")
 
 
-def on_terms(family: Family, dispatch: str) -> RuleContext:
+def context(family: Family, dispatch: str) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -51,34 +51,36 @@ def decoded(kind: Kind, raw: bytes) -> list[Object]:
         return []
 
 
-wild_objects = st.sampled_from([Kind.SERVICE, Kind.ENDPOINT_SLICE]).flatmap(
-    lambda kind: st.one_of(odd(kind), odd(kind), spoilt(kind)).map(lambda raw: (kind, raw))
+corrupt_objects = st.sampled_from([Kind.SERVICE, Kind.ENDPOINT_SLICE]).flatmap(
+    lambda kind: st.one_of(odd(kind), odd(kind), corrupted(kind)).map(lambda raw: (kind, raw))
 )
-FAMILIAR = [decode(kind, json.dumps(WHOLE[kind]).encode()) for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE)]
+VALID = [decode(kind, json.dumps(WHOLE[kind]).encode()) for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE)]
 
 
 @settings(max_examples=200)
 @given(
-    st.lists(wild_objects, min_size=1, max_size=5),
+    st.lists(corrupt_objects, min_size=1, max_size=5),
     st.sampled_from(Family),
     st.sampled_from(["flat", "tree"]),
 )
-def test_every_line_is_of_a_known_form(wild: list[tuple[Kind, bytes]], family: Family, dispatch: str) -> None:
-    """Every line of full and partial syncs matches the grammar while corrupt objects come and go."""
+def test_every_line_matches_the_grammar(
+    corrupt: list[tuple[Kind, bytes]], family: Family, dispatch: str
+) -> None:
+    """Holds for full and partial syncs while corrupt objects come and go."""
     live = FakeIptables(family=family)
     live.counters.update(skeleton.NFACCT_NAMES)
-    tables, cluster, on = FamilyTables(live, 200), Cluster(), on_terms(family, dispatch)
-    objects = FAMILIAR + [it for kind, raw in wild for it in decoded(kind, raw)]
-    tables.sync(cluster, (), on)
+    tables, cluster, rules_context = FamilyTables(live, 200), Cluster(), context(family, dispatch)
+    objects = VALID + [it for kind, raw in corrupt for it in decoded(kind, raw)]
+    tables.sync(cluster, (), rules_context)
     for it in objects:
-        tables.sync(cluster, cluster.apply(Updated(it)), on)
+        tables.sync(cluster, cluster.apply(Updated(it)), rules_context)
     allowed = FIXED | {address for it in objects for address in addresses(it)}
     for text in live.texts:
         assert violations(text) == []
-        assert named(text) <= allowed
+        assert addresses_in(text) <= allowed
     for it in objects:
         kind = Kind(type(it).__name__)
-        tables.sync(cluster, cluster.apply(Deleted(kind, it.key)), on)
+        tables.sync(cluster, cluster.apply(Deleted(kind, it.key)), rules_context)
     assert [violations(text) for text in live.texts] == [[]] * len(live.texts)
 
 
@@ -93,8 +95,8 @@ def addresses(object_: Object) -> set[str]:
     return set()
 
 
-def named(text: str) -> set[str]:
-    """The addresses that rules speak of, those of branches of the tree apart."""
+def addresses_in(text: str) -> set[str]:
+    """Return the addresses in rules, except those of dispatch branches."""
     lines = [line for line in text.splitlines() if "-j KUBE-SVC-" not in line or "cluster IP" in line]
     return {
         as_network(address)

@@ -59,13 +59,13 @@ def test_rules_of_kube_proxy(name: str) -> None:
             if item.port.protocol is Protocol.UDP
         ]
         found = udp_frontends(expected(case, family))
-        assert found <= {way for item in ports for way in ways_in(item)}
+        assert found <= {way for item in ports for way in frontends_of(item)}
         served = [item for item in ports if item.selection.cluster and not item.port.internal_local]
-        assert found >= {way for item in served for way in ways_in(item)}
+        assert found >= {way for item in served for way in frontends_of(item)}
 
 
-def ways_in(item: ResolvedPort) -> set[tuple[str, int]]:
-    """What leads to a service port, by its object."""
+def frontends_of(item: ResolvedPort) -> set[tuple[str, int]]:
+    """Return the frontends of a service port by its object."""
     port = item.port
     addresses = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
     return {(address, port.port) for address in addresses} | (

@@ -17,7 +17,7 @@ LOCAL = {
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "networks_text",
     [
         "10.0.0.0/8",
         "10.0.0.7/32",
@@ -30,9 +30,9 @@ LOCAL = {
     ],
 )
 @pytest.mark.parametrize("localhost", [True, False])
-def test_same_addresses(wanted: str, localhost: bool) -> None:
+def test_same_addresses(networks_text: str, localhost: bool) -> None:
     """For every list of networks, with and without localhostNodePorts."""
-    networks = tuple(wanted.split(","))
+    networks = tuple(networks_text.split(","))
     family = family_of(networks[0])
     options = RuleOptions(family, localhost_node_ports=localhost)
     jumps = node_port_jumps(networks, LOCAL[family], options)

@@ -1,7 +1,4 @@
-"""Where packets go: random objects rendered, random packets walked through the rules, and held against the promises.
-
-The promises are worked out here from the objects alone, in words of their own.
-"""
+"""Walk random packets through rules of random objects and compare with independently computed expectations."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -39,14 +36,14 @@ DETECTION: dict[str, dict[str, object]] = {
 
 
 class Sender(NamedTuple):
-    """Who sends a packet: a pod of this node, a pod of another one, the node itself, or somebody outside."""
+    """The sender of a packet: a pod of this node, a remote pod, the node itself or an outside client."""
 
     kind: str
     address: str
     interface: str
 
     def is_local(self, detection: str) -> bool | None:
-        """Whether it counts as local traffic; None where that cannot be told."""
+        """Return whether the sender counts as local traffic, None if the node cannot tell."""
         if detection == "none":
             return None
         if detection == "cluster":
@@ -67,7 +64,7 @@ pytestmark = pytest.mark.usefixtures("small_trees")
 
 
 class World(NamedTuple):
-    """Objects and the terms of one family."""
+    """Objects and settings of one family."""
 
     services: tuple[Service, ...]
     slices: tuple[EndpointSlice, ...]
@@ -105,23 +102,23 @@ worlds = st.builds(
 )
 
 
-def backends(world: World, service: Service, port: Port) -> dict[str, Endpoint]:
-    """Every endpoint of a service port by its address and port; entries that repeat one count as kube-proxy does."""
-    found: dict[str, Endpoint] = {}
+def endpoints_of(world: World, service: Service, port: Port) -> dict[str, Endpoint]:
+    """Return the endpoints of a service port by address and port, duplicates resolved like kube-proxy."""
+    endpoints: dict[str, Endpoint] = {}
     for slice_ in sorted(world.slices, key=lambda it: it.name):
         if slice_.service != service.name or slice_.family is not world.family:
             continue
         for number in [p.port for p in slice_.ports if (p.name, p.protocol) == (port.name, port.protocol)]:
             for endpoint in slice_.endpoints:
                 host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
-                if f"{host}:{number}" not in found or not endpoint.terminating:
-                    found[f"{host}:{number}"] = endpoint
-    return found
+                if f"{host}:{number}" not in endpoints or not endpoint.terminating:
+                    endpoints[f"{host}:{number}"] = endpoint
+    return endpoints
 
 
-def in_use(found: dict[str, Endpoint], *, here: bool) -> set[str]:
-    """Those that serve: here, or anywhere by the hints."""
-    candidates = {t: e for t, e in found.items() if e.node_name == NODE or not here}
+def in_use(endpoints: dict[str, Endpoint], *, here: bool) -> set[str]:
+    """Return the endpoints in use on this node only, or anywhere by their hints."""
+    candidates = {t: e for t, e in endpoints.items() if e.node_name == NODE or not here}
     ready = {target: e for target, e in candidates.items() if e.ready}
     if not ready:
         return {target for target, e in candidates.items() if e.serving and e.terminating}
@@ -136,69 +133,71 @@ def in_use(found: dict[str, Endpoint], *, here: bool) -> set[str]:
     return set(ready)
 
 
-class Promise(NamedTuple):
-    """The endpoints that share the packets, whether they see the node's address, or else what is said instead."""
+class Expectation(NamedTuple):
+    """The endpoints that share the packets, whether they see the node's address, or the rejection."""
 
     targets: frozenset[str]
     masqueraded: bool = False
-    refusal: str = ""
+    rejection: str = ""
 
 
-def internal(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
-    """What is promised for a packet to the cluster IP."""
-    targets = in_use(found, here=service.internal_local)
+def internal(world: World, service: Service, endpoints: dict[str, Endpoint], sender: Sender) -> Expectation:
+    """Return the expectation for a packet to the cluster IP."""
+    targets = in_use(endpoints, here=service.internal_local)
     if not targets:
-        return Promise(frozenset(), refusal="DROP" if in_use(found, here=False) else "REJECT")
-    return Promise(frozenset(targets), world.masquerade_all or sender.is_local(world.detection) is False)
+        return Expectation(frozenset(), rejection="DROP" if in_use(endpoints, here=False) else "REJECT")
+    return Expectation(frozenset(targets), world.masquerade_all or sender.is_local(world.detection) is False)
 
 
-def external(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
-    """What is promised for a packet to a node port or an external IP."""
-    anywhere = in_use(found, here=False)
+def external(world: World, service: Service, endpoints: dict[str, Endpoint], sender: Sender) -> Expectation:
+    """Return the expectation for a packet to a node port or an external IP."""
+    anywhere = in_use(endpoints, here=False)
     local_policy = service.external_local and (service.type != "ClusterIP" or bool(service.external_ips))
     if not anywhere:
-        # Packets of the node itself do not pass the chain that refuses these.
-        return Promise(frozenset(), refusal="" if sender.kind == "node" else "REJECT")
+        # Packets of the node itself do not traverse the chain that rejects these.
+        return Expectation(frozenset(), rejection="" if sender.kind == "node" else "REJECT")
     if not local_policy:
-        return Promise(frozenset(anywhere), masqueraded=True)
+        return Expectation(frozenset(anywhere), masqueraded=True)
     if sender.is_local(world.detection):
-        return Promise(frozenset(anywhere))
+        return Expectation(frozenset(anywhere))
     if sender.kind == "node":
-        return Promise(frozenset(anywhere), masqueraded=True)
-    here = in_use(found, here=True)
-    return Promise(frozenset(here), refusal="" if here else "DROP")
+        return Expectation(frozenset(anywhere), masqueraded=True)
+    here = in_use(endpoints, here=True)
+    return Expectation(frozenset(here), rejection="" if here else "DROP")
 
 
-def balanced(world: World, service: Service, found: dict[str, Endpoint], sender: Sender) -> Promise:
-    """What is promised for a packet to a load balancer's IP, which may be for certain sources only."""
+def balanced(world: World, service: Service, endpoints: dict[str, Endpoint], sender: Sender) -> Expectation:
+    """Return the expectation for a packet to a load balancer IP, which may have source ranges."""
     ranges = [it for it in service.source_ranges if family_of(it) is world.family]
-    if not ranges or any(it.endswith("/0") for it in ranges) or not in_use(found, here=False):
-        return external(world, service, found, sender)
+    if not ranges or any(it.endswith("/0") for it in ranges) or not in_use(endpoints, here=False):
+        return external(world, service, endpoints, sender)
     allowed = [sender.address]
     if sender.address in service.load_balancer_ips:
-        # The node has the balancer's IP itself: it may come if it might under its own address.
+        # The node owns the load balancer IP: its own address decides.
         allowed = [NODE_IP[world.family]]
     if any(ip_address(address) in ip_network(it) for it in ranges for address in allowed):
-        return external(world, service, found, sender)
-    return Promise(frozenset(), refusal="DROP")
+        return external(world, service, endpoints, sender)
+    return Expectation(frozenset(), rejection="DROP")
 
 
-def check(walker: Walker, world: World, packet: Packet, promise: Promise) -> None:
-    """Walk one packet and hold what becomes of it against the promise."""
+def check(walker: Walker, world: World, packet: Packet, expectation: Expectation) -> None:
+    """Walk one packet and compare its outcome with the expectation."""
     from_node = packet.local_source
-    met = walker.walk(packet, "nat", "OUTPUT" if from_node else "PREROUTING")
+    nat_outcomes = walker.walk(packet, "nat", "OUTPUT" if from_node else "PREROUTING")
     reached = {
-        outcome.verdict.removeprefix("to "): share for outcome, share in met.items() if outcome.verdict
+        outcome.verdict.removeprefix("to "): share
+        for outcome, share in nat_outcomes.items()
+        if outcome.verdict
     }
-    assert set(reached) == promise.targets, packet
+    assert set(reached) == expectation.targets, packet
     hook = "OUTPUT" if from_node else "INPUT" if packet.local_destination else "FORWARD"
     if not reached:
-        refused = walker.walk(packet, "filter", hook)
-        assert {outcome.verdict for outcome in refused} == {promise.refusal}, packet
+        rejected = walker.walk(packet, "filter", hook)
+        assert {outcome.verdict for outcome in rejected} == {expectation.rejection}, packet
         return
     for share in reached.values():
         assert abs(share - 1 / len(reached)) < 1e-9, packet
-    assert {outcome.mark for outcome in met} == {1 << BIT if promise.masqueraded else 0}, packet
+    assert {outcome.mark for outcome in nat_outcomes} == {1 << BIT if expectation.masqueraded else 0}, packet
     for target in reached:
         host, _, number = target.rpartition(":")
         onward = Packet(
@@ -213,27 +212,27 @@ def check(walker: Walker, world: World, packet: Packet, promise: Promise) -> Non
         assert {outcome.verdict for outcome in after} <= {"", "ACCEPT"}, onward
 
 
-def of(family: Family, addresses: Iterable[str]) -> list[str]:
+def of_family(family: Family, addresses: Iterable[str]) -> list[str]:
     return [it for it in addresses if family_of(it) is family]
 
 
 @settings(max_examples=250, deadline=None)
 @given(worlds)
-def test_every_packet_goes_where_it_should(world: World) -> None:
-    """By every way in, from everywhere, to endpoints in every state: the right ones, each with the same share."""
+def test_every_packet_reaches_its_endpoints_with_equal_shares(world: World) -> None:
+    """Holds for all senders, kinds of addresses and states of endpoints."""
     walker = Walker(world.rules())
     claims = Counter(
         claim
         for it in world.services
-        if of(world.family, it.cluster_ips)
+        if of_family(world.family, it.cluster_ips)
         for port in it.ports
         for claim in ((it.name, port.protocol, port.port), ("", port.protocol, port.node_port))
     )
     for service in sorted(world.services, key=lambda it: it.name):
-        if not of(world.family, service.cluster_ips):
+        if not of_family(world.family, service.cluster_ips):
             continue
         for port in sorted(service.ports, key=lambda it: (it.name, it.protocol.value)):
-            found = backends(world, service, port)
+            endpoints = endpoints_of(world, service, port)
             protocol = port.protocol.value.lower()
             for sender in senders(world.family, "cbr0" if world.detection == "bridge" else "veth1"):
 
@@ -247,23 +246,32 @@ def test_every_packet_goes_where_it_should(world: World) -> None:
                     own = sender.kind == "node"
                     return Packet(sender.address, to, protocol, number, sender.interface, own, local)
 
-                # No two ports may claim the same number; where they do, which one has it is nobody's promise.
+                # If two ports claim the same number, either may get it.
                 if claims[service.name, port.protocol, port.port] == 1:
-                    for address in of(world.family, service.cluster_ips)[:1]:
+                    for address in of_family(world.family, service.cluster_ips)[:1]:
                         check(
-                            walker, world, packet(address, port.port), internal(world, service, found, sender)
+                            walker,
+                            world,
+                            packet(address, port.port),
+                            internal(world, service, endpoints, sender),
                         )
-                    for address in of(world.family, service.external_ips):
+                    for address in of_family(world.family, service.external_ips):
                         check(
-                            walker, world, packet(address, port.port), external(world, service, found, sender)
+                            walker,
+                            world,
+                            packet(address, port.port),
+                            external(world, service, endpoints, sender),
                         )
-                    for address in of(world.family, service.load_balancer_ips):
+                    for address in of_family(world.family, service.load_balancer_ips):
                         check(
-                            walker, world, packet(address, port.port), balanced(world, service, found, sender)
+                            walker,
+                            world,
+                            packet(address, port.port),
+                            balanced(world, service, endpoints, sender),
                         )
-                        itself = Sender("node", address, "")
-                        to = packet(address, port.port, sender=itself)
-                        check(walker, world, to, balanced(world, service, found, itself))
+                        node_as_balancer = Sender("node", address, "")
+                        to = packet(address, port.port, sender=node_as_balancer)
+                        check(walker, world, to, balanced(world, service, endpoints, node_as_balancer))
                 if port.node_port and claims["", port.protocol, port.node_port] == 1:
                     to = packet(NODE_IP[world.family], port.node_port, local=True)
-                    check(walker, world, to, external(world, service, found, sender))
+                    check(walker, world, to, external(world, service, endpoints, sender))

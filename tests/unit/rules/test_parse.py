@@ -6,7 +6,7 @@ from pykubeproxy.rules.parse import parse_rule, without_comment
 
 
 def test_options() -> None:
-    """Options with their values: negated ones, quoted ones, and those without a value."""
+    """Negated and quoted values and options without a value are parsed."""
     rule = parse_rule(
         '! -s 10.244.0.0/16 -d 10.96.1.1/32 -i eth+ -p tcp -m comment --comment "ns1/web:http \\"quoted\\" -j X"'
         " -m recent --rcheck --seconds 60 ! --dst-type LOCAL -m tcp --dport 80 -j KUBE-MARK-MASQ"
@@ -43,13 +43,13 @@ def test_options() -> None:
     ],
 )
 def test_destination(text: str, destination: str) -> None:
-    """Only a single address is one."""
+    """Only a single address counts as destination."""
     assert parse_rule(text).destination == destination
 
 
 @pytest.mark.parametrize(("text", "port"), [("--dport 80", 80), ("--dport 80:90", 0), ("! --dport 80", 0)])
 def test_port(text: str, port: int) -> None:
-    """Only a single port is one."""
+    """Only a single port counts as port."""
     assert parse_rule(f"-p tcp -m tcp {text} -j X").port == port
 
 
@@ -68,25 +68,24 @@ def test_port(text: str, port: int) -> None:
     ],
 )
 def test_unconditional(text: str, unconditional: bool) -> None:
-    """Chance and the protocol aside, a rule either takes every packet or asks for something."""
+    """Probability and protocol are not conditions; every other match is."""
     assert parse_rule(text).unconditional is unconditional
 
 
-def test_several_values() -> None:
-    """The values of one option are joined; of an option that occurs twice the last one stays."""
+def test_options_with_several_values() -> None:
+    """The values of one option are joined; the last of repeated options counts."""
     rule = parse_rule("-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m mark --mark 0x1 -j ACCEPT")
     assert rule.options["--tcp-flags"] == "FIN,SYN,RST,ACK SYN"
     assert rule.options["-m"] == "mark"
 
 
-def test_title() -> None:
-    """The service port is the first word of a comment with a slash in it."""
+def test_title_is_the_service_port() -> None:
+    """It is the first word of a comment with a slash in it."""
     assert parse_rule('-m comment --comment "ns1/web:http cluster IP" -j X').title == "ns1/web:http"
     assert parse_rule('-m comment --comment "kubernetes service portals" -j X').title == ""
 
 
-def test_comment() -> None:
-    """A comment is unquoted, and can be taken out of the rule."""
+def test_comment_is_unquoted_and_removable() -> None:
     rule = '-s 10.0.0.1/32 -m comment --comment "say \\"-j DROP\\"" -m mark --mark 0x1 -j ACCEPT'
     assert parse_rule(rule).comment == 'say "-j DROP"'
     assert without_comment(rule) == "-s 10.0.0.1/32 -m mark --mark 0x1 -j ACCEPT"

@@ -29,7 +29,7 @@ COMMIT
 
 
 def as_input(ruleset: Ruleset) -> str:
-    """Restore input that puts a whole Ruleset on top of what is there, as its jumps and chains stand."""
+    """Return restore input that adds a Ruleset to tables, with its jumps and chains."""
     lines = []
     for table in ruleset.tables():
         chains = list(ruleset.of_table(table))
@@ -40,7 +40,7 @@ def as_input(ruleset: Ruleset) -> str:
 
 
 def programmed(name: str, backend: Backend, family: Family) -> tuple[FakeIptables, Ruleset]:
-    """Tables with others' rules and, after those, the rules of one case; and what they held before."""
+    """Return tables with foreign rules and the rules of one case, and the tables before the latter."""
     tables = FakeIptables(backend, family)
     tables.counters = {"ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"}
     tables.restore(FOREIGN)

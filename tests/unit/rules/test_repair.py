@@ -1,4 +1,4 @@
-"""Whatever others do to the tables, a look and a sync leave what a full sync would write, and what is theirs."""
+"""After a drift check and a sync, the tables equal a full sync's and foreign rules are kept."""
 
 from typing import NamedTuple
 
@@ -18,23 +18,23 @@ from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.strategies import events
-from tests.unit.rules.test_partial_is_full import empty_tables, terms_for
+from tests.unit.rules.test_partial_syncs import context, empty_tables
 
 pytestmark = pytest.mark.usefixtures("small_trees")
 
 FOREIGN = "-p udp -m udp --dport 7777 -j ACCEPT"
 
 
-class Foul(NamedTuple):
-    """What somebody does: `how` to the chain, of those that there are, at a place from 0 to 1."""
+class Tampering(NamedTuple):
+    """An external change `how` of a chain; `where` picks the chain and `which` the rule, from 0 to 1."""
 
     how: str
     where: float
     which: float
 
 
-FOULS = st.builds(
-    Foul,
+TAMPERINGS = st.builds(
+    Tampering,
     st.sampled_from(
         ["drop a rule", "add a rule", "reverse", "flush", "delete", "flush table", "make a chain"]
     ),
@@ -43,14 +43,14 @@ FOULS = st.builds(
 )
 
 
-def commit(live: FakeIptables, foul: Foul) -> set[ChainKey]:
-    """Do it; returns the chains that an event would name."""
+def tamper(live: FakeIptables, tampering: Tampering) -> set[ChainKey]:
+    """Change the tables; return the chains that a watch would report."""
     keys = [key for key in live.save().chains if is_ours(key) or key in skeleton.JUMPS]
-    key = keys[int(foul.where * len(keys))]
+    key = keys[int(tampering.where * len(keys))]
     chains = live.tables[key.table]
     rules = list(chains[key.chain])
-    at = int(foul.which * len(rules))
-    match foul.how:
+    at = int(tampering.which * len(rules))
+    match tampering.how:
         case "drop a rule":
             del rules[at : at + 1]
         case "add a rule":
@@ -67,21 +67,21 @@ def commit(live: FakeIptables, foul: Foul) -> set[ChainKey]:
             live.tables[key.table] = {name: () for name in chains if not name.startswith("KUBE-")}
             return named
     chains[key.chain] = tuple(rules)
-    if foul.how != "delete" or key in skeleton.JUMPS:
+    if tampering.how != "delete" or key in skeleton.JUMPS:
         return {key}
-    # Nobody can delete a chain that others refer to.
+    # The kernel deletes no chain that other rules refer to.
     del chains[key.chain]
     named = {key}
-    for name, of in chains.items():
-        left = tuple(rule for rule in of if key.chain not in rule.split())
-        if left != of:
-            chains[name] = left
+    for name, rules_of_chain in chains.items():
+        kept = tuple(rule for rule in rules_of_chain if key.chain not in rule.split())
+        if kept != rules_of_chain:
+            chains[name] = kept
             named.add(ChainKey(key.table, name))
     return named
 
 
-def theirs(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
-    """The rules of others in the kernel's own chains."""
+def foreign_rules_by_chain(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
+    """Return the foreign rules in built-in chains."""
     chains = live.save().chains
     return {
         key: tuple(rule for rule in chains.get(key, ()) if rule not in jumps)
@@ -92,71 +92,71 @@ def theirs(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]]:
 @settings(max_examples=100, deadline=None)
 @given(
     before=st.lists(events(), max_size=6),
-    fouls=st.lists(FOULS, min_size=1, max_size=4),
+    tamperings=st.lists(TAMPERINGS, min_size=1, max_size=4),
     after=st.lists(events(), max_size=2),
     dispatch=st.sampled_from(["flat", "tree"]),
     by_name=st.booleans(),
 )
-def test_a_repair_leaves_what_a_full_sync_writes(
-    before: list[Event], fouls: list[Foul], after: list[Event], dispatch: str, by_name: bool
+def test_a_repair_equals_a_full_sync(
+    before: list[Event], tamperings: list[Tampering], after: list[Event], dispatch: str, by_name: bool
 ) -> None:
-    """Be it of named chains or of whole tables, and with changes of the cluster at the same time."""
-    cluster, live, on = Cluster(), empty_tables(Backend.NFT), terms_for((), False, dispatch)
+    """For reported chains and for whole tables, also together with changes of the cluster."""
+    cluster, live, rules_context = Cluster(), empty_tables(Backend.NFT), context((), False, dispatch)
     tables = FamilyTables(live, 5)
-    tables.sync(cluster, {key for event in before for key in cluster.apply(event)}, on)
-    was = dict(live.save().chains)
-    named = {key for foul in fouls for key in commit(live, foul)}
-    harmed = dict(live.save().chains) != was
-    others = theirs(live)
-    found = tables.detect_drift(scope((), named)) if by_name else tables.detect_drift(scope(TABLES))
-    assert harmed or not found
-    tables.sync(cluster, {key for event in after for key in cluster.apply(event)}, on)
+    tables.sync(cluster, {key for event in before for key in cluster.apply(event)}, rules_context)
+    original = dict(live.save().chains)
+    named = {key for tampering in tamperings for key in tamper(live, tampering)}
+    changed = dict(live.save().chains) != original
+    foreign_rules_before = foreign_rules_by_chain(live)
+    drift_found = tables.detect_drift(scope((), named)) if by_name else tables.detect_drift(scope(TABLES))
+    assert changed or not drift_found
+    tables.sync(cluster, {key for event in after for key in cluster.apply(event)}, rules_context)
     fresh = empty_tables(Backend.NFT)
-    FamilyTables(fresh, None).sync(cluster, (), on)
+    FamilyTables(fresh, None).sync(cluster, (), rules_context)
     ours = {key: rules for key, rules in live.save().chains.items() if is_ours(key)}
     assert ours == {key: rules for key, rules in fresh.save().chains.items() if is_ours(key)}
-    assert theirs(live) == others
+    assert foreign_rules_by_chain(live) == foreign_rules_before
     for key, jumps in skeleton.JUMPS.items():
         assert set(jumps) <= set(live.save().chains[key])
     assert not tables.detect_drift(scope(TABLES))
 
 
-def test_damage_in_words() -> None:
-    """What is missing, and what is there too much."""
+def test_drift_is_described_in_words() -> None:
+    """Missing and added rules are counted."""
     assert str(TableDrift("nat", chains=1, rules=2, jumps=1)) == "1 chain, 2 rules, 1 jump missing"
     assert str(TableDrift("nat", foreign_rules=3)) == "3 rules added"
     assert str(TableDrift("nat", rules=1, foreign_chains=1)) == "1 rule missing; 1 chain added"
     assert str(TableDrift("nat")) == "rules in another order"
 
 
-def test_a_quiet_look_remembers_nothing() -> None:
-    """Where nothing is wrong the next sync writes nothing, and tells of no repair."""
+def test_a_check_without_drift_causes_no_write() -> None:
+    """The next sync reports no repair."""
     live = empty_tables(Backend.NFT)
-    tables, on = FamilyTables(live, 5), terms_for((), False)
-    tables.sync(Cluster(), (), on)
+    tables, rules_context = FamilyTables(live, 5), context((), False)
+    tables.sync(Cluster(), (), rules_context)
     texts = len(live.texts)
     assert not tables.detect_drift(scope(TABLES))
-    assert tables.sync(Cluster(), (), on).drift.tables == ()
+    assert tables.sync(Cluster(), (), rules_context).drift.tables == ()
     assert len(live.texts) == texts
 
 
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
-def test_each_chain_by_itself(dispatch: str) -> None:
-    """Flushed, and only it is looked at: it is as before, and no other chain is written."""
-    cluster, live, on = Cluster(), empty_tables(Backend.NFT), terms_for((), False, dispatch)
+def test_each_flushed_chain_is_repaired_alone(dispatch: str) -> None:
+    """No other chain is written."""
+    cluster, live, rules_context = Cluster(), empty_tables(Backend.NFT), context((), False, dispatch)
     for number in range(1, 7):
         name = f"s{number}"
         cluster.apply(Updated(service(name, cluster_ip=f"10.96.{number % 2 * 16}.{number}")))
         if number < 6:
             cluster.apply(Updated(slice_of("10.244.1.1", "10.244.1.2", service=name)))
     tables = FamilyTables(live, 5)
-    tables.sync(cluster, (), on)
+    tables.sync(cluster, (), rules_context)
     before = dict(live.save().chains)
     for key, rules in before.items():
         if is_ours(key) and rules:
             live.tables[key.table][key.chain] = ()
             assert tables.detect_drift(scope((), {key})), key
-            report = tables.sync(cluster, (), on)
+            report = tables.sync(cluster, (), rules_context)
             assert report.drift.tables == (TableDrift(key.table, rules=len(rules)),)
             assert report.chains_written == 1, key
             assert live.save().chains == before

@@ -18,7 +18,7 @@ def grown(of: set[int]) -> Tree:
     return grow({number: (f"take {number}",) for number in of}, WIDTH, branch)
 
 
-def met(tree: Tree, wanted: int) -> list[str]:
+def met(tree: Tree, number: int) -> list[str]:
     """The rules that a packet for a number meets until one takes it."""
     chains = dict(tree.chains)
 
@@ -27,11 +27,11 @@ def met(tree: Tree, wanted: int) -> list[str]:
         for rule in rules:
             seen.append(rule)
             words = rule.split()
-            if rule == f"take {wanted}":
+            if rule == f"take {number}":
                 return seen
-            if words[0] == "from" and int(words[1]) <= wanted <= int(words[3]):
+            if words[0] == "from" and int(words[1]) <= number <= int(words[3]):
                 seen += walk(chains[words[5]])
-                if seen[-1] == f"take {wanted}":
+                if seen[-1] == f"take {number}":
                     return seen
         return seen
 
@@ -39,13 +39,13 @@ def met(tree: Tree, wanted: int) -> list[str]:
 
 
 @given(numbers, st.integers(0, 2**WIDTH - 1))
-def test_every_number_finds_its_rules(present: set[int], stranger: int) -> None:
+def test_every_number_finds_its_rules(present: set[int], absent: int) -> None:
     """A number in the tree matches its own rule, any other number none."""
     tree = grown(present)
     for number in present:
         assert met(tree, number)[-1] == f"take {number}"
-    if stranger not in present:
-        assert f"take {stranger}" not in met(tree, stranger)
+    if absent not in present:
+        assert f"take {absent}" not in met(tree, absent)
 
 
 @given(numbers)

@@ -1,4 +1,4 @@
-"""Completing names of Services from the live rules, where no agent runs."""
+"""Complete names of Services from live rules if no agent runs."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from tests.cases import as_restore_input
 pytestmark = pytest.mark.root
 
 
-def test_from_live_rules(
+def test_names_are_completed_from_live_rules(
     inside: str, monkeypatch: pytest.MonkeyPatch, backend: Backend, tmp_path: Path
 ) -> None:
-    """The rules have the names with their ports, those of refused Services too."""
+    """With ports, and including rejected Services."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
     iptables = open_iptables(backend, Family.IPV4)
     iptables.restore(as_restore_input("kube-dns", Family.IPV4))

@@ -1,4 +1,4 @@
-"""The privileged set-up on a real /proc, in network namespaces."""
+"""Node setup on a real /proc, in network namespaces."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ WRITTEN = {
     "net/netfilter/nf_conntrack_udp_timeout_stream": "100",
     "net/ipv4/conf/all/route_localnet": "1",
 }
-# In a process of its own, whose oom_score_adj is changed; it prints its log, a line of JSON each, and that value.
+# Runs in a separate process; prints its log as JSON lines, then its oom_score_adj.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -46,25 +46,25 @@ print(Path("/proc/self/oom_score_adj").read_text().strip())
 
 
 def run(runner: Runner, flags: dict[str, str]) -> tuple[list[dict[str, object]], int]:
-    """The log of a set-up, and the process's oom_score_adj afterwards."""
+    """Return the log of a setup and the process's oom_score_adj afterwards."""
     outcome = runner.run((sys.executable, "-c", PROGRAM, json.dumps(flags)))
     assert outcome.exit_code == 0, outcome.stderr
     *lines, adjusted = outcome.stdout.splitlines()
     return [json.loads(line) for line in lines], int(adjusted)
 
 
-def test_settings_are_made_once(inside: str, runner: Runner) -> None:
-    """Every setting of a network namespace gets its value; the second time nothing is left to do but for oneself."""
+def test_a_second_setup_changes_no_setting(inside: str, runner: Runner) -> None:
+    """Except the process's own oom_score_adj."""
     logs, adjusted = run(runner, FLAGS)
     assert {name: system.read_setting(name) for name in WRITTEN} == WRITTEN
     assert adjusted == 500
     assert {line["event"] for line in logs} == {"kernel setting changed"}
-    again, _ = run(runner, FLAGS)
-    assert [line["setting"] for line in again] == ["/proc/self/oom_score_adj"]
+    second_log, _ = run(runner, FLAGS)
+    assert [line["setting"] for line in second_log] == ["/proc/self/oom_score_adj"]
 
 
-def test_read_only_proc(inside: str, runner: Runner) -> None:
-    """Where /proc/sys is read-only, as in a container, each setting that differs is a warning and the rest goes on."""
+def test_a_read_only_proc_causes_warnings(inside: str, runner: Runner) -> None:
+    """As in a container. Other settings are applied."""
     script = f"mount -o bind,ro /proc/sys /proc/sys && exec {sys.executable} -c '{PROGRAM}' \"$0\""
     limited = Runner((*runner.prefix, "unshare", "-m", "sh", "-c", script))
     outcome = limited.run((json.dumps(FLAGS),))
@@ -76,8 +76,8 @@ def test_read_only_proc(inside: str, runner: Runner) -> None:
     assert int(adjusted) == 500
 
 
-def test_nothing_to_do_without_rights(inside: str, runner: Runner) -> None:
-    """After a privileged set-up an agent without the rights for it is not told of anything but its own oom score."""
+def test_a_setup_without_capabilities_needs_no_changes(inside: str, runner: Runner) -> None:
+    """After a privileged setup, only oom_score_adj causes a warning."""
     run(runner, FLAGS)
     limited = Runner((*runner.prefix, "setpriv", "--inh-caps=-all", "--bounding-set=-all"))
     logs, _ = run(limited, {**FLAGS, "oom-score-adj": "-500"})
@@ -88,12 +88,12 @@ def test_nothing_to_do_without_rights(inside: str, runner: Runner) -> None:
     assert "CAP_SYS_RESOURCE" in str(line["advice"])
 
 
-def test_the_machine_keeps_its_own(inside: str, runner: Runner) -> None:
-    """In a network namespace the machine's limit and buckets cannot be raised: warnings, and they stay."""
+def test_conntrack_size_is_not_writable_in_a_network_namespace(inside: str, runner: Runner) -> None:
+    """Warnings name the settings, and the values stay."""
     before = LIMIT.read_text(), HASHSIZE.read_text()
     if int(before[0]) >= 1048576:
         pytest.skip("this machine's nf_conntrack_max is as high as it gets")
     logs, _ = run(runner, {**FLAGS, "conntrack-max-per-core": "1048576"})
-    refused = [line["setting"] for line in logs if line["log_level"] == "warning"]
-    assert f"/{LIMIT.relative_to('/')}" in refused
+    failed = [line["setting"] for line in logs if line["log_level"] == "warning"]
+    assert f"/{LIMIT.relative_to('/')}" in failed
     assert (LIMIT.read_text(), HASHSIZE.read_text()) == before

@@ -1,10 +1,10 @@
-"""A recorder of events that keeps what it is told."""
+"""An event recorder that keeps its events."""
 
 from pykubeproxy.agent.observe.events import KubernetesEvent, Recorder
 
 
-class Notes(Recorder):
-    """`events` in the order they came; `closed` once nothing more is to come."""
+class FakeRecorder(Recorder):
+    """`events` are in the order of recording; `closed` is set by `close`."""
 
     def __init__(self) -> None:
         self.events: list[KubernetesEvent] = []
@@ -15,10 +15,10 @@ class Notes(Recorder):
         return [event.reason for event in self.events]
 
     def record(self, event: KubernetesEvent) -> None:
-        """Keep it."""
+        """Keep an event."""
         assert not self.closed
         self.events.append(event)
 
     def close(self, seconds: float) -> None:
-        """There is nothing to wait for."""
+        """Mark as closed."""
         self.closed = True

@@ -1,4 +1,4 @@
-"""Asking an HTTP server on this machine, politely or not, and what kube-proxy was recorded to answer."""
+"""A client for HTTP servers on this machine, and the responses recorded from kube-proxy."""
 
 import contextlib
 import http.client
@@ -13,41 +13,43 @@ from pykubeproxy.http import Handler, Limits
 from pykubeproxy.http.exchange import serve
 
 RECORDING = Path(__file__).parent.parent / "data" / "http.txt"
-# Headers of the connection rather than of the answer; the recording is without them.
+# Headers of the connection, which the recording omits.
 TRANSPORT = {"Date", "Connection"}
 
 
-class Asked(NamedTuple):
-    """What a server answered."""
+class Response(NamedTuple):
+    """A server's response."""
 
     status: int
     headers: Mapping[str, str]
     body: str
 
 
-def ask(port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1", accept: str = "") -> Asked:
-    """One request."""
+def fetch(
+    port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1", accept: str = ""
+) -> Response:
+    """Send one request."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request(method, path, headers={"Accept": accept} if accept else {})
-        answer = connection.getresponse()
-        return Asked(answer.status, dict(answer.getheaders()), answer.read().decode())
+        response = connection.getresponse()
+        return Response(response.status, dict(response.getheaders()), response.read().decode())
     finally:
         connection.close()
 
 
-def send(port: int, request: bytes) -> bytes:
-    """What comes back for these very bytes, until the server closes the connection."""
+def send_bytes(port: int, request: bytes) -> bytes:
+    """Send these bytes; return everything until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(request)
-        answer = bytearray()
+        response = bytearray()
         while piece := connection.recv(65536):
-            answer += piece
-        return bytes(answer)
+            response += piece
+        return bytes(response)
 
 
 def exchange(raw: bytes, handler: Handler) -> bytes:
-    """Return the answer to these bytes on a connection that the client then half-closes."""
+    """Return the response to these bytes on a connection that the client then half-closes."""
     client, server = socket.socketpair()
     with client, server:
         client.sendall(raw)
@@ -59,21 +61,25 @@ def exchange(raw: bytes, handler: Handler) -> bytes:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, not one of those that the kernel gives to whoever asks for any."""
+    """Return an unused port outside the kernel's range of ephemeral ports."""
     while True:
         port = random.randrange(10000, 32000)
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
 
 
-def recorded(title: str) -> Asked:
-    """What stands in the recording under this heading."""
+def recorded_response(title: str) -> Response:
+    """Return the recorded response with this title."""
     section = re.split(r"^### ", RECORDING.read_text(), flags=re.MULTILINE)
-    (text,) = (it.removeprefix(title + "\n") for it in section if it.startswith(title + "\n"))
+    (text,) = (
+        section_text.removeprefix(title + "\n")
+        for section_text in section
+        if section_text.startswith(title + "\n")
+    )
     if not text.startswith("HTTP/"):
-        return Asked(200, {}, text)
+        return Response(200, {}, text)
     head, _, rest = text.partition("\n\n")
     status, *lines = head.splitlines()
     headers = dict(line.split(": ", 1) for line in lines)
     body = rest.encode()[: int(headers["Content-Length"])].decode()
-    return Asked(int(status.split()[1]), headers, body)
+    return Response(int(status.split()[1]), headers, body)

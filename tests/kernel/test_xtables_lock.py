@@ -15,8 +15,8 @@ TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
 
 
 @pytest.mark.root
-def test_held_by_another(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is not let go in time ends in an error that names the process that holds it."""
+def test_a_held_lock_is_an_error_with_its_holder(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the timeout."""
     monkeypatch.setattr(tools, "LOCK_SECONDS", 1)
     legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
     with Path(runner.lock_file).open("w") as lock:
@@ -30,8 +30,7 @@ def test_held_by_another(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.root
-def test_nft_takes_no_lock(runner: Runner) -> None:
-    """The nft backend does not wait for legacy's lock."""
+def test_nft_ignores_the_lock(runner: Runner) -> None:
     nft = open_iptables(Backend.NFT, Family.IPV4, runner, seconds=3)
     with Path(runner.lock_file).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -48,9 +47,8 @@ def test_nft_takes_no_lock(runner: Runner) -> None:
         (Backend.LEGACY, (1, 8, 8), ("-w", "5")),
     ],
 )
-def test_options_by_version(
+def test_wait_options_depend_on_the_version(
     backend: Backend, version: tuple[int, int, int], options: tuple[str, ...]
 ) -> None:
-    """Only versions that know them are given the options for waiting."""
     installed = tools.Tools(backend, Family.IPV4, "iptables", "iptables-save", "iptables-restore", version)
     assert tools.lock_options(installed) == options

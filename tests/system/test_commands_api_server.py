@@ -1,4 +1,4 @@
-"""`pykubeproxy explain` and `diff` with the objects of an API server."""
+"""`pykubeproxy explain` and `diff` with objects of an API server."""
 
 import json
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ def explained(api: ApiServer, *arguments: str) -> Result:
     return CliRunner().invoke(explain, options, catch_exceptions=False)
 
 
-def test_explain(api: ApiServer) -> None:
-    """A Service, its slices and this Node are asked for; a name in several namespaces means all of them."""
+def test_explain_requests_only_needed_objects(api: ApiServer) -> None:
+    """A Service, its slices and this Node; a name may match in several namespaces."""
     result = explained(api, "default/a", *HERE)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("On n1 in z1:\n\ndefault/a  TCP IPv4\n")
@@ -61,15 +61,15 @@ def test_explain(api: ApiServer) -> None:
     ]
 
 
-def test_what_a_proxy_does_not_watch(api: ApiServer) -> None:
-    """Headless Services and those of other proxies are explained, though the agent never sees them."""
+def test_unwatched_services_are_explained(api: ApiServer) -> None:
+    """Headless Services and those of other proxies."""
     assert "It has no rules: it is headless" in explained(api, "none", *HERE).stdout
     text = " ".join(explained(api, "foreign", "-n", "default", *HERE).stdout.split())
     assert "It has no rules: its label service.kubernetes.io/service-proxy-name" in text
 
 
-def test_nodes(api: ApiServer) -> None:
-    """The other node's zone is the API server's; a Node that is not there is one line on standard error."""
+def test_explain_for_another_node(api: ApiServer) -> None:
+    """The API server has its zone; an unknown Node is one line on standard error."""
     result = explained(api, "default/a", *HERE, "--node", "n2")
     assert (result.stdout.splitlines()[0], result.stderr) == ("On n2 in z2:", "")
     result = explained(api, "default/a", "--hostname-override", "n9")
@@ -77,8 +77,8 @@ def test_nodes(api: ApiServer) -> None:
     assert result.stdout.startswith("On n9, zone unknown:\n")
 
 
-def test_trouble(api: ApiServer) -> None:
-    """A Service that is not there, and a server that is not, are one line each."""
+def test_errors_are_one_line(api: ApiServer) -> None:
+    """An unknown Service, and a missing server."""
     assert explained(api, "default/b", *HERE).stderr == "Error: there is no Service default/b\n"
     api.stop()
     result = explained(api, "default/a", *HERE)
@@ -87,8 +87,7 @@ def test_trouble(api: ApiServer) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_diff(api: ApiServer, tmp_path: Path) -> None:
-    """The API server's objects are held against manifests."""
+def test_diff_of_api_server_and_manifests(api: ApiServer, tmp_path: Path) -> None:
     manifests = tmp_path / "objects.json"
     items = [it for it in OBJECTS if it["metadata"]["name"] != "n2"]
     manifests.write_text(json.dumps({"kind": "List", "items": items}).replace("10.1.0.2", "10.1.0.3"))

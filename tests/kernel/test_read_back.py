@@ -1,4 +1,4 @@
-"""Desired, written and live are one text: a rule in iptables-save's form reads back byte for byte."""
+"""Rules in iptables-save format read back byte for byte."""
 
 import sys
 from pathlib import Path
@@ -14,14 +14,14 @@ COUNTERS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
 
 
 def block(table: str, chains: dict[str, tuple[str, ...]]) -> str:
-    """Restore input that makes some chains of a table."""
+    """Return restore input that creates chains of a table."""
     names = [f":{chain} - [0:0]" for chain in chains]
     rules = [f"-A {chain} {rule}" for chain in chains for rule in chains[chain]]
     return "\n".join([f"*{table}", *names, *rules, "COMMIT\n"])
 
 
 def shapes(family: Family, table: str) -> list[str]:
-    """The rules of rules.txt for one table."""
+    """Return the rules of rules.txt for one table."""
     start = f"{family.value.lower()} {table} "
     lines = (Path(__file__).parent / "rules.txt").read_text().splitlines()
     return [line.removeprefix(start) for line in lines if line.startswith(start)]
@@ -30,7 +30,7 @@ def shapes(family: Family, table: str) -> list[str]:
 @pytest.mark.root
 @pytest.mark.parametrize("table", ["filter", "nat"])
 def test_every_shape_reads_back(iptables: Iptables, inside: str, table: str) -> None:
-    """Every shape of rule that we or others write on a node, on both backends and families."""
+    """Every form of rule on a node, our own and foreign, in both backends and families."""
     for name in COUNTERS:
         assert nfacct.ensure(name) == ""
     rules = shapes(iptables.family, table)
@@ -43,7 +43,7 @@ def test_every_shape_reads_back(iptables: Iptables, inside: str, table: str) -> 
 
 @pytest.mark.root
 def test_probabilities_read_back(iptables: Iptables) -> None:
-    """The kernel keeps a probability in steps of 1/2^31; written as such a step it reads back, for any share."""
+    """The kernel stores probabilities in steps of 1/2^31."""
     steps = (round(round(1 / n, 10) * 2**31) / 2**31 for n in range(1, 301))
     rules = tuple(f"-m statistic --mode random --probability {step:.11f} -j RETURN" for step in steps)
     iptables.restore(block("nat", {"SHARES": rules}))
@@ -52,7 +52,7 @@ def test_probabilities_read_back(iptables: Iptables) -> None:
 
 @pytest.mark.root
 def test_foreign_rules_can_be_read(iptables: Iptables) -> None:
-    """Comments of others, in any alphabet or in none, do not disturb reading."""
+    """Comments may have any characters."""
     comments = [
         '"grün und blau"',
         '"a \\"quoted\\" word"',
@@ -66,8 +66,7 @@ def test_foreign_rules_can_be_read(iptables: Iptables) -> None:
 
 
 @pytest.mark.root
-def test_line_breaks_in_a_foreign_comment(iptables: Iptables) -> None:
-    """A comment that looks like lines of its own stays within its rule."""
+def test_line_breaks_in_a_foreign_comment_stay_in_the_rule(iptables: Iptables) -> None:
     iptables.restore("*filter\n:FOREIGN - [0:0]\n:OURS - [0:0]\nCOMMIT\n")
     comment = 'a "quoted\\\n-A OURS -j DROP\r\v\x1c\u2028-A OURS -j DROP\nCOMMIT'
     added = ("-A", "FOREIGN", "-m", "comment", "--comment", comment, "-j", "ACCEPT")
@@ -79,22 +78,22 @@ def test_line_breaks_in_a_foreign_comment(iptables: Iptables) -> None:
     assert live["FOREIGN"][0].endswith('COMMIT" -j ACCEPT')
 
 
-def test_space_after_a_rule_is_undone() -> None:
-    """iptables-nft up to 1.8.7 prints a space after a rule without a target."""
+def test_trailing_space_is_removed() -> None:
+    """iptables-nft up to 1.8.7 prints one after a rule without a target."""
     assert (
         canonical('-A A -m comment --comment "none" \n-A A \n') == '-A A -m comment --comment "none"\n-A A\n'
     )
 
 
-def test_second_space_before_a_counter_is_undone() -> None:
-    """iptables prints two spaces before the name of a counter, which nobody writes."""
+def test_second_space_before_a_counter_is_removed() -> None:
+    """iptables prints two spaces before the name of a counter."""
     printed = "-A A -m nfacct --nfacct-name  drops -j DROP\n"
     assert canonical(printed) == "-A A -m nfacct --nfacct-name drops -j DROP\n"
 
 
 @pytest.mark.root
-def test_counted(iptables: Iptables) -> None:
-    """Saved with counters, the rules are the same, and those that packets met have counts."""
+def test_counters_do_not_change_rules(iptables: Iptables) -> None:
+    """Rules that matched packets have counts."""
     iptables.restore(
         block("filter", {"SEEN": ("-p tcp -j RETURN", "")}).replace("COMMIT", "-A OUTPUT -j SEEN\nCOMMIT")
     )

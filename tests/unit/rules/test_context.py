@@ -1,4 +1,4 @@
-"""From configuration, node and kernel to the terms on which rules are written."""
+"""The rule context of a configuration, a node and kernel facts."""
 
 import pytest
 
@@ -24,20 +24,22 @@ def config(**fields: object) -> Config:
     ).config
 
 
-def on(family: Family, node: Node | None = BOTH, **fields: object) -> RuleContext:
+def context(family: Family, node: Node | None = BOTH, **fields: object) -> RuleContext:
     return rule_context(config(**fields), NODE, node, KernelFacts(ADDRESSES), family)
 
 
-def jumps(it: RuleContext) -> list[str]:
-    """The matches of the jumps to the node ports, without comment and target."""
-    said = (
+def jumps(rules_context: RuleContext) -> list[str]:
+    """Return the matches of the jumps to the node ports, without comment and target."""
+    comment = (
         '-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" '
     )
-    return [jump.replace(said, "").removesuffix(" -j KUBE-NODEPORTS") for jump in it.node_port_jumps]
+    return [
+        jump.replace(comment, "").removesuffix(" -j KUBE-NODEPORTS") for jump in rules_context.node_port_jumps
+    ]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "four", "six", "loopback"),
+    ("node_port_addresses", "four", "six", "loopback"),
     [
         ([], EVERYWHERE_4, EVERYWHERE_6, True),
         (["0.0.0.0/0", "10.244.0.0/16"], EVERYWHERE_4, EVERYWHERE_6, True),
@@ -51,13 +53,15 @@ def jumps(it: RuleContext) -> list[str]:
         (["primary"], ["-d 192.168.99.10/32"], ["-d fd00:99::10/128"], False),
     ],
 )
-def test_addresses_for_node_ports(wanted: list[str], four: list[str], six: list[str], loopback: bool) -> None:
-    """One rule for each address that a network of the list holds; all of a family that the list does not mention."""
-    it = on(Family.IPV4, nodePortAddresses=wanted)
-    assert jumps(it) == four
-    assert it.options.localhost_node_ports is loopback
-    assert bool(skeleton.kubelet_firewall(it.options)) is loopback
-    assert jumps(on(Family.IPV6, nodePortAddresses=wanted)) == six
+def test_node_port_addresses_select_addresses_of_the_node(
+    node_port_addresses: list[str], four: list[str], six: list[str], loopback: bool
+) -> None:
+    """One rule per matching address; a family without networks in the list serves all."""
+    rules_context = context(Family.IPV4, nodePortAddresses=node_port_addresses)
+    assert jumps(rules_context) == four
+    assert rules_context.options.localhost_node_ports is loopback
+    assert bool(skeleton.kubelet_firewall(rules_context.options)) is loopback
+    assert jumps(context(Family.IPV6, nodePortAddresses=node_port_addresses)) == six
 
 
 @pytest.mark.parametrize(
@@ -68,21 +72,20 @@ def test_addresses_for_node_ports(wanted: list[str], four: list[str], six: list[
         (None, EVERYWHERE_4, EVERYWHERE_6),
     ],
 )
-def test_primary_in_a_family_in_which_the_node_has_no_address(
+def test_primary_without_an_address_of_the_family_serves_all(
     node: Node | None, four: list[str], six: list[str]
 ) -> None:
-    """There it says nothing, as if no network of the family were listed."""
-    assert jumps(on(Family.IPV4, node, nodePortAddresses=["primary"])) == four
-    assert jumps(on(Family.IPV6, node, nodePortAddresses=["primary"])) == six
+    assert jumps(context(Family.IPV4, node, nodePortAddresses=["primary"])) == four
+    assert jumps(context(Family.IPV6, node, nodePortAddresses=["primary"])) == six
 
 
-def test_node_ports_off_on_localhost() -> None:
-    """Loopback addresses are left out, listed or not."""
+def test_without_localhost_node_ports_loopback_is_excluded() -> None:
+    """Also if nodePortAddresses lists it."""
     off = {"iptables": {"localhostNodePorts": False}}
-    assert jumps(on(Family.IPV4, **off)) == NOT_LOOPBACK
-    assert jumps(on(Family.IPV4, nodePortAddresses=["127.0.0.0/8"], **off)) == []
-    assert skeleton.kubelet_firewall(on(Family.IPV4, **off).options) == ()
-    assert skeleton.kubelet_firewall(on(Family.IPV6).options) == ()
+    assert jumps(context(Family.IPV4, **off)) == NOT_LOOPBACK
+    assert jumps(context(Family.IPV4, nodePortAddresses=["127.0.0.0/8"], **off)) == []
+    assert skeleton.kubelet_firewall(context(Family.IPV4, **off).options) == ()
+    assert skeleton.kubelet_firewall(context(Family.IPV6).options) == ()
 
 
 @pytest.mark.parametrize(
@@ -95,15 +98,15 @@ def test_node_ports_off_on_localhost() -> None:
         ("127.0.0.1", "127.0.0.1", "fd00:99::10", Family.IPV4),
     ],
 )
-def test_bind_address_wins_over_the_node(bind: str, four: str, six: str, primary: Family) -> None:
-    """In its own family, unless it means every address."""
-    it = config(bindAddress=bind)
-    assert node_ips(it, BOTH) == {Family.IPV4: four, Family.IPV6: six}
-    assert primary_family(it, BOTH) is primary
+def test_bind_address_overrides_the_node_address(bind: str, four: str, six: str, primary: Family) -> None:
+    """Only in its own family, and not if it is unspecified."""
+    rules_context = config(bindAddress=bind)
+    assert node_ips(rules_context, BOTH) == {Family.IPV4: four, Family.IPV6: six}
+    assert primary_family(rules_context, BOTH) is primary
 
 
-def test_node_ips_without_a_node() -> None:
-    """Loopback stands in for what is not known; the first address of each family is the node's."""
+def test_node_ips_default_to_loopback() -> None:
+    """Otherwise the node's first address of each family counts."""
     assert node_ips(config(), None) == {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
     several = Node(NODE, ("fd00::1", "10.0.0.1", "10.0.0.2", "fd00::2"))
     assert node_ips(config(), several) == {Family.IPV4: "10.0.0.1", Family.IPV6: "fd00::1"}
@@ -129,27 +132,26 @@ def test_node_ips_without_a_node() -> None:
         ),
     ],
 )
-def test_local_traffic(
+def test_local_traffic_follows_the_detect_mode(
     fields: dict[str, object], four: LocalTraffic | None, six: LocalTraffic | None
 ) -> None:
-    """Told by the mode, in each family by what there is for it."""
-    assert on(Family.IPV4, ONLY_4, **fields).options.local_traffic == four
-    assert on(Family.IPV6, ONLY_4, **fields).options.local_traffic == six
+    """Each family uses its own network."""
+    assert context(Family.IPV4, ONLY_4, **fields).options.local_traffic == four
+    assert context(Family.IPV6, ONLY_4, **fields).options.local_traffic == six
 
 
 @pytest.mark.parametrize(
     ("bit", "mark"), [(0, "0x1/0x1"), (14, "0x4000/0x4000"), (31, "0x80000000/0x80000000")]
 )
-def test_the_masquerade_mark(bit: int, mark: str) -> None:
-    """As iptables-save prints it, also at both ends."""
-    assert on(Family.IPV4, iptables={"masqueradeBit": bit}).options.mark == mark
+def test_masquerade_mark_has_iptables_save_format(bit: int, mark: str) -> None:
+    assert context(Family.IPV4, iptables={"masqueradeBit": bit}).options.mark == mark
 
 
-def test_what_the_kernel_can_do_is_heeded() -> None:
-    """With liberal TCP tracking INVALID packets are let through; without nfacct nothing is counted."""
+def test_kernel_facts_select_rules() -> None:
+    """Liberal TCP tracking admits INVALID packets; without nfacct there are no counters."""
     kernel = KernelFacts(ADDRESSES, random_fully=False, nfacct=False, tcp_be_liberal=True)
-    it = rule_context(config(), NODE, BOTH, kernel, Family.IPV4)
-    text = str(skeleton.fixed_chains(it.options))
+    rules_context = rule_context(config(), NODE, BOTH, kernel, Family.IPV4)
+    text = str(skeleton.fixed_chains(rules_context.options))
     assert "INVALID" not in text
     assert "nfacct" not in text
     assert "--random-fully" not in text

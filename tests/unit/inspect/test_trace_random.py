@@ -1,4 +1,4 @@
-"""Traces of random packets through rules rendered from random objects: each endpoint gets its share, no more, no less."""
+"""Trace random packets through the rules of random objects."""
 
 import msgspec
 import pytest
@@ -29,13 +29,13 @@ def host_of(family: Family) -> Host:
 
 
 def traced(world: World, packet: Packet) -> Trace:
-    on = world.rule_context()
+    rules_context = world.rule_context()
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, world.services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
     host = host_of(world.family)
     packet = msgspec.structs.replace(packet, starts_here=host.is_local(packet.source))
-    return trace_packet(installed(render(cluster, on), on.options), packet, host)
+    return trace_packet(installed(render(cluster, rules_context), rules_context.options), packet, host)
 
 
 def targets(backends: tuple[ResolvedEndpoint, ...]) -> dict[tuple[str, int], float]:
@@ -44,22 +44,22 @@ def targets(backends: tuple[ResolvedEndpoint, ...]) -> dict[tuple[str, int], flo
 
 @settings(max_examples=200, deadline=None)
 @given(world=worlds, outside=st.booleans())
-def test_cluster_ips(world: World, outside: bool) -> None:
-    """A cluster IP leads to each selected endpoint alike; without any it is refused, or dropped under policy Local."""
+def test_cluster_ips_reach_selected_endpoints_equally(world: World, outside: bool) -> None:
+    """Without endpoints the packet is rejected, or dropped under policy Local."""
     cluster = Cluster()
     cluster.apply(Listed(Kind.SERVICE, world.services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, world.slices))
     source = (CLIENT if outside else POD)[world.family]
     for service in world.services:
-        for served in resolve_ports(cluster, service.key, world.family, world.rule_context().node):
-            port, selection = served.port, served.selection
+        for item in resolve_ports(cluster, service.key, world.family, world.rule_context().node):
+            port, selection = item.port, item.selection
             trace = traced(world, Packet(port.protocol.value.lower(), source, port.cluster_ip, port.port))
             chosen = selection.local if port.internal_local else selection.cluster
             found = {(it.address, it.port): it.probability for it in trace.endpoints}
             assert found.keys() == targets(chosen).keys()
             assert all(abs(found[key] - 1 / len(chosen)) < PRECISION for key in found)
-            without = Verdict.DROP if selection.any_usable else Verdict.REJECT
-            assert trace.verdict is (Verdict.DNAT if chosen else without)
+            rejection_ = Verdict.DROP if selection.any_usable else Verdict.REJECT
+            assert trace.verdict is (Verdict.DNAT if chosen else rejection_)
 
 
 packets = st.tuples(
@@ -72,14 +72,14 @@ packets = st.tuples(
 
 
 def packet_for(world: World, choice: tuple[str, str, int, str, int]) -> Packet:
-    who, kind, number, protocol, port = choice
+    sender, kind, number, protocol, port = choice
     family = world.family
     source = {
         "source pod": POD[family],
         "endpoint": PODS[family][0],
         "node": NODE_IP[family],
         "client": CLIENT[family],
-    }[who]
+    }[sender]
     service = world.services[number % len(world.services)]
     addresses = {
         "cluster": service.cluster_ips,
@@ -89,13 +89,15 @@ def packet_for(world: World, choice: tuple[str, str, int, str, int]) -> Packet:
     }[kind]
     ipv6 = family is Family.IPV6
     destination = next((it for it in addresses if (":" in it) is ipv6), NODE_IP[family])
-    return Packet(protocol, source, destination, port, received_by="" if who == "node" else "eth0")
+    return Packet(protocol, source, destination, port, received_by="" if sender == "node" else "eth0")
 
 
 @settings(max_examples=300, deadline=None)
 @given(world=worlds, choice=packets)
-def test_as_another_evaluator(world: World, choice: tuple[str, str, int, str, int]) -> None:
-    """Table nat, as one that was written apart from this one walks it: same destinations, shares and masquerading."""
+def test_trace_agrees_with_an_independent_evaluator(
+    world: World, choice: tuple[str, str, int, str, int]
+) -> None:
+    """Destinations, shares and masquerading of table nat are equal."""
     packet = packet_for(world, choice)
     trace = traced(world, packet)
     local = NODE_IP[world.family]
@@ -109,29 +111,29 @@ def test_as_another_evaluator(world: World, choice: tuple[str, str, int, str, in
         local_destination=packet.destination == local,
     )
     outcomes = Walker(world.rules()).walk(model, "nat", "OUTPUT" if packet.source == local else "PREROUTING")
-    wanted: dict[str, float] = {}
+    expected: dict[str, float] = {}
     for outcome, share in outcomes.items():
         if outcome.verdict.startswith("to "):
             to = outcome.verdict.removeprefix("to ")
-            wanted[to] = wanted.get(to, 0.0) + share
+            expected[to] = expected.get(to, 0.0) + share
     found = {
         f"[{it.address}]:{it.port}" if ":" in it.address else f"{it.address}:{it.port}": it.probability
         for it in trace.endpoints
     }
-    assert found.keys() == wanted.keys()
-    assert all(abs(found[to] - wanted[to]) < PRECISION for to in wanted)
-    if wanted:
+    assert found.keys() == expected.keys()
+    assert all(abs(found[to] - expected[to]) < PRECISION for to in expected)
+    if expected:
         marked = all(outcome.mark for outcome in outcomes if outcome.verdict)
         assert trace.masquerade is marked
 
 
 @settings(max_examples=100, deadline=None)
 @given(world=worlds, choice=packets)
-def test_everything_goes_somewhere(world: World, choice: tuple[str, str, int, str, int]) -> None:
-    """Under DNAT the probabilities of endpoints and rejections add up to 1; a rejection names a rule that is there."""
+def test_probabilities_add_up_to_one(world: World, choice: tuple[str, str, int, str, int]) -> None:
+    """A rejection names an existing rule."""
     trace = traced(world, packet_for(world, choice))
-    refused = sum(rejection.probability for rejection in trace.rejections)
-    total = refused + sum(endpoint.probability for endpoint in trace.endpoints)
+    rejected = sum(rejection.probability for rejection in trace.rejections)
+    total = rejected + sum(endpoint.probability for endpoint in trace.endpoints)
     assert abs(total - (0 if trace.verdict is Verdict.PASS else 1)) < PRECISION
     if trace.verdict in (Verdict.DROP, Verdict.REJECT):
         (rejection,) = trace.rejections

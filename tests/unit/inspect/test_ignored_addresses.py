@@ -1,4 +1,4 @@
-"""explain says of addresses that are never served that they are not, and why."""
+"""explain names invalid addresses, which are never served."""
 
 import click
 import msgspec
@@ -16,7 +16,7 @@ CONFIG = load(None, {}).config
 
 
 def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[str, object]]:
-    """The text and the document for a Service default/web with these endpoints."""
+    """Return text and JSON for a Service default/web with these endpoints."""
     slice_ = {
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4",
@@ -26,31 +26,30 @@ def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[st
     cluster = Cluster()
     for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
-    on = {family: rule_context(CONFIG, "n", None, KernelFacts(), family) for family in Family}
-    found = explain_all(cluster, ServiceFilter(name="web"), on)
-    text = click.unstyle(render_text.text(found, NodeTopology("n")))
-    return " ".join(text.split()), render_json.document(found, NodeTopology("n"))
+    contexts = {family: rule_context(CONFIG, "n", None, KernelFacts(), family) for family in Family}
+    explanations = explain_all(cluster, ServiceFilter(name="web"), contexts)
+    text = click.unstyle(render_text.text(explanations, NodeTopology("n")))
+    return " ".join(text.split()), render_json.document(explanations, NodeTopology("n"))
 
 
-def test_addresses_of_a_service() -> None:
-    """The field, the address and what it is; the others are served."""
+def test_an_invalid_external_ip_is_named() -> None:
+    """With field and reason; the other addresses are served."""
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "externalIPs": ["192.0.2.1", "127.0.0.1"]}
     text, document = explained({"spec": spec}, "10.244.1.1")
     assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is skipped." in text
     assert "External IP 192.0.2.1:80 leads to" in text
-    refused = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "message": "a loopback address"}
-    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", **refused}]
+    ignored = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "message": "a loopback address"}
+    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", **ignored}]
 
 
-def test_a_cluster_ip() -> None:
-    """Without one that may be served there are no rules at all."""
+def test_an_invalid_cluster_ip_means_no_rules() -> None:
     text, document = explained({"spec": {"clusterIP": "127.0.0.1", "ports": [{"port": 80}]}})
     assert "It has no rules: its cluster IP is not a valid service address." in text
     assert document["services"] == []
 
 
-def test_an_endpoint() -> None:
-    """It stands among what was passed over, and the others take all."""
+def test_an_invalid_endpoint_address_is_skipped() -> None:
+    """The other endpoints get all traffic."""
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
     text, _ = explained({"spec": spec}, "127.0.0.1", "10.244.1.1")
     assert "100% 10.244.1.1:8080 ready" in text

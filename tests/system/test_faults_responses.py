@@ -1,4 +1,4 @@
-"""Answers of an API server that have no end, and events that come twice or too late."""
+"""Endless responses of an API server, and repeated or outdated events."""
 
 import itertools
 import json
@@ -23,8 +23,8 @@ def reasons(lines: list[dict[str, object]]) -> list[str]:
     return [str(line.get("reason")) for line in lines if line["log_level"] == "warning"]
 
 
-def test_a_list_without_end_is_given_up() -> None:
-    """One that always sends something and never the rest is not waited for for ever; then it is asked again."""
+def test_an_endless_list_times_out() -> None:
+    """Although data keeps coming; then it is retried."""
     with server() as api, capture_logs() as lines:
         api.store.create(service("a"))
         api.faults.drip(verb="list")
@@ -36,8 +36,8 @@ def test_a_list_without_end_is_given_up() -> None:
         assert reasons(lines)[0] == "the API server's response takes too long"
 
 
-def test_a_watch_that_drips_and_tells_nothing_is_given_up() -> None:
-    """Blanks are a sign of life, but no event: past its time the watch is ended from here, and at last listed anew."""
+def test_an_endless_watch_without_events_times_out() -> None:
+    """Blanks do not extend it; in the end a list follows."""
     with server() as api:
         api.store.create(service("a"))
         api.faults.drip(verb="watch")
@@ -50,7 +50,7 @@ def test_a_watch_that_drips_and_tells_nothing_is_given_up() -> None:
 
 
 def endless_pages(*names: str) -> CannedServer:
-    """A server whose list always goes on, with another token and these Services on each page."""
+    """Return a server whose list never ends, with a new token and these Services on each page."""
     numbers = itertools.count()
     items = [{"metadata": {"name": name, "namespace": "default"}, "spec": {}} for name in names]
 
@@ -62,14 +62,14 @@ def endless_pages(*names: str) -> CannedServer:
     return CannedServer(answer)
 
 
-def test_pages_without_end_are_given_up() -> None:
-    """Though each has another token, and nothing on it."""
+def test_endless_empty_pages_time_out() -> None:
+    """Each page has another token."""
     with endless_pages() as canned, pytest.raises(SourceError, match="takes too long"):
         watches(canned.url, Kind.SERVICE, BRIEF)[0].once()
 
 
-def test_more_objects_than_any_cluster_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that goes on past all reason is given up before memory ends."""
+def test_lists_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before memory is exhausted."""
     monkeypatch.setattr("pykubeproxy.sources.api._MAX_OBJECTS", 20)
     with endless_pages("a", "b") as canned:
         with pytest.raises(SourceError, match="has no end: more than 20 objects"):
@@ -77,8 +77,8 @@ def test_more_objects_than_any_cluster_has(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(canned.requests) == 11
 
 
-def test_events_that_come_again_are_the_past() -> None:
-    """A server that repeats each event after the next one: what an object was does not replace what it is."""
+def test_repeated_events_are_ignored() -> None:
+    """An older version never replaces a newer one."""
     with server() as api:
         api.faults.echo()
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
@@ -92,8 +92,8 @@ def test_events_that_come_again_are_the_past() -> None:
             api.store.create(service("end"))
             follower.sees("a", "end")
             eventually(lambda: port_of(follower) == 90)
-            told = [it.object.ports[0].port for it in follower.events if isinstance(it, Updated)]
-            assert [port for port in told if port > 80] == sorted(port for port in told if port > 80)
+            ports = [it.object.ports[0].port for it in follower.events if isinstance(it, Updated)]
+            assert [port for port in ports if port > 80] == sorted(port for port in ports if port > 80)
             assert follower.lists() == 1
             time.sleep(0.3)  # the last echo
             assert follower.names() == {"a", "end"}
@@ -107,8 +107,8 @@ def port_of(follower: Follower) -> int:
 @pytest.mark.parametrize(
     "versions", [("7", "7", "7"), ("9", "8", "10"), ("b", "a", "c"), ("9" * 5000, "1", "2")]
 )
-def test_versions_of_every_kind(versions: tuple[str, str, str]) -> None:
-    """Equal ones and such as are no numbers say nothing of what came first: then the last event counts."""
+def test_incomparable_versions_keep_the_last_event(versions: tuple[str, str, str]) -> None:
+    """Equal versions, and versions that are no numbers."""
     meta = {"name": "a", "namespace": "default"}
     events = [
         {

@@ -1,4 +1,4 @@
-"""Objects with junk in them: what of it is decoded makes rules that iptables takes, and no others are lost."""
+"""iptables accepts the rules of corrupt objects, as far as they decode."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +14,7 @@ from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
 from tests.grammar import violations
-from tests.invalid_objects import odd, spoilt
+from tests.invalid_objects import corrupted, odd
 from tests.objects import service, slice_of
 from tests.strategies import NODE
 
@@ -29,33 +29,33 @@ def decoded(kind: Kind, raw: bytes) -> list[Object]:
 
 
 @pytest.mark.root
-def test_whatever_is_decoded_is_accepted(iptables: Iptables, inside: str) -> None:
-    """And reads back; a neighbour's rules and services stay as they are."""
+def test_rules_of_corrupt_objects_are_accepted(iptables: Iptables, inside: str) -> None:
+    """They read back; rules of other services and programs are unchanged."""
     for name in skeleton.NFACCT_NAMES:
         assert nfacct.ensure(name) == ""
     iptables.restore("*filter\n:FOREIGN - [0:0]\n-A FOREIGN -p tcp -j DROP\nCOMMIT\n")
     foreign = iptables.save().chains[ChainKey("filter", "FOREIGN")]
-    on = rule_context(CONFIG, NODE, None, KernelFacts(), iptables.family)
+    rules_context = rule_context(CONFIG, NODE, None, KernelFacts(), iptables.family)
     neighbour = service("other", cluster_ip="10.96.0.99"), slice_of("10.244.1.99", service="other")
 
     @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
-        st.one_of(odd(Kind.SERVICE), odd(Kind.SERVICE), spoilt(Kind.SERVICE)),
-        st.one_of(odd(Kind.ENDPOINT_SLICE), spoilt(Kind.ENDPOINT_SLICE)),
+        st.one_of(odd(Kind.SERVICE), odd(Kind.SERVICE), corrupted(Kind.SERVICE)),
+        st.one_of(odd(Kind.ENDPOINT_SLICE), corrupted(Kind.ENDPOINT_SLICE)),
     )
-    def follow(service_json: bytes, slice_json: bytes) -> None:
+    def sync_corrupt_objects(service_json: bytes, slice_json: bytes) -> None:
         cluster = Cluster()
-        junk = [*decoded(Kind.SERVICE, service_json), *decoded(Kind.ENDPOINT_SLICE, slice_json)]
-        for object_ in (*neighbour, *junk):
+        corrupt = [*decoded(Kind.SERVICE, service_json), *decoded(Kind.ENDPOINT_SLICE, slice_json)]
+        for object_ in (*neighbour, *corrupt):
             cluster.apply(Updated(object_))
-        rendered = render(cluster, on)
-        text = full_input(rendered, on.options)
+        rendered = render(cluster, rules_context)
+        text = full_input(rendered, rules_context.options)
         assert violations(text) == []
         read = iptables.runner.run((iptables.tools.restore, "--noflush", "--test"), text)
         assert read.exit_code == 0, read.stderr
-        FamilyTables(iptables, 200).sync(cluster, (), on)
+        FamilyTables(iptables, 200).sync(cluster, (), rules_context)
         live = iptables.save().chains
         assert {key: live[key] for key in rendered.chains} == rendered.chains
         assert live[ChainKey("filter", "FOREIGN")] == foreign
 
-    follow()
+    sync_corrupt_objects()

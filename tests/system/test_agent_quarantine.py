@@ -1,4 +1,4 @@
-"""A whole agent with a service that the kernel refuses: who is served, who is told, and how it ends."""
+"""An agent with a service whose rules the kernel rejects."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ import pytest
 from pykubeproxy.agent.observe.status import decode
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.sources import Client
-from tests.fakes.asking import ask
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import METRICS, answers, inside_a_namespace, running, saved
 
 pytestmark = pytest.mark.root
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.root
 GAUGE = 'pykubeproxy_services_quarantined{{ip_family="IPv4"}} {}'
 
 
-def spoiling(folder: Path, backend: str) -> dict[str, str]:
-    """The environment of an agent whose rules for the service bad count into a counter that there is not."""
+def rejecting_environment(folder: Path, backend: str) -> dict[str, str]:
+    """Return an environment in which the rules of service bad use a counter that does not exist."""
     name = f"iptables-{backend}-restore"
     real = shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-    spoil = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
-    script = f'#!/bin/sh\n[ -e {folder}/well ] && exec {real} "$@"\nsed \'{spoil}\' | {real} "$@"\n'
+    sed_script = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
+    script = f'#!/bin/sh\n[ -e {folder}/well ] && exec {real} "$@"\nsed \'{sed_script}\' | {real} "$@"\n'
     (folder / "tools").mkdir()
     (folder / "tools" / name).write_text(script)
     (folder / "tools" / name).chmod(0o755)
@@ -47,8 +47,8 @@ def events(api: ApiServer) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
-def test_one_bad_service(backend: str, tmp_path: Path) -> None:
-    """From the first sync on all others are served; log, metric, event, status, page and dump-rules tell of it."""
+def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: Path) -> None:
+    """All others are served; log, metric, event, status, page and dump-rules name it."""
     flags = ("--hostname-override=node1", f"--iptables-backend={backend}")
     log = tmp_path / "agent.log"
     with inside_a_namespace(), server() as api:
@@ -57,17 +57,17 @@ def test_one_bad_service(backend: str, tmp_path: Path) -> None:
         api.store.create(slice_of("bad", "10.244.0.5"))
         api.store.create(service("good", clusterIP="10.96.0.11"))
         api.store.create(slice_of("good", "10.244.0.6"))
-        with running(log, *flags, "--master", api.url, environment=spoiling(tmp_path, backend)):
+        with running(log, *flags, "--master", api.url, environment=rejecting_environment(tmp_path, backend)):
             eventually(lambda: answers(METRICS, "/healthz", 200))
-            eventually(lambda: GAUGE.format("1.0") in ask(METRICS, "/metrics").body)
+            eventually(lambda: GAUGE.format("1.0") in fetch(METRICS, "/metrics").body)
             rules = "\n".join(saved(f"iptables-{backend}-save"))
             assert "-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp" in rules
             assert '-d 10.96.0.10/32 -p tcp -m comment --comment "default/bad is quarantined"' in rules
             eventually(lambda: ("bad", made["metadata"]["uid"], "ServiceQuarantined") in events(api))
-            status = decode(ask(METRICS, "/statusz", accept="application/json").body.encode())
+            status = decode(fetch(METRICS, "/statusz", accept="application/json").body.encode())
             (quarantined,) = status.families[0].quarantined
             assert (str(quarantined.port_name), quarantined.rejects_clients) == ("default/bad", True)
-            page = ask(METRICS, "/statusz", accept="text/html").body
+            page = fetch(METRICS, "/statusz", accept="text/html").body
             assert "default/bad" in page.partition("Quarantined")[2]
             assert "Quarantined: 1. iptables rejects their rules." in command("status")
             dumped = command("dump-rules", "bad", "--iptables-backend", backend)
@@ -78,7 +78,7 @@ def test_one_bad_service(backend: str, tmp_path: Path) -> None:
 
             (tmp_path / "well").touch()
             api.store.replace(made | {"spec": made["spec"] | {"ports": [{"port": 81, "protocol": "TCP"}]}})
-            eventually(lambda: GAUGE.format("0.0") in ask(METRICS, "/metrics").body)
+            eventually(lambda: GAUGE.format("0.0") in fetch(METRICS, "/metrics").body)
             assert "-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp" in "\n".join(saved(f"iptables-{backend}-save"))
             assert "service released from quarantine" in log.read_text()
-            assert "quarantined" not in ask(METRICS, "/statusz", accept="text/html").body.lower()
+            assert "quarantined" not in fetch(METRICS, "/statusz", accept="text/html").body.lower()

@@ -1,0 +1,268 @@
+"""Quarantine services whose rules iptables rejects, and tell them from faults of the node."""
+
+import re
+from collections.abc import Iterator, MutableMapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.agent.quarantine import bisect, quarantine
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
+from pykubeproxy.config import load
+from pykubeproxy.kernel import Backend, Failed, Rejected
+from pykubeproxy.kernel.errors import LockHeld
+from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.service import port_rules
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.resolve import resolve_ports
+from tests.fakes.iptables import FakeIptables
+from tests.objects import service, slice_of
+from tests.reports import HERE
+
+BAD = ("10.244.0.1:", "10.244.0.3:")
+
+
+class SyncedTables:
+    """A cluster whose services have a number in their name, address and endpoint."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.cluster = Cluster()
+        self.live = FakeIptables(backend)
+        self.live.rejects = lambda rule: any(f"--to-destination {bad}" in rule for bad in BAD)
+        self.tables = FamilyTables(self.live, 200 if backend is Backend.NFT else None)
+
+    def sync(self, *events: Event) -> SyncReport:
+        touched = {key for event in events for key in self.cluster.apply(event)}
+        rules_context = rule_context(
+            load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4
+        )
+        return self.tables.sync(self.cluster, touched, rules_context)
+
+    def refused(self) -> int:
+        return sum("REJECT" in rule for rule in self.live.save().chains[skeleton.FILTER_SERVICES])
+
+
+def numbered(*numbers: int) -> list[Event]:
+    return [
+        event
+        for number in numbers
+        for event in (
+            Updated(service(f"svc{number}", cluster_ip=f"10.96.{number // 250}.{number % 250}")),
+            Updated(slice_of(f"10.244.{number // 250}.{number % 250}", service=f"svc{number}")),
+        )
+    ]
+
+
+@pytest.fixture(params=[Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
+def synced(request: pytest.FixtureRequest) -> SyncedTables:
+    return SyncedTables(request.param)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def quarantined(report: SyncReport) -> list[str]:
+    return [it.name for it in report.quarantined]
+
+
+def test_two_rejected_services_among_two_thousand_are_found(synced: SyncedTables) -> None:
+    """The number of restores grows with the logarithm of the number of services."""
+    report = synced.sync(*numbered(*range(1, 2001)))
+    assert quarantined(report) == ["svc1", "svc3"]
+    assert (report.services, synced.refused()) == (2000, 2)
+    assert len(synced.live.texts) < 70
+
+
+def test_services_with_an_unsupported_feature_are_found_by_samples(synced: SyncedTables) -> None:
+    """Samples of each kind are tried first; other services are not written one by one."""
+    synced.live.rejects = lambda rule: "-m recent" in rule
+    sticky = [
+        Updated(service(f"svc{number}", cluster_ip=f"10.96.0.{number}", affinity_seconds=600))
+        for number in range(1, 200, 2)
+    ]
+    report = synced.sync(*numbered(*range(1, 2001)), *sticky)
+    assert set(quarantined(report)) == {f"svc{number}" for number in range(1, 200, 2)}
+    assert all(it.reason for it in report.quarantined)
+    assert len(synced.live.texts) < 50
+    # The samples are random.
+    some = range(2, 2001, 20)
+    written = [sum(f"ns/svc{number}:" in text for text in synced.live.texts) for number in some]
+    assert sum(times > 4 for times in written) < 10
+    assert sum(map(len, synced.live.texts)) < 2.2 * len(synced.live.texts[0])
+
+
+def test_a_change_of_a_quarantined_service_writes_no_other_rules(synced: SyncedTables) -> None:
+    """The change needs no full sync."""
+    synced.sync(*numbered(1, 2))
+    synced.live.texts.clear()
+    saves = synced.live.saves
+    report = synced.sync(Updated(slice_of("10.244.0.1", "10.244.0.9", service="svc1")))
+    assert (quarantined(report), report.full, synced.live.saves) == (["svc1"], False, saves)
+    assert not any("svc2" in text for text in synced.live.texts)
+
+
+def test_a_change_of_another_service_does_not_retry_a_quarantined_one(synced: SyncedTables) -> None:
+    """No rule of the quarantined service is written."""
+    synced.sync(*numbered(1, 2))
+    synced.live.texts.clear()
+    assert quarantined(synced.sync(*numbered(5))) == ["svc1"]
+    assert len(synced.live.texts) == 1
+    assert "svc1:" not in "".join(line for line in synced.live.texts[0].split("\n") if "KUBE-SVC" in line)
+
+
+def test_a_retry_keeps_the_start_of_the_quarantine(synced: SyncedTables) -> None:
+    """A failed retry updates the reason only."""
+    (first,) = synced.sync(*numbered(1)).quarantined
+    (second,) = synced.sync(Updated(slice_of("10.244.0.1", "10.244.0.3", service="svc1"))).quarantined
+    assert second.since == first.since
+    assert second.reason
+
+
+def test_a_fault_of_the_node_quarantines_no_service(synced: SyncedTables) -> None:
+    """If even a plain service is rejected, the sync fails and the next one is full."""
+    synced.live.rejects = lambda rule: "-j DNAT" in rule
+    with pytest.raises(SyncFailed, match="rejected"):
+        synced.sync(*numbered(1, 2))
+    synced.live.rejects = lambda rule: False
+    report = synced.sync()
+    assert (report.quarantined, report.full) == ((), True)
+    assert synced.refused() == 0
+
+
+def test_a_fault_of_the_node_during_bisection_fails_the_sync(synced: SyncedTables) -> None:
+    """A plain service is tried at the end, too."""
+    refuses = synced.live.rejects
+
+    def break_node(rule: str) -> bool:
+        if refuses(rule):
+            synced.live.rejects = lambda rule: "-j DNAT" in rule
+        return refuses(rule)
+
+    synced.live.rejects = break_node
+    with pytest.raises(SyncFailed):
+        synced.sync(*numbered(*range(1, 9)))
+    synced.live.rejects = refuses
+    assert quarantined(synced.sync()) == ["svc1", "svc3"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Failed("iptables-restore", -9, ""),
+        LockHeld("/run/xtables.lock", 7),
+        Rejected(4, "-A KUBE-SERVICES -j ACCEPT", "RULE_APPEND failed (Cannot allocate memory)", 4),
+        Rejected(4, "COMMIT", "Memory allocation problem", 1),
+    ],
+)
+def test_other_errors_start_no_bisection(synced: SyncedTables, error: Exception) -> None:
+    """There is one restore, and the error is returned unchanged."""
+    synced.live.failure = error  # type: ignore[assignment]
+    synced.live.save = FakeIptables().save  # type: ignore[method-assign]
+    with pytest.raises(SyncFailed) as caught:
+        synced.sync(*numbered(1, 2))
+    assert caught.value.error is error
+    assert len(synced.live.texts) == 1
+
+
+def test_a_timed_out_bisection_continues_in_the_next_sync(
+    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unconfirmed services are not quarantined; the sync fails."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(bisect, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(quarantine, "SEARCH_SECONDS", 3)
+    synced.live.rejects = lambda rule: bool(re.search(r"--to-destination 10\S+[1-3]:", rule))
+    bad = {f"svc{number}" for number in range(1, 60) if number % 10 in (1, 2, 3)}
+    events, failures = numbered(*range(1, 60)), 0
+    while True:
+        try:
+            report = synced.sync(*events)
+            break
+        except SyncFailed:
+            events = []
+            failures += 1
+            assert failures <= len(bad)
+    assert failures
+    assert set(quarantined(report)) == bad
+
+
+def test_a_timed_out_bisection_stops_after_one_rejected_service() -> None:
+    """The remaining services are neither taken nor rejected."""
+    synced = SyncedTables(Backend.LEGACY)
+    for event in numbered(1, 2, 3, 4):
+        synced.cluster.apply(event)
+    rules_context = rule_context(load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4)
+    items = [
+        it
+        for key in synced.cluster.services()
+        for it in resolve_ports(synced.cluster, key.key, Family.IPV4, rules_context.node)
+    ]
+    rendered = {it.port.name: port_rules(it.port, it.selection, rules_context.options) for it in items}
+    bisection = bisect.Bisection(synced.live, rules_context.options, None, -1.0, lambda: None)
+    taken, refused = bisection.split(rendered)
+    assert [it.service for it in taken] == ["svc4"]
+    assert [it.service for it in refused] == ["svc3"]
+
+
+def test_a_rejection_without_a_reason_is_retried() -> None:
+    """Legacy rejects a block without a reason if another program writes at the same time."""
+    synced = SyncedTables(Backend.LEGACY)
+    restore, rejections = synced.live.restore, [("svc6",)] * 3
+
+    def disturbed_restore(text: str) -> None:
+        own = tuple(sorted(set(re.findall(r"ns/(svc\d+):http cluster IP", text))))
+        if own in rejections:
+            rejections.remove(own)
+            raise Rejected(1, "COMMIT", "the kernel rejected the block", 1)
+        restore(text)
+
+    synced.live.restore = disturbed_restore  # type: ignore[method-assign]
+    synced.live.rejects = lambda rule: "--to-destination 10.244.0.5:" in rule
+    assert quarantined(synced.sync(*numbered(5, 6))) == ["svc5"]
+    assert not rejections
+
+
+def test_a_service_deleted_during_failed_syncs_leaves_quarantine(synced: SyncedTables) -> None:
+    """The following full sync gets no event for it."""
+    restore = synced.live.restore
+
+    def failing_restore(text: str) -> None:
+        if "is quarantined" in text and "-A KUBE-PROXY-CANARY" not in text:
+            raise Failed("iptables-restore", -9, "")
+        restore(text)
+
+    synced.live.restore = failing_restore  # type: ignore[method-assign]
+    for event in numbered(1, 2):
+        synced.cluster.apply(event)
+    with pytest.raises(SyncFailed):
+        synced.sync()
+    synced.live.restore = restore  # type: ignore[method-assign]
+    synced.cluster.apply(Deleted(Kind.SERVICE, Key("ns", "svc1")))
+    assert quarantined(synced.sync()) == []
+
+
+def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedTables) -> None:
+    """The shared chains need not exist for a retry."""
+    synced.sync(*numbered(1, 2))
+    synced.live.rejects = lambda rule: False
+    synced.live.tables.clear()
+    synced.tables.require_resync()
+    assert quarantined(synced.sync()) == []
+
+
+def test_progress_is_reported_per_restore(synced: SyncedTables) -> None:
+    reports: list[int] = []
+    synced.tables.quarantine.progress = lambda: reports.append(len(synced.live.texts))
+    synced.sync(*numbered(2, 4))
+    assert not reports
+    synced.sync(*numbered(*range(5, 9), 1))
+    # Not reported: both syncs, the restart of one of them, and three restores that put chains in order.
+    assert len(reports) == len(synced.live.texts) - 3 - 3
