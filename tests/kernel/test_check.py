@@ -165,6 +165,8 @@ def test_python_iptables_loads_no_module(inside: str, runner: Runner) -> None:
 
 def test_disabled_forwarding_fails_by_family(inside: str, runner: Runner) -> None:
     """IPv6 only if the node uses it."""
+    # A new namespace inherits the machine's setting.
+    run(runner, "sysctl", "-qw", "net.ipv4.ip_forward=0")
     document = checked(code=1)
     assert levels(document, "forwarding") == ["fail", "ok"]
     document = checked("--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", code=1)

@@ -221,7 +221,7 @@ def test_rules_that_are_no_longer_wanted_are_not_reported_as_restored() -> None:
     synced = SyncedTables(*WEB)
     synced.live.tables["filter"]["KUBE-FIREWALL"] = ()
     assert synced.tables.detect_drift(scope())
-    assert not synced.sync(on=context(localhostNodePorts=False)).drift
+    assert not synced.sync(rules_context=context(localhostNodePorts=False)).drift
 
 
 def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> None:
