@@ -59,8 +59,3 @@ def wrapped(text: str, first: str = "", others: str | None = None, width: int = 
         break_long_words=False,
     )
     return [untied(line) for line in lines]
-
-
-def upper_first(text: str) -> str:
-    """Return text that starts with a capital letter."""
-    return text[:1].upper() + text[1:]

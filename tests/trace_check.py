@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from pykubeproxy import kernel
-from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.model import Trace, trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Runner, open_iptables
@@ -22,7 +22,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 _FEW = 3
 # Largest accepted probability that no connection reaches an endpoint.
 _CHANCE = 1e-9
-_ERRORS = {Verdict.REJECT: {"refused"}, Verdict.DROP: {"timeout"}}
+_ERRORS = {PacketVerdict.REJECT: {"refused"}, PacketVerdict.DROP: {"timeout"}}
 
 
 class TraceCheck:
@@ -88,7 +88,7 @@ class TraceCheck:
         self.compared[trace.verdict.value] = self.compared.get(trace.verdict.value, 0) + seen.total
         pods = {address: pod.name for pod in self._pods() for address in pod.addresses}
         traced = {pods.get(it.address, it.address): it for it in trace.endpoints}
-        if trace.verdict is Verdict.PASS:  # the destination need not be a pod
+        if trace.verdict is PacketVerdict.PASS:  # the destination need not be a pod
             assert set(seen.pods) <= {pods.get(trace.packet.destination, "")}, (
                 f"{description}: {seen}; trace: pass"
             )

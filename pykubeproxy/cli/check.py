@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 import click
 
 from pykubeproxy import kernel
-from pykubeproxy.cli import logs
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
-from pykubeproxy.cli.inputs import host_name
+from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.preflight import cluster, render_json, render_text, settings, tables, tools
-from pykubeproxy.inspect.preflight import processes as process_checks
-from pykubeproxy.inspect.preflight.model import Finding, passed
+from pykubeproxy.inspect.preflight import cluster, iptables, node, report
+from pykubeproxy.inspect.preflight.report import Check, Finding
 from pykubeproxy.kernel import (
     Backend,
     KernelError,
@@ -28,11 +26,8 @@ from pykubeproxy.kernel import (
 )
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import primary_family
-from pykubeproxy.rules.ruleset import ChainKey
-from pykubeproxy.sources import Client, SourceError
+from pykubeproxy.sources import SourceError
 from pykubeproxy.sources.access import access
-
-_NOT_PERMITTED = "not permitted"
 
 
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
@@ -68,135 +63,131 @@ def check(node_port_range: tuple[int, int], output: str, flags: dict[str, object
     """
     config = read_config(flags)
     node_name = config.hostname_override or host_name()
-    node, cluster_findings = _cluster(config, node_name)
-    backend, table_findings = _tables(config, node)
+    this_node, cluster_findings = _cluster(config, node_name)
+    backend, table_findings = _tables(config, this_node)
     findings = [
-        tools.privileges(system.capabilities()),
+        iptables.privileges(system.capabilities()),
         *table_findings,
         *_others(config),
-        *_settings(config, node, node_port_range),
+        *_settings(config, this_node, node_port_range),
         *cluster_findings,
     ]
     if output == "json":
-        echo_json(render_json.document(findings, node_name, backend.value if backend else ""))
+        echo_json(report.document(findings, node_name, backend.value if backend else ""))
     else:
-        echo_styled(render_text.text(findings))
-    if not passed(findings):
+        echo_styled(report.text(findings))
+    if not report.passed(findings):
         raise SystemExit(1)
 
 
-def _tables(config: Config, node: Node | None) -> tuple[Backend | None, list[Finding]]:
+def _tables(config: Config, this_node: Node | None) -> tuple[Backend | None, list[Finding]]:
     """Check tools, kernel and tables; return the backend, None without tools, and the findings."""
     try:
         backend = kernel.choose_backend(config.iptables_backend.value)
     except Missing as error:
-        return None, [tools.no_tools(str(error))]
-    primary = primary_family(config, node)
-    findings = list[Finding]()
-    chains = dict[ChainKey, int]()
-    for family in Family:
-        findings += _tools(backend, family, family is primary)
-    for family in Family:
-        in_tables, present = _contents(backend, family)
-        findings += in_tables
-        chains |= present
+        return None, [iptables.no_tools(str(error))]
+    primary = primary_family(config, this_node)
+    chains: iptables.Chains = {}
+    findings = [it for family in Family for it in _tools(backend, family, family is primary)]
+    findings += [it for family in Family for it in _contents(backend, family, chains)]
     return backend, [*findings, _other_modes(chains)]
 
 
 def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]:
-    """Check the commands and kernel features for a family."""
     try:
-        iptables = kernel.open_iptables(backend, family)
+        opened = kernel.open_iptables(backend, family)
     except KernelError as error:
-        yield tools.no_tools(str(error), family)
+        yield iptables.no_tools(str(error), family)
         return
-    yield tools.version(iptables.tools)
+    yield iptables.version(opened.tools)
     try:
         if reason := kernel.unsupported_reason(backend, family):
-            yield tools.unavailable(reason, family, primary)
+            yield iptables.unavailable(reason, family, primary)
         else:
-            yield from tools.features(trial.try_features(iptables), family)
+            yield from iptables.features(trial.try_features(opened), family)
     except KernelError as error:
-        yield tools.features_unknown(_reason(error), family)
+        yield Check("kernel", family).skip(f"the kernel's features are unknown: {_reason(error)}")
 
 
-def _contents(backend: Backend, family: Family) -> tuple[list[Finding], dict[ChainKey, int]]:
-    """Check the tables of both backends; return the findings and the chains of the one in use."""
-    other = Backend.LEGACY if backend is Backend.NFT else Backend.NFT
-    findings = list[Finding]()
-    chains = dict[ChainKey, int]()
+def _contents(backend: Backend, family: Family, chains: iptables.Chains) -> Iterator[Finding]:
+    """Check the tables of both backends; add the chains of the one in use to `chains`."""
     try:
-        chains = _saved(backend, family)
-        findings.append(tables.in_use(backend, family, chains))
-    except NotPermitted:
-        findings.append(tables.not_read("tables", backend, family, _NOT_PERMITTED))
+        used = _saved(backend, family)
+        chains |= used
+        yield iptables.in_use(backend, family, used)
+    except NotPermitted as error:
+        yield _not_read("tables", backend, family, error)
     except KernelError as error:
-        findings.append(tables.unreadable(backend, family, str(error)))
+        message = f"the {backend.value} tables cannot be read: {error}"
+        yield Check("tables", family).fail(
+            message, "The agent reads them when it starts. Fix the cause first."
+        )
+    other = Backend.LEGACY if backend is Backend.NFT else Backend.NFT
     try:
         unused = legacy.legacy_chains(family) if other is Backend.LEGACY else _saved(other, family)
-        findings.append(tables.not_in_use(other, family, unused))
+        yield iptables.not_in_use(other, family, unused)
     except KernelError as error:
-        findings.append(tables.not_read("other-tables", other, family, _reason(error)))
-    return findings, chains
+        yield _not_read("other-tables", other, family, error)
 
 
-def _saved(backend: Backend, family: Family) -> dict[ChainKey, int]:
+def _saved(backend: Backend, family: Family) -> iptables.Chains:
     """Return the number of rules by chain; none if the kernel does not support these tables."""
     try:
         live = kernel.open_iptables(backend, family).save()
-    except NotPermitted:
-        raise
     except KernelError as error:
-        if isinstance(error, Missing) or not kernel.unsupported_reason(backend, family):
+        if isinstance(error, Missing | NotPermitted) or not kernel.unsupported_reason(backend, family):
             raise
         return {}
     return {key: len(rules) for key, rules in live.chains.items()}
 
 
+def _not_read(check: str, backend: Backend, family: Family, error: KernelError) -> Finding:
+    """Report tables that could not be read, through no fault of the node."""
+    return Check(check, family).skip(f"the {backend.value} tables could not be read: {_reason(error)}")
+
+
 def _reason(error: KernelError) -> str:
     """Return the cause. Another finding reports missing privileges."""
-    return _NOT_PERMITTED if isinstance(error, NotPermitted) else str(error)
+    return "not permitted" if isinstance(error, NotPermitted) else str(error)
 
 
-def _other_modes(chains: Iterable[ChainKey]) -> Finding:
+def _other_modes(chains: iptables.Chains) -> Finding:
     present = {interface.name for interface in addresses.interfaces()}
     try:
         left = [family for family in Family if nftables.has_table(family, "kube-proxy")]
     except PermissionError:
-        return tables.other_modes_unknown(_NOT_PERMITTED)
+        return iptables.LEFTOVERS.skip(
+            "could not look for leftovers of other modes of kube-proxy: not permitted"
+        )
     except OSError:
         left = []  # this kernel has no nftables
-    return tables.other_modes(left, processes.ipvs_virtual_services(), "kube-ipvs0" in present, chains)
+    return iptables.other_modes(left, processes.ipvs_virtual_services(), "kube-ipvs0" in present, chains)
 
 
 def _others(config: Config) -> Iterator[Finding]:
-    """Check for other proxies and the ports of the agent."""
     listen_addresses = {
         "healthz-bind-address": config.health_address,
         "metrics-bind-address": config.metrics_address,
     }
     agent_ports = {flag: address.port for flag, address in listen_addresses.items() if address}
-    yield process_checks.proxies(processes.namespace_processes())
-    yield from process_checks.ports(agent_ports, processes.listeners(agent_ports.values()))
+    yield node.proxies(processes.namespace_processes())
+    yield from node.ports(agent_ports, processes.listeners(agent_ports.values()))
 
 
-def _settings(config: Config, node: Node | None, node_ports: tuple[int, int]) -> Iterator[Finding]:
-    yield settings.node_ports(
-        node_ports, _read("net/ipv4/ip_local_port_range"), _read("net/ipv4/ip_local_reserved_ports")
-    )
-    needed = _families(config, node)
-    yield settings.forwarding(Family.IPV4, _read("net/ipv4/ip_forward"), Family.IPV4 in needed)
-    yield settings.forwarding(Family.IPV6, _read("net/ipv6/conf/all/forwarding"), Family.IPV6 in needed)
-    present = addresses.interfaces()
-    bridges = [interface.name for interface in present if interface.kind == "bridge"]
-    yield settings.reverse_path({name: _reverse_path(name) for name in _uplinks(bridges)})
-    for family, setting in ((Family.IPV4, "iptables"), (Family.IPV6, "ip6tables")):
-        if family in needed:
-            value = _read(f"net/bridge/bridge-nf-call-{setting}")
-            yield settings.bridged(family, bridges, config.detect_local.bridge_interface, value)
-    yield settings.connections(
-        _read("net/netfilter/nf_conntrack_count"), _read("net/netfilter/nf_conntrack_max")
-    )
+def _settings(config: Config, this_node: Node | None, node_ports: tuple[int, int]) -> Iterator[Finding]:
+    local_ports = _read("net/ipv4/ip_local_port_range")
+    yield node.node_ports(node_ports, local_ports, _read("net/ipv4/ip_local_reserved_ports"))
+    families = _families(config, this_node)
+    for family in Family:
+        yield node.forwarding(family, _read(node.FORWARDING[family].replace(".", "/")), family in families)
+    bridges = [interface.name for interface in addresses.interfaces() if interface.kind == "bridge"]
+    yield node.reverse_path({name: _reverse_path(name) for name in _uplinks(bridges)})
+    for family in Family:
+        if family in families:
+            value = _read(node.CALL_IPTABLES[family].replace(".", "/"))
+            yield node.bridged(family, bridges, config.detect_local.bridge_interface, value)
+    count = _read("net/netfilter/nf_conntrack_count")
+    yield node.connections(count, _read("net/netfilter/nf_conntrack_max"))
 
 
 def _read(name: str) -> str | None:
@@ -206,13 +197,11 @@ def _read(name: str) -> str | None:
         return None
 
 
-def _families(config: Config, node: Node | None) -> set[Family]:
+def _families(config: Config, this_node: Node | None) -> set[Family]:
     """Return the address families of the cluster, by configuration and Node."""
-    cluster_addresses = (
-        *config.detect_local.cluster_cidrs,
-        *(node.addresses + node.pod_cidrs if node else ()),
-    )
-    return {primary_family(config, node), *map(family_of, cluster_addresses)}
+    node_cidrs = this_node.addresses + this_node.pod_cidrs if this_node else ()
+    cidrs = (*config.detect_local.cluster_cidrs, *node_cidrs)
+    return {primary_family(config, this_node), *map(family_of, cidrs)}
 
 
 def _uplinks(bridges: Iterable[str]) -> set[str]:
@@ -234,11 +223,8 @@ def _cluster(config: Config, node_name: str) -> tuple[Node | None, tuple[Finding
     connection = config.client
     if not (connection.kubeconfig or connection.master or "KUBERNETES_SERVICE_HOST" in os.environ):
         return None, cluster.not_configured()
-    # Keep log lines about skipped objects out of standard output.
-    logs.set_up(config.logging.format)
     try:
-        client = Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
-        found = access(client, node_name)
+        found = access(open_client(config), node_name)
     except SourceError as error:
         return None, cluster.unusable(str(error))
     return found.node, cluster.cluster(found, node_name)

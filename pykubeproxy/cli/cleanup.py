@@ -7,8 +7,7 @@ import msgspec
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.cli.flags import output_option
-from pykubeproxy.cli.terminal import echo_json
-from pykubeproxy.inspect.render_json import chain_entry
+from pykubeproxy.cli.terminal import click_errors, echo_json
 from pykubeproxy.kernel import (
     AlreadyRunning,
     Backend,
@@ -45,20 +44,14 @@ def cleanup(dry_run: bool, verbose: bool, output: str) -> None:
     sudo pykubeproxy cleanup
     """
     as_json = output == "json"
-    succeeded = (
-        clean_up(dry_run, verbose, as_json=as_json) if dry_run else clean_up_alone(verbose, as_json=as_json)
-    )
-    if not succeeded:
+    if not (clean_up(True, verbose, as_json=as_json) if dry_run else clean_up_alone(verbose, as_json)):
         raise SystemExit(1)
 
 
 def clean_up_alone(verbose: bool = False, as_json: bool = False) -> bool:
     """Clean up while holding the instance lock. Raise ClickException if an agent runs in this network namespace."""
-    try:
-        with InstanceLock():
-            return clean_up(verbose=verbose, as_json=as_json)
-    except AlreadyRunning as error:
-        raise click.ClickException(str(error)) from None
+    with click_errors(AlreadyRunning), InstanceLock():
+        return clean_up(verbose=verbose, as_json=as_json)
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -83,10 +76,9 @@ def clean_up(
         raise click.ClickException(str(Missing("iptables-restore", PACKAGE)))
     results = []
     for iptables in installed:
-        cleaned = _clean(iptables, dry_run)
+        results.append(_clean(iptables, dry_run))
         if not as_json:
-            _print(cleaned, dry_run, verbose)
-        results.append(cleaned)
+            _print(results[-1], dry_run, verbose)
     succeeded = not any(it.failure for it in results)
     if as_json:
         echo_json(document(results, dry_run))
@@ -114,9 +106,9 @@ def document(results: Iterable[Cleaned], dry_run: bool) -> dict[str, object]:
             {
                 "backend": it.iptables.backend.value,
                 "family": it.iptables.family.value,
-                "jumps": [{**chain_entry(key), "rule": rule} for key, rule in it.removed.jumps],
-                "chains": [chain_entry(key) for key in it.removed.deleted],
-                "kept": [chain_entry(key) for key in it.removed.kept],
+                "jumps": [{**key._asdict(), "rule": rule} for key, rule in it.removed.jumps],
+                "chains": [key._asdict() for key in it.removed.deleted],
+                "kept": [key._asdict() for key in it.removed.kept],
                 "input": it.text,
                 "error": it.failure or None,
             }

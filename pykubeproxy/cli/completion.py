@@ -107,10 +107,9 @@ def _from_agent() -> Iterator[PortName]:
 
 
 def _from_rules() -> Iterator[PortName]:
-    """Read service ports from the comments of live rules."""
     from pykubeproxy import kernel
     from pykubeproxy.inspect.dump.model import find_ports
-    from pykubeproxy.inspect.filter import ServiceFilter
+    from pykubeproxy.inspect.filter import ServiceFilter, parse_title
     from pykubeproxy.kernel.nftables import texts_below
     from pykubeproxy.objects import Family
     from pykubeproxy.rules.skeleton import NAT_SERVICES
@@ -122,6 +121,4 @@ def _from_rules() -> Iterator[PortName]:
             continue
         for table, root in _ROOTS:
             for title in texts_below(family, table, root, _TITLE):
-                namespace, _, rest = title.partition("/")
-                service, _, port = rest.partition(":")
-                yield PortName(namespace, service, port, "TCP")
+                yield parse_title(title, "TCP")

@@ -10,6 +10,7 @@ from pykubeproxy import kernel
 from pykubeproxy.agent.startup import kernel_facts
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
+    choice_option,
     config_options,
     family_option,
     filename_option,
@@ -18,7 +19,7 @@ from pykubeproxy.cli.flags import (
 from pykubeproxy.cli.inputs import all_objects, backend_to_read, host_name, read_objects
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.diff import render_json, render_text
+from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.kernel import TABLES, Iptables, KernelError
 from pykubeproxy.objects import Family, Node
@@ -38,23 +39,18 @@ class _Trouble(click.ClickException):
 
 
 class _Side(NamedTuple):
-    """Rules that ought to be: for which objects, on which node, under which configuration, and what to call them."""
+    """One side of the comparison: the objects, the node and the configuration that rules follow from."""
 
     title: str
     cluster: Cluster
     node: Node
     config: Config
 
-    def ruleset(self, family: Family, facts: KernelFacts | None) -> Ruleset:
-        """The rules of a family; without facts about a kernel, it is one that can do everything."""
-        on = rule_context(
-            self.config,
-            self.node.name,
-            self.node,
-            facts or KernelFacts(addresses=self.node.addresses),
-            family,
-        )
-        return installed(render(self.cluster, on), on.options)
+    def ruleset(self, family: Family, facts: KernelFacts | None = None) -> Ruleset:
+        """Return the rules of a family; without `facts`, for a kernel with all features."""
+        facts = facts or KernelFacts(addresses=self.node.addresses)
+        context = rule_context(self.config, self.node.name, self.node, facts, family)
+        return installed(render(self.cluster, context), context.options)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, short_help="Compare live rules with desired rules.")
@@ -70,12 +66,10 @@ class _Side(NamedTuple):
     help="Compare with the rules for this configuration instead of the live rules.",
 )
 @family_option
-@click.option(
+@choice_option(
     "-o",
     "--output",
-    type=click.Choice(["words", "rules", "json"]),
-    default="words",
-    show_default=True,
+    choices=("words", "rules", "json"),
     help="Output format; rules is a unified diff of each chain.",
 )
 @config_options
@@ -104,13 +98,14 @@ def diff(
     try:
         config = read_config(flags)
         if against is None and against_config is None:
-            side = _side(filename, _named(config), "")
-            before, found = _with_live(side, families, required=len(families) == 1)
+            name = config.hostname_override or host_name()
+            side = _side(filename, msgspec.structs.replace(config, hostname_override=name))
+            before, found = _with_live(side, families)
         else:
             side = _side(filename, config, str(flags.get("config", "")) if against_config else "")
             other = _other(side, against, against_config, flags)
             before = other.title
-            found = [compare(other.ruleset(it, None), side.ruleset(it, None)) for it in families]
+            found = [compare(other.ruleset(it), side.ruleset(it)) for it in families]
     except click.ClickException as error:
         raise _Trouble(error.format_message()) from None
     except KernelError as error:
@@ -119,12 +114,7 @@ def diff(
     raise SystemExit(_DIFFERENT if any(it.chains for it in found) else 0)
 
 
-def _named(config: Config) -> Config:
-    """Return the configuration with the name of this machine, unless it names another node."""
-    return msgspec.structs.replace(config, hostname_override=config.hostname_override or host_name())
-
-
-def _side(filename: str | None, config: Config, config_file: str) -> _Side:
+def _side(filename: str | None, config: Config, config_file: str = "") -> _Side:
     if filename is None:
         title, (cluster, node) = "API server", all_objects(config)
     else:
@@ -146,16 +136,16 @@ def _title(objects: str, config_file: str) -> str:
     return f"{objects} with {config_file}" if config_file else objects
 
 
-def _with_live(side: _Side, families: tuple[Family, ...], required: bool) -> tuple[str, list[Changes]]:
-    """The live rules' title, and what differs. Families that this kernel lacks are left out, unless required."""
+def _with_live(side: _Side, families: tuple[Family, ...]) -> tuple[str, list[Changes]]:
+    """Return the title of the live rules and the changes. Of both families, skip one that this kernel lacks."""
     backend = backend_to_read(side.config.iptables_backend.value)
     found = []
     for family in families:
-        if reason := kernel.unsupported_reason(backend, family):
-            if required:
-                raise click.ClickException(reason)
-            continue
-        found.append(_compare_live(side, kernel.open_iptables(backend, family)))
+        reason = kernel.unsupported_reason(backend, family)
+        if reason and len(families) == 1:
+            raise click.ClickException(reason)
+        if not reason:
+            found.append(_compare_live(side, kernel.open_iptables(backend, family)))
     return f"live rules ({backend.value})", found
 
 
@@ -170,10 +160,10 @@ def _compare_live(side: _Side, iptables: Iptables) -> Changes:
 def _show(found: list[Changes], before: str, after: str, output: str) -> None:
     match output:
         case "json":
-            echo_json(render_json.document(found, before, after))
+            echo_json(views.document(found, before, after))
         case "rules":
-            echo_styled(render_text.unified(found, before, after))
+            echo_styled(views.unified(found, before, after))
         case _:
-            echo_styled(render_text.text(found, before, after))
+            echo_styled(views.text(found, before, after))
             if not any(it.chains for it in found):
                 click.echo(f"No differences: {before}, {after}.", err=True)

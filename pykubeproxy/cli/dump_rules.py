@@ -6,20 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import click
-import msgspec
 import yaml
 
 from pykubeproxy import kernel
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.completion import namespaces, services
-from pykubeproxy.cli.flags import family_option
-from pykubeproxy.cli.inputs import backend_to_read
-from pykubeproxy.cli.terminal import echo_styled
-from pykubeproxy.inspect.dump import render_text
+from pykubeproxy.cli.flags import backend_option, choice_option, family_option
+from pykubeproxy.cli.inputs import backend_to_read, service_filter
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
-from pykubeproxy.inspect.dump.render_json import document
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
-from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
+from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.kernel import Backend, Iptables, KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
@@ -42,29 +40,22 @@ _INTERVAL = 2.0
 @click.option(
     "-n", "--namespace", default="", shell_complete=namespaces, help="Show services of this namespace only."
 )
-@click.option(
+@choice_option(
     "-o",
     "--output",
-    type=click.Choice(["table", "wide", "json", "yaml", "iptables"]),
-    default="table",
-    show_default=True,
+    choices=("table", "wide", "json", "yaml", "iptables"),
     help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
 )
 @family_option
-@click.option(
-    "--iptables-backend",
-    type=click.Choice(["auto", "nft", "legacy"]),
-    default="auto",
-    show_default=True,
-    help="The backend to read; auto detects the one in use.",
-)
+@backend_option(help="The backend to read; auto detects the one in use.")
 @click.option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.")
+@click_errors(KernelError)
 def dump_rules(
     service: str,
     namespace: str,
     output: str,
     families: tuple[Family, ...],
-    iptables_backend: Literal["auto", "nft", "legacy"],
+    backend: Literal["auto", "nft", "legacy"],
     watch: bool,
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the live rules of this node.
@@ -79,26 +70,30 @@ def dump_rules(
     """
     if watch and output != "table":
         raise click.UsageError("--watch requires -o table")
-    try:
-        query = parse_filter(service, namespace)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    try:
-        backend = backend_to_read(iptables_backend)
+    query = service_filter(service, namespace)
+    used = backend_to_read(backend)
 
-        def read() -> tuple[_Live, Sequence[ServiceView]]:
-            live = _read(backend, families, query)
-            return live, in_order(view for tables in live for view in views(*tables, query))
+    def read() -> tuple[_Live, Sequence[ServiceView]]:
+        live = _read(used, families, query)
+        return live, in_order(view for tables in live for view in views(*tables, query))
 
-        live, found = read()
-        if not found:
-            _report_none(query, backend, service)
-        if watch:
+    live, found = read()
+    if not found:
+        _report_none(query, used, service)
+    match output:
+        case "table" if watch:
             _watch(found, lambda: read()[1])
-        else:
-            echo_styled(_text(output, found, live, query))
-    except KernelError as error:
-        raise click.ClickException(str(error)) from None
+        case "json":
+            echo_json(render.document(found))
+        case "yaml":
+            echo_styled(yaml.safe_dump(render.document(found), sort_keys=False, allow_unicode=True))
+        case "iptables":
+            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in live)
+            echo_styled("\n".join(f"# {family.value}\n{text}" for family, text in texts if text))
+        case "wide":
+            echo_styled(render.table(found, render.counters, with_chains=True))
+        case _:
+            echo_styled(render.table(found))
 
 
 def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView]]) -> None:
@@ -108,7 +103,7 @@ def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView
         while True:
             time.sleep(_INTERVAL)
             before, earlier, views, now = views, now, read(), time.monotonic()
-            text = render_text.table(views, render_text.rates(before, now - earlier))
+            text = render.table(views, render.rates(before, now - earlier))
             terminal.clear()
             echo_styled(f"New connections per second at {time.strftime('%H:%M:%S')}\n\n{text}\n")
             sys.stdout.flush()
@@ -119,12 +114,13 @@ def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView
 def _read(backend: Backend, families: Sequence[Family], query: ServiceFilter) -> _Live:
     """Read the live tables as far as the query needs them. Of both families, skip one that this node lacks."""
     live = []
-    required = len(families) == 1
     for family in families:
         try:
             live.append(_tables(kernel.open_iptables(backend, family), query))
         except KernelError as error:
-            if required or isinstance(error, kernel.NotPermitted) or not _dispensable(backend, family, error):
+            if len(families) == 1 or isinstance(error, kernel.NotPermitted):
+                raise
+            if not isinstance(error, kernel.Missing) and not kernel.unsupported_reason(backend, family):
                 raise
     return live
 
@@ -138,10 +134,6 @@ def _tables(iptables: Iptables, query: ServiceFilter) -> tuple[Ruleset, Counters
     return part or iptables.save_counted()
 
 
-def _dispensable(backend: Backend, family: Family, error: KernelError) -> bool:
-    return isinstance(error, kernel.Missing) or bool(kernel.unsupported_reason(backend, family))
-
-
 def _report_none(query: ServiceFilter, backend: Backend, service: str) -> None:
     """Print to standard error that there are no services. Raise ClickException if the query names one."""
     where = f"in the {backend.value} tables of this node"
@@ -149,18 +141,3 @@ def _report_none(query: ServiceFilter, backend: Backend, service: str) -> None:
         raise click.ClickException(f"there are no rules for {query} {where}")
     scope = f" of namespace {query.namespace}" if query.namespace else ""
     click.echo(f"There are no rules for services{scope} {where}.", err=True)
-
-
-def _text(output: str, found: Sequence[ServiceView], live: _Live, query: ServiceFilter) -> str:
-    match output:
-        case "json":
-            return msgspec.json.format(msgspec.json.encode(document(found))).decode() + "\n"
-        case "yaml":
-            return yaml.safe_dump(document(found), sort_keys=False, allow_unicode=True)
-        case "iptables":
-            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in live)
-            return "\n".join(f"# {family.value}\n{text}" for family, text in texts if text)
-        case "wide":
-            return render_text.table(found, render_text.counters, with_chains=True)
-        case _:
-            return render_text.table(found)

@@ -16,16 +16,19 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import context_of, objects_of
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.inputs import context_of, objects_of, service_filter
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, ConfigError, load
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.explain.model import Explanation, explain_all
-from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
+from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology
+
+# The reasons for which an agent quarantined service ports, by family and port.
+_Quarantined = Mapping[tuple[str, PortName], str]
 
 
 @click.command(
@@ -80,12 +83,14 @@ def explain(
             "--url takes objects and configuration from an agent; remove -f and other flags"
         )
     config = read_config(flags)
-    query = _query(service, namespace)
+    query = service_filter(service, namespace)
+    if not query.name:
+        raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
     from_agent = _from_agent(query, url) if filename is None and not flags else None
     if filename is not None and node_name and not config.hostname_override:
         # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
-    quarantined = {}
+    quarantined: _Quarantined = {}
     if from_agent:
         objects, config = from_agent
         quarantined = {(it.family, it.port_name): it.reason for it in objects.quarantined}
@@ -93,9 +98,7 @@ def explain(
     else:
         cluster, here = objects_of(query, filename, config, [node_name] if node_name else [])
     there = _other(cluster, here, node_name, zone)
-    found = _explanations(cluster, config, there or here, query, families)
-    if not there:
-        found = _with_quarantine(found, quarantined)
+    found = _explanations(cluster, config, there or here, query, families, None if there else quarantined)
     compared = (_explanations(cluster, config, here, query, families), _topology(here)) if there else None
     if output == "json":
         echo_json(render_json.document(found, _topology(there or here), compared))
@@ -103,17 +106,6 @@ def explain(
     echo_styled(render_text.text(found, _topology(there or here)))
     if compared is not None:
         echo_styled(render_text.comparison(found, *compared))
-
-
-def _query(service: str, namespace: str) -> ServiceFilter:
-    """Parse the Service and port. Raise UsageError."""
-    try:
-        query = parse_filter(service, namespace)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    if not query.name:
-        raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
-    return query
 
 
 def _from_agent(query: ServiceFilter, url: str | None) -> tuple[Objects, Config] | None:
@@ -164,39 +156,31 @@ def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> No
     return node if zone is None else msgspec.structs.replace(node, zone=zone)
 
 
-def _with_quarantine(
-    found: Sequence[Explanation], quarantined: Mapping[tuple[str, PortName], str]
-) -> Sequence[Explanation]:
-    """Return the explanations with the reasons why an agent quarantined service ports."""
-    return [
-        msgspec.structs.replace(
-            it,
-            ports=tuple(
-                msgspec.structs.replace(port, quarantined=quarantined.get((port.family.value, port.name), ""))
-                for port in it.ports
-            ),
-        )
-        for it in found
-    ]
-
-
 def _topology(node: Node) -> NodeTopology:
     return NodeTopology(node.name, node.zone)
 
 
 def _explanations(
-    cluster: Cluster, config: Config, node: Node, query: ServiceFilter, families: Collection[Family]
+    cluster: Cluster,
+    config: Config,
+    node: Node,
+    query: ServiceFilter,
+    families: Collection[Family],
+    quarantined: _Quarantined | None = None,
 ) -> Sequence[Explanation]:
     """Return the explanations for a node. Raise ClickException if there is no such Service or port."""
     contexts = {family: context_of(config, node, family) for family in Family}
-    try:
+    reasons = quarantined or {}
+    with click_errors(LookupError):
         found = explain_all(cluster, query, contexts)
-    except LookupError as error:
-        raise click.ClickException(str(error.args[0])) from None
     return [
         msgspec.structs.replace(
             it,
-            ports=tuple(port for port in it.ports if port.family in families),
+            ports=tuple(
+                msgspec.structs.replace(port, quarantined=reasons.get((port.family.value, port.name), ""))
+                for port in it.ports
+                if port.family in families
+            ),
             skipped={family: reason for family, reason in it.skipped.items() if family in families},
         )
         for it in found

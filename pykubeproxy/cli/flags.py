@@ -4,13 +4,15 @@ import functools
 import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.objects import Family
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # As in kube-proxy, --masquerade_all means --masquerade-all.
 CONTEXT_SETTINGS = {"token_normalize_func": lambda token: token.replace("_", "-")}
@@ -27,20 +29,22 @@ def _families(_: click.Context, __: click.Parameter, value: str | None) -> tuple
 def _plain_addresses(
     _: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Drop the prefix lengths of addresses."""
     try:
         return tuple(str(ipaddress.ip_interface(value).ip) for value in values)
     except ValueError as error:
         raise click.BadParameter(f"{error}; use the form 192.168.1.10/24", param=parameter) from None
 
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
+def choice_option(*names: str, choices: tuple[str, ...], **attributes: Any) -> Callable[[_Command], _Command]:
+    """Make an option with a few values; the first is the default."""
+    return click.option(
+        *names, type=click.Choice(choices), default=choices[0], show_default=True, **attributes
+    )
+
+
+output_option = choice_option("-o", "--output", choices=("text", "json"), help="Output format.")
+backend_option = functools.partial(
+    choice_option, "--iptables-backend", "backend", choices=("auto", "nft", "legacy")
 )
 family_option = click.option(
     "--family",
@@ -65,7 +69,7 @@ node_address_option = click.option(
 )
 
 
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def config_options(command: _Command) -> _Command:
     """Add --config and the flags of all settings to a command.
 
     The command gets one argument `flags`: the given flags by name without dashes, with their text, or a tuple of texts
@@ -74,7 +78,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with_options(command, _FLAGGED)
 
 
-def action_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def action_options(command: _Command) -> _Command:
     """Add --write-config-to, --init-only, --cleanup and --version to `flags`; see `is_on` for the last three."""
     return _with_options(command, _EXITING)
 
@@ -109,45 +113,35 @@ def read_config(flags: Mapping[str, object]) -> Config:
     return config
 
 
-def _with_options(command: Callable[..., Any], settings: tuple[Setting, ...]) -> Callable[..., Any]:
-    names = {setting.flag: _argument(setting) for setting in settings}
-
-    @functools.wraps(command)
-    def wrapper(*args: Any, flags: Mapping[str, object] | None = None, **others: Any) -> Any:
-        values = {flag: others.pop(name) for flag, name in names.items()}
-        given = {flag: value for flag, value in values.items() if value not in (None, ())}
-        return command(*args, flags={**(flags or {}), **given}, **others)
-
-    decorated: Callable[..., Any] = wrapper
+def _with_options(command: _Command, settings: tuple[Setting, ...]) -> _Command:
     for setting in reversed(settings):
-        decorated = _option(setting)(decorated)
-    return decorated
+        command = _option(setting)(command)
+    return command
 
 
-def _argument(setting: Setting) -> str:
-    """Return the parameter name; the prefix avoids clashes with parameters of the command."""
-    return "flag_" + setting.flag.replace("-", "_")
+def _option(setting: Setting) -> Callable[[_Command], _Command]:
+    short = len(setting.flag) == 1
 
+    def collect(context: click.Context, _: click.Parameter, value: object) -> None:
+        flags = context.params.setdefault("flags", {})
+        if value not in (None, ()):
+            # Go takes "-v=2"; click leaves the "=" of a short option in its value.
+            flags[setting.flag] = str(value).removeprefix("=") if short else value
 
-def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    names = [f"--{setting.flag}", _argument(setting)]
     # As in Go, "--masquerade-all" without a value means true. Any flag_value, even None, makes a value optional.
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if setting.kind is BOOL else {}
     return click.option(
-        *(names if len(setting.flag) > 1 else [f"-{setting.flag}", *names]),
+        *([f"-{setting.flag}"] if short else []),
+        f"--{setting.flag}",
         multiple=setting.kind.repeatable,
         default=None,
-        callback=_without_equals if len(setting.flag) == 1 else None,
+        callback=collect,
+        expose_value=False,
         metavar=setting.kind.name,
         help=_help(setting),
         hidden=setting not in ACTIONS and (setting.ignored or bool(setting.instead)),
         **bare,
     )
-
-
-def _without_equals(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Go takes "-v=2"; click leaves the "=" of a short option in its value."""
-    return value.removeprefix("=") if value else value
 
 
 def _help(setting: Setting) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from pykubeproxy import kernel
+from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.objects import Family, Listed, Node, family_of
+from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
+from pykubeproxy.objects import Family, Listed, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
@@ -17,6 +18,14 @@ from pykubeproxy.services.cluster import Cluster
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
     from pykubeproxy.sources import Client
+
+
+def service_filter(service: str, namespace: str) -> ServiceFilter:
+    """Parse an argument of the form [NAMESPACE/]NAME[:PORT]. Raise UsageError."""
+    try:
+        return parse_filter(service, namespace)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def host_name() -> str:
@@ -31,10 +40,8 @@ def read_objects(path: str, config: Config) -> tuple[Cluster, Node]:
     """
     from pykubeproxy.sources import SourceError, load_manifests
 
-    try:
+    with click_errors(SourceError):
         manifests = load_manifests(path)
-    except SourceError as error:
-        raise click.ClickException(str(error)) from None
     for line in manifests.warnings:
         click.echo(line, err=True)
     cluster = Cluster()
@@ -54,15 +61,9 @@ def _node(config: Config, nodes: list[Node]) -> Node:
     return nodes[0] if nodes else Node("")
 
 
-def family_addresses(addresses: Iterable[str], family: Family) -> tuple[str, ...]:
-    """Return the addresses of a family."""
-    return tuple(address for address in addresses if family_of(address) is family)
-
-
 def context_of(config: Config, node: Node, family: Family, addresses: tuple[str, ...] = ()) -> RuleContext:
     """Return the rule context of any node, by default with the addresses of its Node, and all kernel features."""
-    facts = KernelFacts(addresses=family_addresses(addresses or node.addresses, family))
-    return rule_context(config, node.name, node, facts, family)
+    return rule_context(config, node.name, node, KernelFacts(addresses=addresses or node.addresses), family)
 
 
 def all_objects(config: Config) -> tuple[Cluster, Node]:
@@ -88,18 +89,25 @@ def objects_of(
     )
 
 
+def open_client(config: Config) -> "Client":
+    """Return a client of the configured API server, and send log lines to standard error. Raise SourceError."""
+    from pykubeproxy.cli import logs
+    from pykubeproxy.sources import Client
+
+    logs.set_up(config.logging.format)
+    connection = config.client
+    return Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
+
+
 def _from_api_server(
     config: Config, list_objects: Callable[["Client", str], Iterable[Listed]]
 ) -> tuple[Cluster, Node]:
-    from pykubeproxy.cli import logs
-    from pykubeproxy.sources import Client, SourceError
+    from pykubeproxy.sources import SourceError
 
-    # Keep log lines about skipped objects out of standard output.
-    logs.set_up(config.logging.format)
-    connection, name = config.client, config.hostname_override or host_name()
+    name = config.hostname_override or host_name()
     cluster = Cluster()
     try:
-        client = Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
+        client = open_client(config)
         for listed in list_objects(client, name):
             cluster.apply(listed)
     except SourceError as error:

@@ -5,7 +5,7 @@ import time
 
 import click
 
-from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.flags import backend_option, output_option
 from pykubeproxy.cli.terminal import echo_json
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
@@ -14,14 +14,7 @@ from pykubeproxy.lab.machine import RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 
-backend_option = click.option(
-    "--iptables-backend",
-    "backend",
-    type=click.Choice(["auto", "nft", "legacy"]),
-    default="auto",
-    show_default=True,
-    help="The iptables backend of the agents.",
-)
+lab_backend_option = backend_option(help="The iptables backend of the agents.")
 
 _INSPECT = """
 To inspect a scenario, keep its lab and run commands on its nodes:
@@ -44,7 +37,7 @@ def lab() -> None:
 @lab.command(short_help="Run scenarios with real connections.")
 @click.argument("names", metavar="[SCENARIO]...", nargs=-1)
 @click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
-@backend_option
+@lab_backend_option
 @click.option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.")
 @click.option("--name", default="demo", show_default=True, help="The lab's name.")
 @output_option
@@ -105,7 +98,7 @@ def _keep(name: str) -> None:
 
 @lab.command(short_help="Start a lab in the background.")
 @click.option("--name", default="lab", show_default=True, help="The lab's name; labs can run side by side.")
-@backend_option
+@lab_backend_option
 @click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
 @output_option
 def up(name: str, backend: str, pods: int, output: str) -> None:

@@ -4,6 +4,7 @@ import click
 
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
+    choice_option,
     config_options,
     family_option,
     node_address_option,
@@ -27,12 +28,10 @@ from pykubeproxy.rules.render import render as render_rules
 )
 @family_option
 @node_address_option
-@click.option(
+@choice_option(
     "-o",
     "--output",
-    type=click.Choice(["iptables", "json"]),
-    default="iptables",
-    show_default=True,
+    choices=("iptables", "json"),
     help="Output format; iptables is input for iptables-restore.",
 )
 @config_options

@@ -58,7 +58,6 @@ def status(url: str, output: str) -> None:
 
 
 def _lines(agent: Status) -> Iterator[str]:
-    """Yield the lines of the report, at most 80 columns wide."""
     up = duration(max(0.0, agent.now - agent.started))
     yield f"{click.style(agent.node, bold=True)}  {agent.version}, backend {agent.backend}, up {up}"
     yield from _wrapped(health(agent), "green" if agent.healthy and not agent.unwatched else "red")

@@ -1,8 +1,10 @@
-"""Print documents and styled text; escape anything else that could control a terminal."""
+"""Print documents, styled text and errors; escape anything else that could control a terminal."""
 
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
 import click
@@ -15,6 +17,15 @@ _UNSAFE = re.compile(
     rf"({_STYLE})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _CLEAR = "\x1b[2J\x1b[1;1H"
+
+
+@contextmanager
+def click_errors(*errors: type[Exception]) -> Iterator[None]:
+    """Raise these errors as ClickException with the same message. Works as a decorator too."""
+    try:
+        yield
+    except errors as error:
+        raise click.ClickException(str(error)) from None
 
 
 def echo_json(document: object) -> None:

@@ -14,10 +14,10 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import backend_to_read, context_of, family_addresses, read_objects
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.inputs import backend_to_read, context_of, read_objects
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.inspect.trace import render_json, render_text
+from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import KernelError
@@ -61,6 +61,7 @@ _Origin = Literal["pod", "node", "outside"]
 @node_address_option
 @output_option
 @config_options
+@click_errors(KernelError)
 def trace(
     source: str,
     destination: str,
@@ -94,15 +95,12 @@ def trace(
         ruleset, host = _live(config, family)
     from_node = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
     packet = msgspec.structs.replace(packet, starts_here=from_node, received_by=in_interface)
-    try:
-        # Live chains are read when the packet reaches them.
-        walked = trace_packet(ruleset, packet, host)
-    except KernelError as error:
-        raise click.ClickException(str(error)) from None
+    # Live chains are read when the packet reaches them.
+    walked = trace_packet(ruleset, packet, host)
     if output == "json":
-        echo_json(render_json.document(walked))
+        echo_json(views.document(walked))
     else:
-        echo_styled(render_text.text(walked))
+        echo_styled(views.text(walked))
 
 
 def _packet(source: str, destination: str, protocol: str) -> Packet:
@@ -135,12 +133,9 @@ def _address(text: str) -> str:
 
 
 def _live(config: Config, family: Family) -> tuple[Ruleset, Host]:
-    try:
-        backend = backend_to_read(config.iptables_backend.value)
-        ruleset, _ = kernel.live_ruleset(kernel.open_iptables(backend, family))
-        local = kernel.local_addresses(family)
-    except KernelError as error:
-        raise click.ClickException(str(error)) from None
+    backend = backend_to_read(config.iptables_backend.value)
+    ruleset, _ = kernel.live_ruleset(kernel.open_iptables(backend, family))
+    local = kernel.local_addresses(family)
     known_routes = tuple(Route(*route) for route in routes(family))
     return ruleset, Host(frozenset(it.address for it in local), known_routes)
 
@@ -150,7 +145,7 @@ def _rendered(
 ) -> tuple[Ruleset, Host]:
     cluster, node = read_objects(filename, config)
     context = context_of(config, node, family, addresses)
-    host = Host(frozenset((*family_addresses(addresses or node.addresses, family), context.options.node_ip)))
+    host = Host(frozenset((*(addresses or node.addresses), context.options.node_ip)))
     return installed(render(cluster, context), context.options), host
 
 

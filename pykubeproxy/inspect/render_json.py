@@ -2,11 +2,8 @@
 
 from collections.abc import Iterable
 
-import msgspec
-
 from pykubeproxy import API_VERSION
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.frontend import Frontend
+from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.ports import PortName
 
 
@@ -39,24 +36,9 @@ def document(rulesets: Iterable[Ruleset], node_name: str) -> dict[str, object]:
     }
 
 
-def chain_entry(key: ChainKey) -> dict[str, object]:
-    """A chain."""
-    return {"table": key.table, "chain": key.chain}
-
-
 def port_entry(name: PortName) -> dict[str, object]:
-    """The name of a service port."""
-    return {
-        "namespace": name.namespace,
-        "name": name.service,
-        "port": name.port,
-        "protocol": name.protocol,
-    }
-
-
-def frontend_entries(frontends: Iterable[Frontend]) -> list[object]:
-    """Frontends."""
-    return [msgspec.to_builtins(frontend) for frontend in frontends]
+    """Return the keys of a service port."""
+    return {"namespace": name.namespace, "name": name.service, "port": name.port, "protocol": name.protocol}
 
 
 def rounded(probability: float) -> float:

@@ -18,11 +18,11 @@ from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
 from pykubeproxy.inspect import render_json as render
-from pykubeproxy.inspect.diff import render_json as diff
-from pykubeproxy.inspect.dump import render_json as dump
+from pykubeproxy.inspect.diff import render as diff
+from pykubeproxy.inspect.dump import render as dump
 from pykubeproxy.inspect.explain import render_json as explain
-from pykubeproxy.inspect.preflight import render_json as preflight
-from pykubeproxy.inspect.trace import render_json as trace
+from pykubeproxy.inspect.preflight import report as preflight
+from pykubeproxy.inspect.trace import render as trace
 from pykubeproxy.lab import report
 from tests.docs.pages import DOCS
 

@@ -13,12 +13,12 @@ from pykubeproxy.agent.observe import object_documents as told
 from pykubeproxy.agent.observe import pages, status
 from pykubeproxy.cli import explain, terminal
 from pykubeproxy.inspect.dump.model import views
-from pykubeproxy.inspect.dump.render_json import document
+from pykubeproxy.inspect.dump.render import document
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.inspect.trace.render_text import text as trace_text
+from pykubeproxy.inspect.trace.render import text as trace_text
 from pykubeproxy.inspect.trace.rule import compile_rule
 from pykubeproxy.kernel import conntrack, netfilter, nfacct, nftables
 from pykubeproxy.kernel.iptables import canonical

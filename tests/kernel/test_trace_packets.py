@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.model import Trace, trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.kernel import Backend, Iptables, Runner, local_addresses, open_iptables
@@ -256,13 +256,15 @@ def traced(packet: PacketSpec, ruleset: Ruleset, host: Host) -> Trace:
 
 def possible_results(trace: Trace, family: Family) -> set[str]:
     """Return all results the trace allows: server and client address, "refused", or "" for no answer."""
-    outcomes = {"" if rejection.verdict is Verdict.DROP else "refused" for rejection in trace.rejections}
+    outcomes = {
+        "" if rejection.verdict is PacketVerdict.DROP else "refused" for rejection in trace.rejections
+    }
     source = trace.packet.source
     for endpoint in trace.endpoints:
         who = owner(family, endpoint.address)
         seen = NODE[family] if endpoint.masquerade else (source,)
         outcomes |= {f"{who} {address}" for address in seen}
-    if trace.verdict is Verdict.PASS:
+    if trace.verdict is PacketVerdict.PASS:
         who = owner(family, trace.packet.destination)
         seen = NODE[family] if trace.masquerade else (source,)
         # No server listens on a port that is no node port.
@@ -276,7 +278,7 @@ def possible_results(trace: Trace, family: Family) -> set[str]:
 def test_trace_predicts_the_kernel(network: NodeNetwork, tables: Iptables, family: Family, seed: int) -> None:
     """Endpoints, masquerading, rejections and drops; also with foreign rules."""
     host = host_of(network, family)
-    verdicts: Counter[Verdict] = Counter()
+    verdicts: Counter[PacketVerdict] = Counter()
     for number in range(RULESETS):
         world = World(random.Random(f"{seed} {number}"), family)
         empty(tables)
@@ -294,5 +296,5 @@ def test_trace_predicts_the_kernel(network: NodeNetwork, tables: Iptables, famil
         }
         assert not wrong, number
         verdicts.update(trace.verdict for trace in traces.values())
-    assert verdicts.keys() == set(Verdict), verdicts
+    assert verdicts.keys() == set(PacketVerdict), verdicts
     assert verdicts.total() > RULESETS * SHOTS * 0.7

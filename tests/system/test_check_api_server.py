@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pykubeproxy.inspect.preflight import cluster
-from pykubeproxy.inspect.preflight.model import Finding
+from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole

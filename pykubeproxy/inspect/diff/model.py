@@ -153,7 +153,6 @@ def _others(chains: Iterable[ChainDifference]) -> Iterator[ChainDifference]:
 
 
 def _untitled(rules: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the rules that belong to no service."""
     return None if rules is None else tuple(rule for rule in rules if not parse_rule(rule).title)
 
 

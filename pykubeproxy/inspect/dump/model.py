@@ -1,15 +1,27 @@
-"""The services that the rules of one family serve: frontends, endpoints and their shares."""
+"""The services that the rules of one family serve: names, frontends, endpoints and their shares."""
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.frontends import FrontendRule, health_checks, rejecting_rules, serving_rules
-from pykubeproxy.inspect.resolver import NameResolver
-from pykubeproxy.inspect.routes import Policy, PolicyRoute, Verdict, affinity_seconds, route, shares
-from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import Count, Counters, Ruleset
+from pykubeproxy.inspect.filter import ServiceFilter, parse_title
+from pykubeproxy.inspect.routes import (
+    FrontendRule,
+    PacketVerdict,
+    Policy,
+    PolicyRoute,
+    affinity_seconds,
+    chains_from,
+    health_checks,
+    rejecting_rules,
+    route,
+    serving_rules,
+    shares,
+)
+from pykubeproxy.objects import Family, Protocol
+from pykubeproxy.rules import names
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 from pykubeproxy.services.frontend import Frontend, FrontendKind
 from pykubeproxy.services.ports import PortName
 
@@ -44,7 +56,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     name: PortName
     family: Family
     policy: Policy
-    verdict: Verdict
+    verdict: PacketVerdict
     frontends: tuple[Frontend, ...]
     from_this_node: tuple[Frontend, ...]
     endpoints: tuple[EndpointView, ...]
@@ -68,7 +80,7 @@ class PortRules(msgspec.Struct, frozen=True):
 
 def find_ports(ruleset: Ruleset, filter_: ServiceFilter) -> Mapping[PortName, PortRules]:
     """Return the matching service ports of one family, sorted."""
-    resolver = NameResolver(ruleset, filter_)
+    resolver = _NameResolver(ruleset, filter_)
     ports: dict[PortName, PortRules] = {}
     for rule in serving_rules(ruleset):
         ports.setdefault(resolver.resolve(rule), PortRules([], [])).serving.append(rule)
@@ -105,13 +117,11 @@ def in_order(views: Iterable[ServiceView]) -> tuple[ServiceView, ...]:
 
 
 class _PolicyRules(msgspec.Struct):
-    """The facts collected for one policy."""
-
     chain: str = ""
     frontends: dict[Frontend, None] = {}
     from_this_node: dict[Frontend, None] = {}
     source_ranges: tuple[str, ...] = ()
-    rejection: Verdict | None = None
+    rejection: PacketVerdict | None = None
     quarantined: bool = False
 
 
@@ -125,11 +135,8 @@ class _PortReader(msgspec.Struct, frozen=True):
 
     def views(self, rules: PortRules) -> Iterable[ServiceView]:
         policies = {policy: _PolicyRules() for policy in Policy}
-        balancers = {
-            rule.frontend.address
-            for rule in rules.serving
-            if rule.frontend.kind is FrontendKind.LOAD_BALANCER_IP
-        }
+        frontends = [rule.frontend for rule in rules.serving]
+        balancers = {it.address for it in frontends if it.kind is FrontendKind.LOAD_BALANCER_IP}
         for rule in rules.serving:
             _add_route(policies, rule.frontend, route(self.ruleset, rule.target), balancers)
         for rule in rules.rejecting:
@@ -144,7 +151,7 @@ class _PortReader(msgspec.Struct, frozen=True):
             name=self.name,
             family=self.ruleset.family,
             policy=policy,
-            verdict=Verdict.DNAT if endpoints else collected.rejection or Verdict.PASS,
+            verdict=PacketVerdict.DNAT if endpoints else collected.rejection or PacketVerdict.PASS,
             frontends=_by_kind(collected.frontends),
             from_this_node=_by_kind(collected.from_this_node),
             endpoints=endpoints,
@@ -185,12 +192,12 @@ def _add_route(
 
 def _add_rejection(policies: Mapping[Policy, _PolicyRules], rule: FrontendRule) -> None:
     """Add a rejected frontend to its policy in nat, or to the policy that the verdict suggests."""
-    verdict = Verdict(rule.target.lower() or Verdict.PASS)
+    verdict = PacketVerdict(rule.target.lower() or PacketVerdict.PASS)
     for collected in policies.values():
         if not collected.chain and any(_same(frontend, rule.frontend) for frontend in collected.frontends):
             collected.rejection = verdict
             return
-    collected = policies[Policy.LOCAL if verdict is Verdict.DROP else Policy.CLUSTER]
+    collected = policies[Policy.LOCAL if verdict is PacketVerdict.DROP else Policy.CLUSTER]
     collected.frontends[rule.frontend] = None
     collected.rejection = verdict
     collected.quarantined = rule.quarantined
@@ -204,3 +211,47 @@ def _same(serving: Frontend, rejected: Frontend) -> bool:
 
 def _by_kind(frontends: Iterable[Frontend]) -> tuple[Frontend, ...]:
     return tuple(sorted(frontends, key=lambda frontend: _KINDS.index(frontend.kind)))
+
+
+class _NameResolver:
+    """Find names by the rule's comment, by comments in the chains below, or by the hash in the chain's name.
+
+    A name from elsewhere than the rule's own comment must yield the chain's name. The filter may supply a name that no
+    comment has.
+    """
+
+    def __init__(self, ruleset: Ruleset, filter_: ServiceFilter) -> None:
+        self._ruleset = ruleset
+        self._filter = filter_
+        self._by_hash: dict[str, PortName] | None = None
+
+    def resolve(self, rule: FrontendRule) -> PortName:
+        """Return the service port; if its name is unknown, one named after the chain, without namespace."""
+        if rule.title:
+            return parse_title(rule.title, rule.protocol)
+        hashed = rule.target[-16:]
+        for key in chains_from(self._ruleset, rule.target):
+            for title in _titles(self._ruleset, key):
+                if _hash(name := parse_title(title, rule.protocol)) == hashed:
+                    return name
+        if self._by_hash is None:
+            self._by_hash = {_hash(name): name for name in self._all_names()}
+        return self._by_hash.get(hashed, PortName("", rule.target, "", rule.protocol))
+
+    def _all_names(self) -> Iterable[PortName]:
+        titles = {title for key in self._ruleset.chains for title in _titles(self._ruleset, key)}
+        if self._filter.namespace and self._filter.name:
+            titles.add(str(self._filter))
+        return (parse_title(title, protocol.value) for title in titles for protocol in Protocol)
+
+
+def _titles(ruleset: Ruleset, key: ChainKey) -> Iterable[str]:
+    """Return the words in a chain's comments that look like names of service ports."""
+    if not key.chain.startswith("KUBE-"):
+        return ()
+    comments = (parse_rule(text).comment for text in ruleset.chains[key] if "/" in text)
+    return (word for comment in comments for word in comment.split() if "/" in word)
+
+
+def _hash(name: PortName) -> str:
+    return names.cluster_chain(name).removeprefix(names.CLUSTER_PREFIX)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from pykubeproxy.inspect.dump.model import PortRules, find_ports
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.frontends import RulePosition
-from pykubeproxy.inspect.routes import chains_from
+from pykubeproxy.inspect.routes import RulePosition, chains_from
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.parse import parse_rule

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.routes import Policy, Verdict
+from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import EndpointSlice, Family, Service
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
@@ -37,7 +37,7 @@ class PolicyExplanation(msgspec.Struct, frozen=True):
     """
 
     policy: Policy
-    verdict: Verdict
+    verdict: PacketVerdict
     chain: str
     frontends: tuple[Frontend, ...]
     from_this_node: tuple[Frontend, ...]
@@ -118,11 +118,8 @@ def explain_all(
 def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleContext]) -> Explanation:
     """Explain a Service in each family that has a context."""
     ports: list[PortExplanation] = []
-    skipped: dict[Family, ServiceSkipReason] = {}
-    for family, context in contexts.items():
-        found = service_ports(service, family, context.allow_external_ips)
-        if isinstance(found, ServiceSkipReason):
-            skipped[family] = found
+    found = {family: service_ports(service, family, on.allow_external_ips) for family, on in contexts.items()}
+    skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}
     for family, context in contexts.items():
         if family not in skipped:
             slices = cluster.slices_of(service.key, family)
@@ -178,20 +175,17 @@ def _port(
 ) -> PortExplanation:
     port, selection = resolved.port, resolved.selection
     endpoints = tuple(verdict.endpoint for verdict in selection.verdicts)
+    policies = ((Policy.CLUSTER, port.uses_cluster_endpoints), (Policy.LOCAL, port.uses_local_endpoints))
     return PortExplanation(
         family=family,
         context=context,
         port=port,
-        policies=tuple(_policy(resolved, policy) for policy in Policy if _applies(port, policy)),
+        policies=tuple(_policy(resolved, policy) for policy, applies in policies if applies),
         topology=selection.topology if port.uses_cluster_endpoints else None,
         ignored_hints=ignored_hints(endpoints, context.node) if port.uses_cluster_endpoints else (),
         skipped=(*resolved.skipped, *ignored),
         slices=slices,
     )
-
-
-def _applies(port: ServicePort, policy: Policy) -> bool:
-    return port.uses_local_endpoints if policy is Policy.LOCAL else port.uses_cluster_endpoints
 
 
 def _policy(resolved: ResolvedPort, policy: Policy) -> PolicyExplanation:
@@ -201,11 +195,11 @@ def _policy(resolved: ResolvedPort, policy: Policy) -> PolicyExplanation:
         (v.endpoint, reason) for v in selection.verdicts if (reason := v.local if local else v.cluster)
     ]
     used = sum(reason.used for _, reason in reasons)
-    rejection = Verdict.DROP if selection.any_usable else Verdict.REJECT
+    rejection = PacketVerdict.DROP if selection.any_usable else PacketVerdict.REJECT
     chain = names.local_chain(port.name) if local else names.cluster_chain(port.name)
     return PolicyExplanation(
         policy=policy,
-        verdict=Verdict.DNAT if used else rejection,
+        verdict=PacketVerdict.DNAT if used else rejection,
         chain=chain if used else "",
         frontends=policy_frontends(port, local),
         from_this_node=frontends(port)[1:] if port.external_local and not local else (),

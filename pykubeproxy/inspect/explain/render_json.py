@@ -3,6 +3,8 @@
 import enum
 from collections.abc import Sequence
 
+import msgspec
+
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.explain.model import (
     Difference,
@@ -18,7 +20,7 @@ from pykubeproxy.inspect.explain.render_text import (
     notes,
     summary,
 )
-from pykubeproxy.inspect.render_json import frontend_entries, port_entry, rounded
+from pykubeproxy.inspect.render_json import port_entry, rounded
 from pykubeproxy.objects import Endpoint, Service
 from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
 from pykubeproxy.wording import untied
@@ -59,11 +61,7 @@ def document(
         "node": _node(node),
         "services": [_port(port) for port in all_ports(explanations)],
         "skippedServices": [
-            {
-                **_service(explanation.service),
-                "family": family.value,
-                **_reason(reason, reason.value),
-            }
+            {**_service(explanation.service), "family": family.value, **_reason(reason, reason.value)}
             for explanation in explanations
             for family, reason in explanation.skipped.items()
         ],
@@ -122,8 +120,8 @@ def _policy(policy: PolicyExplanation) -> dict[str, object]:
         "policy": policy.policy.value,
         "verdict": policy.verdict.value,
         "chain": policy.chain or None,
-        "frontends": frontend_entries(policy.frontends),
-        "fromThisNode": frontend_entries(policy.from_this_node),
+        "frontends": msgspec.to_builtins(policy.frontends),
+        "fromThisNode": msgspec.to_builtins(policy.from_this_node),
         "endpoints": [
             {
                 "address": one.resolved.endpoint.address,
@@ -140,12 +138,11 @@ def _policy(policy: PolicyExplanation) -> dict[str, object]:
 
 
 def _difference(difference: Difference) -> dict[str, object]:
-    name = difference.name
+    entry = {
+        "portName" if key == "port" else key: value for key, value in port_entry(difference.name).items()
+    }
     return {
-        "namespace": name.namespace,
-        "name": name.service,
-        "portName": name.port,
-        "protocol": name.protocol,
+        **entry,
         "family": difference.family.value,
         "policy": difference.policy.value,
         "address": difference.resolved.endpoint.address,

@@ -6,14 +6,14 @@ from itertools import groupby
 import click
 
 from pykubeproxy.inspect.explain.model import Explanation, PolicyExplanation, PortExplanation, differences
-from pykubeproxy.inspect.routes import Policy, Verdict
+from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import Endpoint, Family
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.services.endpoints import Skipped, SkipReason
 from pykubeproxy.services.frontend import Frontend, frontends
 from pykubeproxy.services.ports import ServiceSkipReason
 from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
-from pykubeproxy.wording import WIDTH, listed, percent, period, plural, tied, upper_first, wrapped
+from pykubeproxy.wording import WIDTH, listed, percent, period, plural, tied, wrapped
 
 _INDENT = "  "
 # The longest endpoint with its reason on the same line.
@@ -93,9 +93,9 @@ def ignored_hints_message(ignored: IgnoredHints) -> str:
 
 def rejection(policy: PolicyExplanation, slices: int) -> str:
     """Return what happens to packets under a policy without endpoints; "" if it has some."""
-    if policy.verdict is Verdict.DNAT:
+    if policy.verdict is PacketVerdict.DNAT:
         return ""
-    if policy.verdict is Verdict.DROP:
+    if policy.verdict is PacketVerdict.DROP:
         return "dropped: all usable endpoints are on other nodes"
     if not slices:
         return "rejected: no EndpointSlice has the Service's name (label kubernetes.io/service-name)"
@@ -125,7 +125,7 @@ def notes(explanation: PortExplanation) -> Iterator[str]:
         kind = "node" if explanation.topology is TopologyMode.SAME_NODE else "zone"
         yield f"Hints for {kind}s are used: each ready endpoint has one, and some are for this {kind}."
     yield from _restrictions(explanation)
-    if any(policy.verdict is Verdict.DNAT for policy in explanation.policies):
+    if any(policy.verdict is PacketVerdict.DNAT for policy in explanation.policies):
         yield _internal_masquerading(explanation)
         if explanation.port.externally_accessible:
             yield (
@@ -200,7 +200,7 @@ def _destination(explanation: PortExplanation, some: Sequence[Frontend], local: 
     if local and field == "externalTrafficPolicy":
         pods = " and its pods" if explanation.context.options.local_traffic else ""
         shortcut = f"; for packets of this node{pods}, to endpoints on any node"
-    return f"{upper_first(names)} {verb} to {to} ({field} {policy.value}){shortcut}."
+    return f"{names[:1].upper()}{names[1:]} {verb} to {to} ({field} {policy.value}){shortcut}."
 
 
 def _internal_masquerading(explanation: PortExplanation) -> str:

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet
-from pykubeproxy.inspect.trace.targets import End
-from pykubeproxy.inspect.trace.walk import Flows, Step, Walk, add
+from pykubeproxy.inspect.trace.walk import End, Flows, Step, Walk, add
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
@@ -17,7 +16,7 @@ _OUTPUT = ("raw", "mangle", "nat", "filter", "security")
 _FORWARD = ("mangle", "filter", "security")
 _INPUT = ("mangle", "filter", "security", "nat")
 _POSTROUTING = ("mangle", "nat")
-_REJECTIONS = {End.DROP: Verdict.DROP, End.REJECT: Verdict.REJECT}
+_REJECTIONS = {End.DROP: PacketVerdict.DROP, End.REJECT: PacketVerdict.REJECT}
 
 
 class TracedEndpoint(msgspec.Struct, frozen=True):
@@ -32,7 +31,7 @@ class TracedEndpoint(msgspec.Struct, frozen=True):
 class Rejection(msgspec.Struct, frozen=True):
     """A step that drops or rejects the packet."""
 
-    verdict: Verdict
+    verdict: PacketVerdict
     probability: float
     step: Step
 
@@ -47,7 +46,7 @@ class Trace(msgspec.Struct, frozen=True):
     """
 
     packet: Packet
-    verdict: Verdict
+    verdict: PacketVerdict
     masquerade: bool
     endpoints: tuple[TracedEndpoint, ...]
     rejections: tuple[Rejection, ...]
@@ -75,10 +74,10 @@ def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
     )
 
 
-def _verdict(delivered: Flows, rejections: Iterable[Rejection]) -> Verdict:
+def _verdict(delivered: Flows, rejections: Iterable[Rejection]) -> PacketVerdict:
     if any(DNAT in packet.states for packet in delivered):
-        return Verdict.DNAT
-    totals = {Verdict.PASS: sum(delivered.values())}
+        return PacketVerdict.DNAT
+    totals = {PacketVerdict.PASS: sum(delivered.values())}
     for rejection in rejections:
         totals[rejection.verdict] = totals.get(rejection.verdict, 0.0) + rejection.probability
     return max(totals, key=lambda verdict: totals[verdict])
@@ -100,7 +99,7 @@ class _Path:
 
     def __init__(self, ruleset: Ruleset, host: Host) -> None:
         self.steps: list[Step] = []
-        self.rejected: dict[tuple[Verdict, Step], float] = {}
+        self.rejected: dict[tuple[PacketVerdict, Step], float] = {}
         self._ruleset = ruleset
         self._host = host
 
@@ -164,7 +163,6 @@ class _Path:
                 if left.end is End.ACCEPT:
                     yield left.packet, probability * left.probability
                 else:
-                    assert left.step is not None, "only a step ends a packet's path"
                     known = (_REJECTIONS[left.end], left.step)
                     self.rejected[known] = self.rejected.get(known, 0.0) + probability * left.probability
         self.steps += _merged(walks)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pykubeproxy.config import Dispatch, load
 from pykubeproxy.inspect.diff.model import Changes, compare
-from pykubeproxy.inspect.diff.render_json import document
-from pykubeproxy.inspect.diff.render_text import sentences as sentences_of
-from pykubeproxy.inspect.diff.render_text import text as text_of
-from pykubeproxy.inspect.diff.render_text import unified
+from pykubeproxy.inspect.diff.render import document, unified
+from pykubeproxy.inspect.diff.render import sentences as sentences_of
+from pykubeproxy.inspect.diff.render import text as text_of
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import EndpointSlice, Family, Node, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton

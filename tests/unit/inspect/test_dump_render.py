@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pykubeproxy.inspect.dump import render_json, render_text
+from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.filter import ServiceFilter
@@ -58,11 +58,11 @@ def views_of(case: str) -> tuple[ServiceView, ...]:
 
 
 def table(case: str) -> str:
-    return click.unstyle(render_text.table(views_of(case)))
+    return click.unstyle(render.table(views_of(case)))
 
 
 def document(case: str) -> str:
-    return json.dumps(render_json.document(views_of(case)), indent=1) + "\n"
+    return json.dumps(render.document(views_of(case)), indent=1) + "\n"
 
 
 def listed(case: str) -> str:
@@ -110,14 +110,14 @@ def test_listed_rules_jump_only_forward(case: str) -> None:
 
 
 def test_styles_do_not_change_the_text() -> None:
-    styled = render_text.table(views_of("lb-local-none"))
+    styled = render.table(views_of("lb-local-none"))
     assert "\x1b[1mns1/web:http\x1b[0m" in styled
     assert "\x1b[33mdropped: no endpoints on this node\x1b[0m" in styled
 
 
 def test_no_services_give_an_empty_table_and_list() -> None:
-    assert render_text.table(()) == ""
-    assert render_json.document(()) == {"apiVersion": "pykubeproxy/v1", "services": []}
+    assert render.table(()) == ""
+    assert render.document(()) == {"apiVersion": "pykubeproxy/v1", "services": []}
 
 
 if __name__ == "__main__":

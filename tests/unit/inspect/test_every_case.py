@@ -2,13 +2,13 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump.model import ServiceView, Verdict, views
-from pykubeproxy.inspect.frontends import FrontendKind
+from pykubeproxy.inspect.dump.model import PacketVerdict, ServiceView, views
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.endpoints import ResolvedEndpoint
+from pykubeproxy.services.frontend import FrontendKind
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
@@ -57,8 +57,11 @@ def test_views_have_the_selected_endpoints_and_all_frontends(name: str, family: 
         assert addresses(item.port) == {
             ("node" if f.kind is FrontendKind.NODE_PORT else f.address, f.port) for f in found
         }
-        rejections = [view.verdict for view in by_policy.values() if view.verdict is not Verdict.DNAT]
-        assert rejections in ([], [Verdict.DROP] if item.selection.any_usable else [Verdict.REJECT])
+        rejections = [view.verdict for view in by_policy.values() if view.verdict is not PacketVerdict.DNAT]
+        assert rejections in (
+            [],
+            [PacketVerdict.DROP] if item.selection.any_usable else [PacketVerdict.REJECT],
+        )
         if by_policy.get(Policy.CLUSTER) and item.selection.cluster:
             assert by_policy[Policy.CLUSTER].affinity_seconds == item.port.affinity_seconds
 
@@ -103,5 +106,5 @@ def test_a_dropped_node_port_is_shown_once() -> None:
     )
     found = views(Ruleset(Family.IPV4, {**ruleset.chains, services: jumps}), {})
     (view,) = (view for view in found if view.policy is Policy.LOCAL)
-    assert view.verdict is Verdict.DROP
+    assert view.verdict is PacketVerdict.DROP
     assert [frontend.address for frontend in view.frontends] == ["198.51.100.5", "192.168.99.10"]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pykubeproxy.config import load
-from pykubeproxy.inspect.dump.model import ServiceView, Verdict, views
+from pykubeproxy.inspect.dump.model import PacketVerdict, ServiceView, views
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.explain.model import Explanation, PortExplanation, explain, explain_all
 from pykubeproxy.inspect.explain.render_text import notes, skip_message
@@ -108,7 +108,7 @@ def _check(
 ) -> None:
     for policy in port.policies:
         view = views_by_port.get((port.name, policy.policy))
-        if policy.verdict is Verdict.DNAT and (policy.frontends or policy.from_this_node):
+        if policy.verdict is PacketVerdict.DNAT and (policy.frontends or policy.from_this_node):
             assert view
             assert policy.chain in chains
             explained_shares = {

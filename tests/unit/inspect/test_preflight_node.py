@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.preflight import processes, tables, tools
-from pykubeproxy.inspect.preflight.model import Level
+from pykubeproxy.inspect.preflight import iptables, node
+from pykubeproxy.inspect.preflight.report import Level
 from pykubeproxy.kernel.processes import Listener, Process
 from pykubeproxy.kernel.tools import Backend, Tools
 from pykubeproxy.kernel.trial import MissingFeature, Trial
@@ -16,7 +16,7 @@ LISTING = Process(9, ("python3", "-u", "/opt/bin/pykubeproxy", "dump-rules", "--
 
 
 def version_of(backend: Backend, version: tuple[int, int, int]) -> Level:
-    return tools.version(Tools(backend, Family.IPV4, "iptables", "", "", version)).level
+    return iptables.version(Tools(backend, Family.IPV4, "iptables", "", "", version)).level
 
 
 def test_old_iptables_versions_fail() -> None:
@@ -38,7 +38,7 @@ def test_old_iptables_versions_fail() -> None:
 )
 def test_missing_capabilities_are_named(capabilities: set[str], text: str) -> None:
     """Both capabilities are required."""
-    found = tools.privileges(frozenset(capabilities))
+    found = iptables.privileges(frozenset(capabilities))
     assert found.message == text
     assert found.level is (Level.FAIL if "lacks" in text else Level.OK)
 
@@ -49,24 +49,26 @@ def test_missing_features_name_the_module() -> None:
         MissingFeature("match statistic", "xt_statistic", "not known", True),
         MissingFeature("match sctp", "xt_sctp", "not known", False),
     )
-    required, optional = tools.features(Trial(missing), Family.IPV4)
+    required, optional = iptables.features(Trial(missing), Family.IPV4)
     assert (required.level, optional.level) == (Level.FAIL, Level.WARN)
     assert "Load xt_statistic with modprobe" in required.advice
-    assert [it.level for it in tools.features(Trial(missing[1:], untested="not permitted"), Family.IPV4)] == [
+    assert [
+        it.level for it in iptables.features(Trial(missing[1:], untested="not permitted"), Family.IPV4)
+    ] == [
         Level.WARN,
         Level.SKIP,
     ]
-    assert [it.level for it in tools.features(Trial(()), Family.IPV4)] == [Level.OK]
+    assert [it.level for it in iptables.features(Trial(()), Family.IPV4)] == [Level.OK]
 
 
 def test_a_missing_primary_family_fails() -> None:
     """The other family is optional."""
-    assert tools.unavailable("no NAT", Family.IPV4, primary=True).level is Level.FAIL
-    assert tools.unavailable("no NAT", Family.IPV6, primary=False).level is Level.WARN
+    assert iptables.unavailable("no NAT", Family.IPV4, primary=True).level is Level.FAIL
+    assert iptables.unavailable("no NAT", Family.IPV6, primary=False).level is Level.WARN
 
 
 def unused(*chains: tuple[str, str, int]) -> tuple[Level, str]:
-    found = tables.not_in_use(
+    found = iptables.not_in_use(
         Backend.LEGACY, Family.IPV4, {ChainKey(table, chain): rules for table, chain, rules in chains}
     )
     return found.level, found.message
@@ -104,7 +106,7 @@ def test_leftovers_that_intercept_packets_fail(
     nftables: list[Family], services: int, interface: bool, chains: list[ChainKey], level: Level
 ) -> None:
     """Other leftovers are a warning."""
-    assert tables.other_modes(nftables, services, interface, chains).level is level
+    assert iptables.other_modes(nftables, services, interface, chains).level is level
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_leftovers_that_intercept_packets_fail(
 )
 def test_more_than_one_proxy_fails(running: list[Process], level: Level) -> None:
     """Other pykubeproxy commands do not count."""
-    assert processes.proxies(running).level is level
+    assert node.proxies(running).level is level
 
 
 @pytest.mark.parametrize(
@@ -140,5 +142,5 @@ def test_more_than_one_proxy_fails(running: list[Process], level: Level) -> None
 )
 def test_ports_used_by_other_programs_fail(taken: list[Listener], level: Level) -> None:
     """Ports of the agent and of kube-proxy, which it replaces, do not."""
-    (found,) = processes.ports({"healthz-bind-address": 10256}, taken)
+    (found,) = node.ports({"healthz-bind-address": 10256}, taken)
     assert found.level is level

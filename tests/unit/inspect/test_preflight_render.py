@@ -2,18 +2,18 @@
 
 import click
 
-from pykubeproxy.inspect.preflight import cluster, render_json, render_text, settings, tables, tools
-from pykubeproxy.inspect.preflight.model import Finding
+from pykubeproxy.inspect.preflight import cluster, iptables, node, report
+from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.kernel.tools import Backend, Tools
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 
 FINDINGS: list[Finding] = [
-    tools.privileges(frozenset(("CAP_NET_ADMIN", "CAP_NET_RAW"))),
-    tools.version(Tools(Backend.NFT, Family.IPV4, "iptables-nft", "", "", (1, 8, 2))),
-    tables.not_in_use(Backend.LEGACY, Family.IPV4, {ChainKey("nat", "KUBE-SERVICES"): 12}),
-    settings.forwarding(Family.IPV6, "0", needed=True),
-    settings.connections("240000", "262144"),
+    iptables.privileges(frozenset(("CAP_NET_ADMIN", "CAP_NET_RAW"))),
+    iptables.version(Tools(Backend.NFT, Family.IPV4, "iptables-nft", "", "", (1, 8, 2))),
+    iptables.not_in_use(Backend.LEGACY, Family.IPV4, {ChainKey("nat", "KUBE-SERVICES"): 12}),
+    node.forwarding(Family.IPV6, "0", needed=True),
+    node.connections("240000", "262144"),
     *cluster.not_configured(),
 ]
 
@@ -46,22 +46,22 @@ skip  permissions        no API server is configured
 
 def test_text_has_level_check_and_advice() -> None:
     """Within 80 columns."""
-    assert click.unstyle(render_text.text(FINDINGS)) == TEXT
+    assert click.unstyle(report.text(FINDINGS)) == TEXT
     assert max(map(len, TEXT.splitlines())) <= 80
 
 
 def test_only_the_level_is_coloured() -> None:
-    (first, *_) = render_text.text(FINDINGS).splitlines()
+    (first, *_) = report.text(FINDINGS).splitlines()
     assert first.startswith("\x1b[32mok  \x1b[0m  privileges")
 
 
 def test_warnings_do_not_fail_the_check() -> None:
-    text = render_text.text([finding for finding in FINDINGS if finding.level.value != "fail"])
+    text = report.text([finding for finding in FINDINGS if finding.level.value != "fail"])
     assert text.endswith("\n2 warn, 3 skip, 1 ok: this node is ready for the proxy.\n")
 
 
 def test_json_has_version_verdict_and_findings() -> None:
-    document = render_json.document(FINDINGS, "n1", "nft")
+    document = report.document(FINDINGS, "n1", "nft")
     checks = document.pop("checks")
     assert document == {"apiVersion": "pykubeproxy/v1", "node": "n1", "backend": "nft", "passed": False}
     assert checks[0] == {
@@ -73,4 +73,4 @@ def test_json_has_version_verdict_and_findings() -> None:
     }
     assert [it["level"] for it in checks] == ["ok", "warn", "fail", "fail", "warn", "skip", "skip", "skip"]
     assert checks[1]["family"] == "IPv4"
-    assert render_json.document([], "", "")["passed"] is True
+    assert report.document([], "", "")["passed"] is True

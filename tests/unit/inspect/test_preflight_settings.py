@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubeproxy.inspect.preflight.model import Level
-from pykubeproxy.inspect.preflight.settings import bridged, connections, forwarding, node_ports, reverse_path
+from pykubeproxy.inspect.preflight.node import bridged, connections, forwarding, node_ports, reverse_path
+from pykubeproxy.inspect.preflight.report import Level
 from pykubeproxy.objects import Family
 
 NODE_PORTS = (30000, 32767)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.inspect.dump.model import Verdict
+from pykubeproxy.inspect.dump.model import PacketVerdict
 from pykubeproxy.inspect.trace.model import Trace, trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.objects import Family, Kind, Listed
@@ -58,8 +58,8 @@ def test_cluster_ips_reach_selected_endpoints_equally(world: World, outside: boo
             found = {(it.address, it.port): it.probability for it in trace.endpoints}
             assert found.keys() == targets(chosen).keys()
             assert all(abs(found[key] - 1 / len(chosen)) < PRECISION for key in found)
-            rejection_ = Verdict.DROP if selection.any_usable else Verdict.REJECT
-            assert trace.verdict is (Verdict.DNAT if chosen else rejection_)
+            rejection_ = PacketVerdict.DROP if selection.any_usable else PacketVerdict.REJECT
+            assert trace.verdict is (PacketVerdict.DNAT if chosen else rejection_)
 
 
 packets = st.tuples(
@@ -134,8 +134,8 @@ def test_probabilities_add_up_to_one(world: World, choice: tuple[str, str, int, 
     trace = traced(world, packet_for(world, choice))
     rejected = sum(rejection.probability for rejection in trace.rejections)
     total = rejected + sum(endpoint.probability for endpoint in trace.endpoints)
-    assert abs(total - (0 if trace.verdict is Verdict.PASS else 1)) < PRECISION
-    if trace.verdict in (Verdict.DROP, Verdict.REJECT):
+    assert abs(total - (0 if trace.verdict is PacketVerdict.PASS else 1)) < PRECISION
+    if trace.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
         (rejection,) = trace.rejections
         assert rejection.verdict is trace.verdict
         assert f"-j {trace.verdict.name}" in rejection.step.rule

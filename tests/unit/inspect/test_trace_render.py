@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pykubeproxy.inspect.trace import render_json, render_text
+from pykubeproxy.inspect.trace import render
 from pykubeproxy.inspect.trace.model import Trace, trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.objects import Family, family_of
@@ -41,11 +41,11 @@ def traced(name: str) -> Trace:
 
 
 def text(name: str) -> str:
-    return click.unstyle(render_text.text(traced(name)))
+    return click.unstyle(render.text(traced(name)))
 
 
 def document(name: str) -> str:
-    return json.dumps(render_json.document(traced(name)), indent=1) + "\n"
+    return json.dumps(render.document(traced(name)), indent=1) + "\n"
 
 
 @pytest.mark.parametrize("name", PACKETS)
@@ -57,7 +57,7 @@ def test_text_equals_golden_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_json_equals_golden_file(name: str) -> None:
-    """Verdict, endpoints and every step."""
+    """PacketVerdict, endpoints and every step."""
     assert document(name) == (FOLDER / f"{name}.json").read_text()
 
 
@@ -89,13 +89,13 @@ def trace_to_many(number: int) -> Trace:
 
 def test_many_endpoints_are_summarized() -> None:
     """The first are shown; the steps after DNAT are complete."""
-    lines = click.unstyle(render_text.text(trace_to_many(100))).splitlines()
+    lines = click.unstyle(render.text(trace_to_many(100))).splitlines()
     assert lines[1] == "goes to one of 100 endpoints, masqueraded: its source is replaced"
     assert lines[22] == "    80%  80 more (-o json lists all)"
     assert "and 96 more endpoints (-o json lists all)" in lines
     assert "nat POSTROUTING" in lines
     assert len(lines) < 50
-    made = render_json.document(trace_to_many(100))
+    made = render.document(trace_to_many(100))
     assert len(made["endpoints"]) == 100  # type: ignore[arg-type]
     assert len(made["steps"]) == 101  # type: ignore[arg-type]
 
@@ -110,7 +110,7 @@ COMMIT
 COMMIT
 """
     trace = trace_packet(parse(Family.IPV4, saved), Packet("tcp", OUTSIDE, "10.96.0.1", 80), Host())
-    assert click.unstyle(render_text.text(trace)).splitlines()[1:4] == [
+    assert click.unstyle(render.text(trace)).splitlines()[1:4] == [
         "goes to one endpoint and keeps its source",
         "    75%  10.244.1.1:80",
         "    25%  dropped in filter FORWARD: no entry",
@@ -118,7 +118,7 @@ COMMIT
 
 
 def test_styles_do_not_change_the_text() -> None:
-    styled = render_text.text(traced("refused"))
+    styled = render.text(traced("refused"))
     assert "\x1b[1m10.244.1.11 to 10.96.1.1:80, TCP\x1b[0m" in styled
     assert "\x1b[33mis rejected in filter KUBE-SERVICES" in styled
 

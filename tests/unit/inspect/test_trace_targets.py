@@ -4,7 +4,7 @@ import pytest
 
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.inspect.trace.rule import compile_rule
-from pykubeproxy.inspect.trace.targets import Effect, End, apply_target
+from pykubeproxy.inspect.trace.walk import Effect, End, apply_target
 
 PACKET = Packet("tcp", "10.244.1.5", "10.96.0.10", 80, mark=0x1)
 IPV6 = Packet("tcp", "fd00::5", "fd00:96::a", 80)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.inspect.dump.model import Verdict
+from pykubeproxy.inspect.dump.model import PacketVerdict
 from pykubeproxy.inspect.trace.model import Trace, trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet, Route
 from pykubeproxy.objects import Family
@@ -74,7 +74,7 @@ def test_tables_are_traversed_in_the_kernels_order(packet: Packet, points: str) 
     """Local packets are received again but not translated again."""
     trace = traced(EVERYWHERE, packet)
     assert ", ".join(path_of(trace)) == points
-    assert trace.verdict is Verdict.PASS
+    assert trace.verdict is PacketVerdict.PASS
 
 
 def test_filter_and_routing_use_the_endpoint_after_dnat() -> None:
@@ -86,7 +86,7 @@ def test_filter_and_routing_use_the_endpoint_after_dnat() -> None:
         filter INPUT -d 192.168.99.10/32 -p tcp -m tcp --dport 8080 -m conntrack --ctstate DNAT -j REJECT
         """
     )
-    assert trace.verdict is Verdict.REJECT
+    assert trace.verdict is PacketVerdict.REJECT
     assert path_of(trace) == ["nat PREROUTING", "filter INPUT"]
     assert trace.endpoints == ()
 
@@ -103,7 +103,7 @@ def test_probabilities_multiply_through_jumps() -> None:
     )
     shares = {endpoint.address: endpoint.probability for endpoint in trace.endpoints}
     assert shares == {"10.244.1.1": 0.125, "10.244.1.2": 0.375, "10.244.1.3": 0.125}
-    assert trace.verdict is Verdict.DNAT
+    assert trace.verdict is PacketVerdict.DNAT
 
 
 TREE = """
@@ -134,7 +134,7 @@ def test_dispatch_branches_and_groups_are_followed(packet: Packet) -> None:
 
 def test_packets_without_a_leaf_return_from_all_branches() -> None:
     trace = traced(TREE, Packet("tcp", "203.0.113.9", "10.96.0.11", 80))
-    assert trace.verdict is Verdict.PASS
+    assert trace.verdict is PacketVerdict.PASS
     assert path_of(trace) == ["nat PREROUTING", "nat KUBE-SERVICES", "nat KUBE-SVC-D0"]
 
 
@@ -161,7 +161,7 @@ def test_return_and_goto_continue_after_the_caller() -> None:
         filter INNER -j DROP
         """
     )
-    assert trace.verdict is Verdict.PASS
+    assert trace.verdict is PacketVerdict.PASS
     assert path_of(trace) == ["filter FORWARD", "filter OUTER", "filter INNER", "filter FORWARD"]
 
 
@@ -174,16 +174,16 @@ def test_a_random_return_splits_the_packets() -> None:
         filter HALF -j ACCEPT
         """
     )
-    assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.REJECT, 0.5)]
+    assert [(it.verdict, it.probability) for it in trace.rejections] == [(PacketVerdict.REJECT, 0.5)]
 
 
 def test_the_chain_policy_is_a_step() -> None:
     """It applies if no rule decides."""
     trace = traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p udp -j ACCEPT")
-    assert trace.verdict is Verdict.DROP
+    assert trace.verdict is PacketVerdict.DROP
     assert trace.steps[-1].rule == "policy DROP"
     assert trace.rejections[0].step == trace.steps[-1]
-    assert traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p tcp -j ACCEPT").verdict is Verdict.PASS
+    assert traced("filter :FORWARD DROP [0:0]\nfilter FORWARD -p tcp -j ACCEPT").verdict is PacketVerdict.PASS
 
 
 def test_untracked_packets_skip_nat() -> None:
@@ -197,7 +197,7 @@ def test_untracked_packets_skip_nat() -> None:
         nat POSTROUTING -j MASQUERADE
         """
     )
-    assert trace.verdict is Verdict.PASS
+    assert trace.verdict is PacketVerdict.PASS
     assert not trace.masquerade
 
 
@@ -233,8 +233,8 @@ def test_common_steps_of_endpoints_are_listed_once() -> None:
         "to 10.244.1.1:80: every packet matches",
         "to 10.244.1.2:80: its destination is 10.244.1.2",
     ]
-    assert trace.verdict is Verdict.DNAT
-    assert [(it.verdict, it.probability) for it in trace.rejections] == [(Verdict.DROP, 0.5)]
+    assert trace.verdict is PacketVerdict.DNAT
+    assert [(it.verdict, it.probability) for it in trace.rejections] == [(PacketVerdict.DROP, 0.5)]
 
 
 def test_irrelevant_rules_are_left_out() -> None:
@@ -253,29 +253,33 @@ def test_irrelevant_rules_are_left_out() -> None:
         (
             "filter FORWARD -i eth0 -o cni0 -j DROP",
             Packet("tcp", "203.0.113.9", "10.244.1.1", 80),
-            Verdict.DROP,
+            PacketVerdict.DROP,
         ),
-        ("filter FORWARD -i cni0 -o eth0 -j DROP", Packet("tcp", "10.244.1.1", "1.1.1.1", 80), Verdict.DROP),
-        ("filter FORWARD -i cni0 -j DROP", COMING, Verdict.PASS),
+        (
+            "filter FORWARD -i cni0 -o eth0 -j DROP",
+            Packet("tcp", "10.244.1.1", "1.1.1.1", 80),
+            PacketVerdict.DROP,
+        ),
+        ("filter FORWARD -i cni0 -j DROP", COMING, PacketVerdict.PASS),
         (
             "filter FORWARD -i cni0 -j DROP",
             Packet("tcp", "203.0.113.9", "10.96.0.10", 80, received_by="cni0"),
-            Verdict.DROP,
+            PacketVerdict.DROP,
         ),
-        ("filter FORWARD -o eth0 -j DROP", Packet("tcp", "10.244.1.1", "10.244.9.9", 80), Verdict.PASS),
-        ("filter OUTPUT -o eth0 -j DROP", LEAVING, Verdict.DROP),
+        ("filter FORWARD -o eth0 -j DROP", Packet("tcp", "10.244.1.1", "10.244.9.9", 80), PacketVerdict.PASS),
+        ("filter OUTPUT -o eth0 -j DROP", LEAVING, PacketVerdict.DROP),
         (
             "filter INPUT -i lo -j DROP",
             Packet("tcp", "127.0.0.1", "127.0.0.1", 80, starts_here=True),
-            Verdict.DROP,
+            PacketVerdict.DROP,
         ),
     ],
 )
-def test_interfaces_follow_the_most_specific_route(rule: str, packet: Packet, verdict: Verdict) -> None:
+def test_interfaces_follow_the_most_specific_route(rule: str, packet: Packet, verdict: PacketVerdict) -> None:
     """Unless the packet has one."""
     assert traced(rule, packet).verdict is verdict
 
 
 def test_empty_tables_accept_everything() -> None:
     trace = traced("filter :FORWARD ACCEPT [0:0]")
-    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (Verdict.PASS, (), (), ())
+    assert (trace.verdict, trace.steps, trace.endpoints, trace.rejections) == (PacketVerdict.PASS, (), (), ())

@@ -1,20 +1,22 @@
-"""The text of `pykubeproxy diff`: sentences, or a unified diff of rules."""
+"""The sentences, the unified diff and the JSON document of `pykubeproxy diff`."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.diff.model import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
-from pykubeproxy.inspect.dump.render_text import rejection
-from pykubeproxy.inspect.routes import Policy, Verdict
+from pykubeproxy.inspect.dump.render import rejection
+from pykubeproxy.inspect.render_json import port_entry, rounded
+from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.difference import ChainDifference
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.services.frontend import Frontend
-from pykubeproxy.wording import counted, listed, percent, period, plural, tied, wrapped
+from pykubeproxy.wording import counted, listed, percent, period, plural, tied, untied, wrapped
 
 # How many endpoints or chains a sentence lists.
 _LISTED = 5
@@ -22,9 +24,9 @@ _LISTED = 5
 _CONTEXT = 3
 _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 _NO_LONGER = {
-    Verdict.REJECT: "no longer rejected",
-    Verdict.DROP: "no longer dropped",
-    Verdict.PASS: "passed on before",
+    PacketVerdict.REJECT: "no longer rejected",
+    PacketVerdict.DROP: "no longer dropped",
+    PacketVerdict.PASS: "passed on before",
 }
 # Present in the tables whatever the services.
 _ALWAYS = frozenset((*skeleton.JUMPS, *skeleton.SHARED, *skeleton.FIXED))
@@ -92,7 +94,7 @@ def _policy(change: PolicyChange, present: tuple[bool, bool]) -> Iterator[str]:
         if all(present):
             yield "added" if after else "removed"
         yield ", ".join(tied(str(frontend)) for frontend in view.frontends or view.from_this_node)
-        if view.verdict is not Verdict.DNAT:
+        if view.verdict is not PacketVerdict.DNAT:
             yield rejection(view)
         if view.endpoints:
             yield f"{counted(len(view.endpoints), 'endpoint')}: {_endpoints(view.endpoints)}"
@@ -115,9 +117,9 @@ def _endpoint_changes(change: PolicyChange, before: ServiceView, after: ServiceV
         else:
             yield f"other shares for {_endpoints([new for _, new in change.reweighted])}"
     if before.verdict is not after.verdict:
-        if before.verdict is not Verdict.DNAT:
+        if before.verdict is not PacketVerdict.DNAT:
             yield _NO_LONGER[before.verdict]
-        if after.verdict is not Verdict.DNAT:
+        if after.verdict is not PacketVerdict.DNAT:
             yield rejection(after)
 
 
@@ -200,3 +202,82 @@ def _range(start: int, end: int) -> str:
 
 def _colored(line: str) -> str:
     return click.style(line, fg=_COLORS[line[0]])
+
+
+def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, object]:
+    """The changes as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion", "before", "after": the names of both sides, "different": bool,
+     "services": [{"namespace", "name", "port", "protocol", "family", "change": "added", "removed" or "changed",
+      "policies": [{"policy", "verdictBefore", "verdictAfter": "dnat", "reject", "drop", "pass" or null,
+        "endpointsRemoved", "endpointsAdded": [{"address", "port", "share": 0 to 1}],
+        "sharesChanged": [{"address", "port", "before", "after"}]}],
+      "messages": [sentence]}],
+     "chains": [{"family", "table", "chain", "change", "removed": [rule], "added": [rule]}],
+     "messages": [sentence], those about services included}
+
+    A service that changes without policies has other rules with the same effect. A chain that changes without rules
+    removed or added has them in another order. Keys may be added.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "before": before,
+        "after": after,
+        "different": any(family.chains for family in changes),
+        "services": [
+            {**_service_entry(service), "family": family.family.value}
+            for family in changes
+            for service in family.services
+        ],
+        "chains": [
+            {"family": family.family.value, **_chain_entry(chain)}
+            for family in changes
+            for chain in family.chains
+        ],
+        "messages": [untied(sentence) for family in changes for sentence in sentences(family)],
+    }
+
+
+def _service_entry(change: ServiceChange) -> dict[str, object]:
+    return {
+        **port_entry(change.name),
+        "change": _state(*change.present),
+        "policies": [_policy_entry(policy) for policy in change.policies],
+        "messages": [untied(sentence) for sentence in service_sentences(change)],
+    }
+
+
+def _policy_entry(change: PolicyChange) -> dict[str, object]:
+    return {
+        "policy": change.policy.value,
+        "verdictBefore": change.before and change.before.verdict.value,
+        "verdictAfter": change.after and change.after.verdict.value,
+        "endpointsRemoved": _endpoint_entries(change.removed),
+        "endpointsAdded": _endpoint_entries(change.added),
+        "sharesChanged": [
+            {
+                "address": old.address,
+                "port": old.port,
+                "before": rounded(old.share),
+                "after": rounded(new.share),
+            }
+            for old, new in change.reweighted
+        ],
+    }
+
+
+def _endpoint_entries(endpoints: Iterable[EndpointView]) -> list[dict[str, object]]:
+    return [{"address": one.address, "port": one.port, "share": rounded(one.share)} for one in endpoints]
+
+
+def _chain_entry(chain: ChainDifference) -> dict[str, object]:
+    return {
+        **chain.key._asdict(),
+        "change": _state(chain.before is not None, chain.after is not None),
+        "removed": list(chain.gone),
+        "added": list(chain.new),
+    }
+
+
+def _state(before: bool, after: bool) -> str:
+    return "changed" if before and after else "added" if after else "removed"

@@ -1,25 +1,28 @@
-"""The table of `pykubeproxy dump-rules`."""
+"""The table and the JSON document of `pykubeproxy dump-rules`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 import click
+import msgspec
 
+from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
-from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy.inspect.render_json import port_entry, rounded
+from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.wording import WIDTH, counted, percent, period, tied, wrapped
 
 _INDENT = " " * 11
 _REJECTIONS = {
-    Verdict.REJECT: "rejected: no endpoints",
-    Verdict.DROP: "dropped: no endpoints on this node",
-    Verdict.PASS: "no endpoints, and no rule that rejects packets",
+    PacketVerdict.REJECT: "rejected: no endpoints",
+    PacketVerdict.DROP: "dropped: no endpoints on this node",
+    PacketVerdict.PASS: "no endpoints, and no rule that rejects packets",
 }
 _QUARANTINED = {
-    Verdict.REJECT: "rejected: quarantined, because iptables rejects its rules",
-    Verdict.PASS: "passed on: quarantined, because iptables rejects its rules",
+    PacketVerdict.REJECT: "rejected: quarantined, because iptables rejects its rules",
+    PacketVerdict.PASS: "passed on: quarantined, because iptables rejects its rules",
 }
 # Makes the last column of an endpoint.
 Remark = Callable[[ServiceView, EndpointView], str]
@@ -79,7 +82,7 @@ def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[st
         for line in wrapped(text, width=WIDTH - len(_INDENT)):
             yield start + line
             start = _INDENT
-    if view.verdict is not Verdict.DNAT:
+    if view.verdict is not PacketVerdict.DNAT:
         yield _INDENT + click.style(rejection(view), fg="yellow")
     longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
     if with_chains and view.chain:
@@ -109,3 +112,49 @@ def _facts(view: ServiceView) -> Iterable[str]:
 def _endpoint(endpoint: EndpointView, width: int, remark: str) -> str:
     at = address_and_port(endpoint.address, endpoint.port)
     return f"{percent(endpoint.share):>{len(_INDENT) - 2}}  {at:<{width}}  {remark}".rstrip()
+
+
+def document(views: Iterable[ServiceView]) -> dict[str, object]:
+    """The services in the live rules as a document for JSON or YAML, of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1", "services": [{
+      "namespace", "name": if unknown, "" and the chain's name,
+      "port": the port's name, "" if it has none, "protocol": "TCP"|"UDP"|"SCTP",
+      "family": "IPv4"|"IPv6", "policy": "Cluster"|"Local",
+      "verdict": "dnat", or "reject"|"drop"|"pass" without endpoints,
+      "frontends": [{"kind": "cluster-ip"|"external-ip"|"load-balancer-ip"|"node-port",
+                     "address": an IP, or "*" for a node port at all addresses of the node, "port": number}],
+      "fromThisNode": frontends that lead here only for packets of this node and its pods,
+      "endpoints": [{"address", "port", "share": 0 to 1, "packets", "bytes"}],
+      "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null,
+      "quarantined": true if it is not served because iptables rejects its rules}]}
+
+    There is one entry for each service port, family and policy. Packets and bytes count both policies, since the
+    endpoint's chain was written. Keys may be added.
+    """
+    return {"apiVersion": API_VERSION, "services": [_service(view) for view in views]}
+
+
+def _service(view: ServiceView) -> dict[str, object]:
+    return {
+        **port_entry(view.name),
+        "family": view.family.value,
+        "policy": view.policy.value,
+        "verdict": view.verdict.value,
+        "frontends": msgspec.to_builtins(view.frontends),
+        "fromThisNode": msgspec.to_builtins(view.from_this_node),
+        "endpoints": [
+            {
+                "address": endpoint.address,
+                "port": endpoint.port,
+                "share": rounded(endpoint.share),
+                "packets": endpoint.packets,
+                "bytes": endpoint.bytes,
+            }
+            for endpoint in view.endpoints
+        ],
+        "affinitySeconds": view.affinity_seconds,
+        "sourceRanges": list(view.source_ranges),
+        "healthCheckNodePort": view.health_check_node_port or None,
+        "quarantined": view.quarantined,
+    }

@@ -1,11 +1,14 @@
-"""The text of `pykubeproxy trace`: what happens to the packet, then the path step by step."""
+"""The text and the JSON document of `pykubeproxy trace`."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import click
+import msgspec
 
-from pykubeproxy.inspect.routes import Verdict
+from pykubeproxy import API_VERSION
+from pykubeproxy.inspect.render_json import rounded
+from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.model import Rejection, Trace
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.inspect.trace.walk import Step
@@ -15,7 +18,7 @@ from pykubeproxy.wording import TIE, percent, wrapped
 
 # How many endpoints are listed, and to how many of them the path is shown.
 _ENDPOINTS, _PATHS = 20, 4
-_REJECTED = {Verdict.DROP: "dropped", Verdict.REJECT: "rejected"}
+_REJECTED = {PacketVerdict.DROP: "dropped", PacketVerdict.REJECT: "rejected"}
 
 
 def text(trace: Trace) -> str:
@@ -36,12 +39,12 @@ def _title(packet: Packet) -> str:
 def _result(trace: Trace) -> Iterator[str]:
     source = ", masqueraded: its source is replaced" if trace.masquerade else " and keeps its source"
     match trace.verdict:
-        case Verdict.DNAT:
+        case PacketVerdict.DNAT:
             number = len(trace.endpoints)
             to = "one endpoint" if number == 1 else f"one of {number} endpoints"
             yield f"goes to {to}{source}"
             yield from _endpoints(trace)
-        case Verdict.PASS:
+        case PacketVerdict.PASS:
             yield f"matches no service; goes to its destination{source}"
         case _ if len(trace.rejections) > 1:
             yield f"is {_REJECTED[trace.verdict]}"
@@ -104,3 +107,48 @@ def _step(step: Step) -> Iterator[str]:
     comment = parse_rule(step.rule).comment.partition(";")[0]
     reason = f"{step.reason} ({comment})" if comment else step.reason
     yield from (click.style(line, dim=True) for line in wrapped(reason, " " * 8))
+
+
+def document(trace: Trace) -> dict[str, object]:
+    """The trace as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1",
+     "packet": {"protocol": "TCP"|"UDP"|"SCTP", "source", "destination", "port",
+                "from": "node" if it starts on this node, else "network", "interface": it comes in by, or ""},
+     "verdict": "dnat"|"reject"|"drop"|"pass", "masquerade": true if its source is replaced for every endpoint,
+     "endpoints": [{"address", "port", "probability": 0 to 1, "masquerade": true if its source is replaced for this
+                    endpoint}],
+     "rejections": [{"verdict": "reject"|"drop", "probability", "table", "chain", "rule"}],
+     "steps": [{"table", "chain", "rule", "matched": true or false, "reason": a phrase}]}
+
+    Under "dnat" the probabilities of endpoints and rejections add up to 1. A rule is the text that iptables-save prints
+    after "-A CHAIN ", or "policy DROP". Steps are in the order of the path, alternatives one after the other; rules for
+    other destinations, ports and protocols are left out. Keys may be added.
+    """
+    packet = trace.packet
+    return {
+        "apiVersion": API_VERSION,
+        "packet": {
+            "protocol": packet.protocol.upper(),
+            "source": packet.source,
+            "destination": packet.destination,
+            "port": packet.port,
+            "from": "node" if packet.starts_here else "network",
+            "interface": packet.received_by,
+        },
+        "verdict": trace.verdict.value,
+        "masquerade": trace.masquerade,
+        "endpoints": [
+            {**msgspec.to_builtins(endpoint), "probability": rounded(endpoint.probability)}
+            for endpoint in trace.endpoints
+        ],
+        "rejections": [
+            {
+                "verdict": rejection.verdict.value,
+                "probability": rounded(rejection.probability),
+                **{key: getattr(rejection.step, key) for key in ("table", "chain", "rule")},
+            }
+            for rejection in trace.rejections
+        ],
+        "steps": msgspec.to_builtins(trace.steps),
+    }

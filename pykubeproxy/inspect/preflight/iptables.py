@@ -1,0 +1,148 @@
+"""Checks of privileges, iptables, kernel features, and the tables of both backends."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from pykubeproxy.inspect.preflight.report import Check, Finding
+from pykubeproxy.kernel.tools import Backend, Tools
+from pykubeproxy.kernel.trial import MissingFeature, Trial
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
+from pykubeproxy.wording import counted, listed, plural
+
+LEFTOVERS = Check("leftovers")
+Chains = dict[ChainKey, int]
+"""Chains with the number of their rules."""
+
+_CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW")
+# The first with --random-fully, whose iptables-restore waits for the lock.
+_OLDEST = (1, 6, 2)
+# Older ones list rules in another form than they were written (kubernetes#82361), so -C does not find them.
+_OLDEST_NFT = (1, 8, 4)
+# Chains that kube-proxy has in ipvs mode only.
+_IPVS_MODE = frozenset(
+    f"KUBE-{name}"
+    for name in ("LOAD-BALANCER", "NODE-PORT", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER")
+)
+
+
+def privileges(capabilities: frozenset[str]) -> Finding:
+    """Check that this process, and so the agent, may change iptables."""
+    check = Check("privileges")
+    if missing := [name for name in _CAPABILITIES if name not in capabilities]:
+        advice = f"Run this as root, or with {listed(_CAPABILITIES)}; the agent needs them too."
+        return check.fail(f"this process lacks {listed(missing)}", advice)
+    return check.ok(f"{listed(_CAPABILITIES)} are in effect")
+
+
+def no_tools(reason: str, family: Family | None = None) -> Finding:
+    """Report commands that are missing."""
+    return Check("iptables", family).fail(reason, "Install them on the PATH of the agent.")
+
+
+def version(tools: Tools) -> Finding:
+    """Check that a backend's commands are recent enough."""
+    check, message = Check("iptables", tools.family), f"{tools.main} {_dotted(tools.version)}"
+    if tools.version < _OLDEST:
+        return check.fail(message, f"Install iptables {_dotted(_OLDEST)} or later.")
+    if tools.backend is Backend.NFT and tools.version < _OLDEST_NFT:
+        reason = "Up to 1.8.3 the nft backend misreads its own rules."
+        return check.warn(message, f"{reason} Install {_dotted(_OLDEST_NFT)} or later.")
+    return check.ok(message)
+
+
+def unavailable(reason: str, family: Family, primary: bool) -> Finding:
+    """Report that the kernel cannot serve a family."""
+    check, advice = Check("kernel", family), "Load them with modprobe, or use a kernel that has them."
+    if primary:
+        return check.fail(reason, advice)
+    return check.warn(reason, f"{advice} Until then {family.value} is not served.")
+
+
+def features(trial: Trial, family: Family) -> Iterator[Finding]:
+    """Check that kernel and iptables have the features that rules use."""
+    check = Check("kernel", family)
+    yield from (_missing(check, feature) for feature in trial.missing)
+    if trial.untested:
+        message = f"features were looked up, not tried: no network namespace ({trial.untested})"
+        yield check.skip(message, "With CAP_SYS_ADMIN they are tried.")
+    elif not trial.missing:
+        yield check.ok("every feature that rules use was tried and works")
+
+
+def _missing(check: Check, feature: MissingFeature) -> Finding:
+    message = f"{feature.name} cannot be used: {feature.reason}"
+    load = f"Load {feature.modules or 'it'} with modprobe, or use a kernel and an iptables that have it"
+    if feature.required:
+        return check.fail(message, f"{load}; the agent does not start without it.")
+    return check.warn(message, f"The agent runs without it. {load}.")
+
+
+def in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
+    """Report the tables that the proxy writes."""
+    check, used = Check("tables", family), f"{backend.value} is used"
+    if owned := _owned(chains):
+        return check.ok(f"{used}, with {counted(owned, 'chain')} of a service proxy")
+    return check.ok(f"{used}, without rules of a service proxy yet")
+
+
+def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
+    """Check the tables of the other backend, which packets pass too."""
+    check = Check("other-tables", family)
+    used = Backend.LEGACY if backend is Backend.NFT else Backend.NFT
+    if owned := _owned(chains):
+        return check.fail(
+            f"{backend.value}, not in use, has {counted(owned, 'chain')} of a service proxy too",
+            f"Packets pass both. If {used.value} is right, stop the proxy that writes {backend.value} rules, run"
+            " `pykubeproxy cleanup` while no proxy runs, and start it again. Else set --iptables-backend.",
+        )
+    foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in BUILT_IN})
+    if kubelets := [name for name in foreign if name.startswith("KUBE-")]:
+        message = f"the kubelet writes to {backend.value}, which is not in use ({listed(kubelets, 4)})"
+        advice = f"Set --iptables-backend {backend.value}, so that both write to the same tables."
+        return check.warn(message, advice)
+    if foreign:
+        message = f"{backend.value}, not in use, has rules of others ({listed(foreign, 4)})"
+        return check.warn(message, f"Packets pass them too. If possible, make their owner use {used.value}.")
+    return check.ok(f"the {backend.value} tables, which are not in use, are empty")
+
+
+def other_modes(
+    nftables: Collection[Family], ipvs_services: int, ipvs_interface: bool, chains: Iterable[ChainKey]
+) -> Finding:
+    """Check for leftovers of a kube-proxy in nftables or ipvs mode.
+
+    `nftables` are the families with a table kube-proxy; `ipvs_services` is the number of IPVS addresses;
+    `ipvs_interface` tells whether kube-ipvs0 exists.
+    """
+    if ipvs_services:
+        return LEFTOVERS.fail(
+            f"IPVS, the kernel's other load balancer, has {counted(ipvs_services, 'virtual service')}",
+            "They take precedence over iptables. Restart the node, or run `ipvsadm --clear` if nothing else uses IPVS."
+            " (`kube-proxy --cleanup` does it too, but also removes all rules of services.)",
+        )
+    if ipvs_interface:
+        return LEFTOVERS.fail(
+            "the interface kube-ipvs0 of a kube-proxy in ipvs mode exists",
+            "It makes service addresses the node's own. Remove it: ip link delete kube-ipvs0",
+        )
+    if nftables:
+        tables = listed(f"{'ip' if family is Family.IPV4 else 'ip6'} kube-proxy" for family in nftables)
+        return LEFTOVERS.warn(
+            f"a kube-proxy in nftables mode has the nftables {plural(len(nftables), 'table')} {tables}",
+            "If it no longer runs: the agent removes them when it starts.",
+        )
+    if left := sorted({key.chain for key in chains} & _IPVS_MODE):
+        return LEFTOVERS.warn(
+            f"chains of a kube-proxy in ipvs mode are left ({listed(left, 4)})",
+            "They do no harm without IPVS; `kube-proxy --cleanup` removes them.",
+        )
+    return LEFTOVERS.ok("other modes of kube-proxy have left nothing")
+
+
+def _owned(chains: Chains) -> int:
+    return sum(map(is_ours, chains))
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
