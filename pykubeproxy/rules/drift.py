@@ -11,6 +11,7 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
+from pykubeproxy.wording import counted
 
 # iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
 _CHAIN_ENTRIES = 2
@@ -55,8 +56,8 @@ class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
 
     def __str__(self) -> str:
         """Return a summary such as "2 chains, 7 rules missing; 1 rule added"."""
-        missing = _counted((self.chains, "chain"), (self.rules, "rule"), (self.jumps, "jump"))
-        added = _counted((self.foreign_rules, "rule"), (self.foreign_chains, "chain"))
+        missing = _list_counts((self.chains, "chain"), (self.rules, "rule"), (self.jumps, "jump"))
+        added = _list_counts((self.foreign_rules, "rule"), (self.foreign_chains, "chain"))
         parts = [f"{missing} missing"] if missing else []
         parts += [f"{added} added"] if added else []
         return "; ".join(parts) or "rules in another order"
@@ -169,5 +170,5 @@ def added_entries(lines: Mapping[str, Iterable[str]]) -> dict[str, int]:
     return {table: sum(_LINE_ENTRIES.get(line[:2], 1) for line in of) for table, of in lines.items()}
 
 
-def _counted(*counts: tuple[int, str]) -> str:
-    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts if number)
+def _list_counts(*counts: tuple[int, str]) -> str:
+    return ", ".join(counted(number, noun) for number, noun in counts if number)
