@@ -15,21 +15,3 @@ from pykubeproxy.config.model import (
     LogFormat,
 )
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
-
-__all__ = [
-    "ACTIONS",
-    "SETTINGS",
-    "Address",
-    "Config",
-    "ConfigError",
-    "Conntrack",
-    "DetectLocalMode",
-    "Dispatch",
-    "Loaded",
-    "LogFormat",
-    "Setting",
-    "configz",
-    "dump",
-    "flagz",
-    "load",
-]

@@ -21,35 +21,3 @@ from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
-
-__all__ = [
-    "TABLES",
-    "AlreadyRunning",
-    "Backend",
-    "ExternalWrite",
-    "Failed",
-    "Features",
-    "InstanceLock",
-    "Iptables",
-    "KernelError",
-    "Missing",
-    "NotPermitted",
-    "Rejected",
-    "Runner",
-    "TableCounts",
-    "TableWatch",
-    "Tables",
-    "Unreadable",
-    "WatchedTables",
-    "choose_backend",
-    "live_ruleset",
-    "live_ruleset_about",
-    "load_modules",
-    "local_addresses",
-    "open_iptables",
-    "other_backend_with_chain",
-    "probe_features",
-    "unsupported_reason",
-    "watch_addresses",
-    "watch_tables",
-]

@@ -24,26 +24,3 @@ from pykubeproxy.objects.values import (
     address_warning,
     family_of,
 )
-
-__all__ = [
-    "Deleted",
-    "Endpoint",
-    "EndpointPort",
-    "EndpointSlice",
-    "Event",
-    "Family",
-    "Key",
-    "Kind",
-    "Listed",
-    "Node",
-    "Object",
-    "Port",
-    "Protocol",
-    "Service",
-    "Undecodable",
-    "Updated",
-    "address_and_port",
-    "address_warning",
-    "decode",
-    "family_of",
-]

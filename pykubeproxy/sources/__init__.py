@@ -11,15 +11,3 @@ from pykubeproxy.sources.api import Timing, api_watches, service_objects
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
 from pykubeproxy.sources.watch import Outage, SourceError, Watch
-
-__all__ = [
-    "Client",
-    "ManifestWatch",
-    "Outage",
-    "SourceError",
-    "Timing",
-    "Watch",
-    "api_watches",
-    "load_manifests",
-    "service_objects",
-]

@@ -8,5 +8,3 @@ from pykubeproxy.lab.apiserver.errors import ApiError
 from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, SERVICES
 from pykubeproxy.lab.apiserver.server import ApiServer
 from pykubeproxy.lab.apiserver.store import Store
-
-__all__ = ["ENDPOINT_SLICES", "EVENTS", "NODES", "SERVICES", "ApiError", "ApiServer", "Store"]

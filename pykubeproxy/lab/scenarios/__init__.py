@@ -17,5 +17,3 @@ SCENARIOS: tuple[Scenario, ...] = (
     conditions,
     edge_cases,
 )
-
-__all__ = ["SCENARIOS", "Log", "Scenario", "ScenarioFailed"]
