@@ -20,7 +20,7 @@ docker build --tag "$image" .
 
 if ! kind get clusters | grep -qx "$cluster"; then
     echo "== create a cluster without kube-proxy"
-    # Nodes become ready, but pods that use Services do not before pykubeproxy runs.
+    # Nodes become ready now; pods that use Services become ready only after pykubeproxy runs.
     kind create cluster --name "$cluster" --config manifests/overlays/kind/cluster.yaml
 fi
 kind load docker-image --name "$cluster" "$image"

@@ -53,7 +53,7 @@ def main() -> None:
 
     server = Server(("::", int(os.environ.get("PORT", "8080"))), Answer)
     signal.signal(signal.SIGTERM, stop)
-    # Python runs signal handlers in the main thread, so it only waits.
+    # Python runs signal handlers in the main thread, so the main thread only waits.
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while True:
         signal.pause()
