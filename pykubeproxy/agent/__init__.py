@@ -1,1 +1,1 @@
-"""The agent: takes events in, keeps the cluster's present state, and makes the tables follow it at a measured pace."""
+"""The agent: applies events to the state of the cluster, and syncs the tables with it at a limited rate."""

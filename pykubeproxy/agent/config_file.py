@@ -13,9 +13,8 @@ _PERIOD = 1.0
 class ConfigFileWatch:
     """Watch the configuration file at `path`.
 
-    A file that is written, or replaced by a rename, ends the process; a ConfigMap update does not. The kubelet updates
-    a ConfigMap volume by swapping the symbolic link `..data`, so the path resolves to another file. A removed file
-    changes nothing.
+    A file that is written, or replaced by a rename, ends the process. A ConfigMap update does not: the kubelet swaps the
+    symbolic link `..data`, so the path resolves to another file. A removed file has no effect.
     """
 
     name = "config-file"
@@ -38,7 +37,7 @@ class ConfigFileWatch:
         return bool(seen and before and seen[0] == before[0] and seen != before)
 
     def _look(self) -> tuple[Path, int, int, int] | None:
-        """Return the file that the path resolves to, and what changes when it is written or replaced."""
+        """Return the file that the path resolves to, with its modification time, size and inode; None if there is none."""
         try:
             target = Path(self._path).resolve(strict=True)
             stat = target.stat()

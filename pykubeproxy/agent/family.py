@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Synced(NamedTuple):
-    """A successful sync, and where this node serves node ports; `local_addresses` are read only if that needs them."""
+    """A successful sync, and where this node serves node ports; `local_addresses` are empty without nodePortAddresses."""
 
     report: SyncReport
     node_port_addresses: NodePortAddresses
@@ -58,11 +58,11 @@ class FamilyController:
         self._schedule.external_write(write, self._clock())
 
     def next_check(self) -> float:
-        """Return when `check_drift` has something to do."""
+        """Return when to call `check_drift`."""
         return min(self._schedule.due(), self._schedule.calm_at)
 
     def check_drift(self) -> bool:
-        """Check for drift if a check is due. Returns whether the next sync has something to repair."""
+        """Check for drift if a check is due. Return whether the next sync has something to repair."""
         begun = self._clock()
         if begun >= self._schedule.calm_at:
             self._schedule.calmed()
@@ -83,7 +83,7 @@ class FamilyController:
         return drifted
 
     def sync(self, cluster: Cluster, changed: Collection[Key], node: Node | None) -> Synced | None:
-        """Bring the tables up to date with the cluster. Returns None, having reported why, if that fails."""
+        """Sync the tables with the cluster. If that fails, log and report why, and return None."""
         full, begun = self.tables.needs_resync, self._clock()
         if full:
             self._schedule.resync_starts()
@@ -93,7 +93,7 @@ class FamilyController:
             context = rule_context(config, self._node_name, node, facts, family)
             report = self.tables.sync(cluster, changed, context)
         except (KernelError, SyncFailed) as error:
-            # The kernel may have failed before the tables learned what changed.
+            # The failure may have come before `tables.sync` noted what changed.
             self.tables.require_resync()
             log.error("sync failed, retrying", family=family.value, error=str(error))
             restore_failed = isinstance(error, SyncFailed)

@@ -1,4 +1,4 @@
-"""Delete stale UDP flows from conntrack after each sync, in a thread of its own."""
+"""Delete stale UDP flows from conntrack after syncs, in a separate thread."""
 
 import errno
 import ipaddress
@@ -17,7 +17,7 @@ from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 
 RETRY_PERIOD = 30.0  # seconds
-# Errors that a retry does not cure: no permission, or no conntrack over netlink.
+# Errors that a retry does not help against: no permission, or no conntrack over netlink.
 _PERMANENT = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
 
 log = structlog.get_logger()
@@ -26,10 +26,10 @@ Cleaned = Callable[[Family, float, int], None]
 
 
 class FlowCleaner:
-    """Deletes the UDP flows that a change of Services or endpoints made stale.
+    """Delete the UDP flows that a change of Services or endpoints made stale.
 
-    The reconcile loop calls `synced`; `run` needs a thread of its own. After each scan of a family's flows that thread
-    calls `cleaned` with the family, the seconds it took and the number of flows deleted.
+    The reconcile loop calls `synced`; `run` needs its own thread. After each scan of a family's flows, that thread calls
+    `cleaned` with the family, the duration in seconds and the number of deleted flows.
     """
 
     name = "udp-flows"
@@ -55,14 +55,14 @@ class FlowCleaner:
             self._wake.set()
 
     def run(self) -> None:
-        """Clean whenever a scan is requested, for ever."""
+        """Do each requested scan; never return."""
         while True:
             self.clean()
             self._wake.wait(RETRY_PERIOD if self._pending else None)
             self._wake.clear()
 
     def clean(self) -> None:
-        """Do the requested scans now. Not while `run` runs."""
+        """Do the requested scans now. Do not call while `run` runs."""
         with self._lock:
             pending, self._pending = self._pending, {}
         for flush in pending.values():

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 class Agent:
     """Keep the tables of this node in line with the cluster.
 
-    `wait_for_node` is false if no Node object is expected to come later. With `once`, `run` returns after the first sync.
+    `wait_for_node` is false if no Node object will arrive. With `once`, `run` returns after the first sync.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Agent:
             self._request_sync()
 
     def _apply(self, event: Event) -> bool:
-        """Apply an event to the cluster. Returns whether rules may change: a needless sync delays the next change."""
+        """Apply an event to the cluster. Return whether rules may change: a needless sync delays the next change."""
         services, before = self._cluster.apply(event), self._node
         self._changed |= services
         node = self._cluster.node(self._node_name)
@@ -112,7 +112,7 @@ class Agent:
         self._sync_requested = True
 
     def _next_wakeup(self) -> float:
-        """Return when there is something to do even if no message arrives."""
+        """Return when to wake up even if no message arrives."""
         check = min(family.next_check() for family in self._families) if self._in_sync else math.inf
         gate = self._gate.opens_at(self._cluster, self._node)
         return min(self._next_retry, check, max(gate, self._limiter.due()))
@@ -124,14 +124,14 @@ class Agent:
             self._observers.retry_listeners()
 
     def _repair_drift(self) -> None:
-        """Check for drift where a check is due, and repair it at once, without regard to the rate limit."""
+        """Check for drift if a check is due, and repair it at once, regardless of the rate limit."""
         if self._in_sync:
             drifted = [family.check_drift() for family in self._families]
             if any(drifted):
                 self._sync()
 
     def _may_sync(self) -> bool:
-        """Tell whether a sync is due."""
+        """Return whether a sync is due."""
         now, gate = self._clock(), self._gate.opens_at(self._cluster, self._node)
         if self._sync_requested and now >= gate:
             self._sync_requested = False
@@ -139,7 +139,7 @@ class Agent:
         return now >= max(gate, self._limiter.due())
 
     def _sync(self) -> bool:
-        """Sync all families. Returns whether all of them succeeded."""
+        """Sync all families. Return whether all of them succeeded."""
         self._limiter.started()
         if self._clock() - self._last_resync >= MAX_PERIOD:
             self._last_resync = self._clock()

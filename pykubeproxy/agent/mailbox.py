@@ -1,4 +1,4 @@
-"""The messages of all other threads to the reconcile loop."""
+"""The messages that other threads send to the reconcile loop."""
 
 import queue
 from typing import Any
@@ -28,7 +28,7 @@ _LONGEST_WAIT = 3600.0
 
 
 class Mailbox:
-    """A queue of messages. Any thread and any signal handler may put; the reconcile loop takes."""
+    """A queue of messages. Any thread or signal handler may call `put`; only the reconcile loop calls `take`."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()

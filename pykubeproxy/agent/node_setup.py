@@ -1,6 +1,6 @@
-"""Node set-up that needs all of root's rights: kernel modules, sysctls, conntrack limits and the OOM score.
+"""Set up the node, which needs full root rights: kernel modules, sysctls, conntrack limits and the OOM score.
 
-A privileged init container can do it with --init-only; then the agent changes nothing.
+A privileged init container can do this with --init-only; then the agent finds nothing to change.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _NETFILTER = "proc/sys/net/netfilter/nf_conntrack_"
 log = structlog.get_logger()
 
 
-class Setting(msgspec.Struct, frozen=True):
+class KernelSetting(msgspec.Struct, frozen=True):
     """The value of a file below /proc or /sys; `path` has no leading slash.
 
-    With `at_least`, a higher value stays.
+    With `at_least`, keep a higher value.
     """
 
     path: str
@@ -36,24 +36,24 @@ class Setting(msgspec.Struct, frozen=True):
     at_least: bool = False
 
 
-def settings(config: Config, cores: int) -> tuple[Setting, ...]:
+def settings(config: Config, cores: int) -> tuple[KernelSetting, ...]:
     """Return the settings that a configuration requires on a node with this many cores."""
     return (
         *_table_size(config.conntrack, cores),
         *_tracking(config.conntrack),
-        *((Setting("proc/sys/net/ipv4/conf/all/route_localnet", 1),) if _localhost(config) else ()),
-        Setting(_OOM, config.oom_score_adj),
+        *((KernelSetting("proc/sys/net/ipv4/conf/all/route_localnet", 1),) if _localhost(config) else ()),
+        KernelSetting(_OOM, config.oom_score_adj),
     )
 
 
 def provide_modules(config: Config) -> Backend:
-    """Load the kernel modules that the rules need, as far as permitted, and return the backend.
+    """Load the kernel modules that rules need, as far as permitted, and return the backend.
 
     Raises Missing without iptables.
     """
     backend = choose_backend(config.iptables_backend.value)
     if error := load_modules(backend):
-        # Modules that are missing nevertheless show up when features are probed.
+        # `probe_features` reports modules that are still missing.
         log.debug("kernel modules not loaded", error=error)
     return backend
 
@@ -75,18 +75,18 @@ def set_up(config: Config, root: Path = Path("/")) -> None:
             )
 
 
-def _table_size(config: Conntrack, cores: int) -> tuple[Setting, ...]:
-    """Return the size of the conntrack table and its buckets, four entries in each on average."""
+def _table_size(config: Conntrack, cores: int) -> tuple[KernelSetting, ...]:
+    """Return the limit of the conntrack table, and the number of its buckets: four entries in each on average."""
     if not config.max_per_core:
         return ()
     connections = min(max(config.min, config.max_per_core * cores), HIGHEST_MAX)
     return (
-        Setting(f"{_NETFILTER}max", connections, at_least=True),
-        Setting("sys/module/nf_conntrack/parameters/hashsize", connections // 4, at_least=True),
+        KernelSetting(f"{_NETFILTER}max", connections, at_least=True),
+        KernelSetting("sys/module/nf_conntrack/parameters/hashsize", connections // 4, at_least=True),
     )
 
 
-def _tracking(config: Conntrack) -> tuple[Setting, ...]:
+def _tracking(config: Conntrack) -> tuple[KernelSetting, ...]:
     values = {
         "tcp_timeout_established": config.tcp_established_timeout,
         "tcp_timeout_close_wait": config.tcp_close_wait_timeout,
@@ -96,7 +96,7 @@ def _tracking(config: Conntrack) -> tuple[Setting, ...]:
     }
     return tuple(
         # The kernel takes whole seconds; 0 would end every connection at once.
-        Setting(_NETFILTER + name, max(1, int(value)))
+        KernelSetting(_NETFILTER + name, max(1, int(value)))
         for name, value in values.items()
         if value
     )
@@ -110,7 +110,7 @@ def _localhost(config: Config) -> bool:
     return serves_loopback(tuple(cidr for cidr in addresses if family_of(cidr) is Family.IPV4))
 
 
-def _apply(setting: Setting, root: Path) -> None:
+def _apply(setting: KernelSetting, root: Path) -> None:
     before = system.read_setting(setting.path, root)
     with contextlib.suppress(ValueError):
         current = int(before or "")
@@ -120,7 +120,7 @@ def _apply(setting: Setting, root: Path) -> None:
     log.info("kernel setting changed", setting=f"/{setting.path}", value=setting.value, was=before)
 
 
-def _advice(setting: Setting, number: int | None) -> str:
+def _advice(setting: KernelSetting, number: int | None) -> str:
     if setting.path == _OOM:
         return "grant CAP_SYS_RESOURCE, which is needed to lower it, or set a higher --oom-score-adj"
     if number == errno.ENOENT:

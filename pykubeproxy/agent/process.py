@@ -1,4 +1,4 @@
-"""The agent as a process: build its parts, start a thread for each that waits for something, and end."""
+"""Run the agent as a process: build its parts, start their threads, and stop on signals."""
 
 import signal
 import socket
@@ -27,10 +27,10 @@ log = structlog.get_logger()
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """What `pykubeproxy run` should do.
+    """The options of `pykubeproxy run`.
 
     `loaded` is the configuration; the caller logs its warnings. `flags` are the given flags, for /flagz. `manifests` is
-    a path to read objects from, None for an API server. A change of `config_file`, if not empty, ends the process.
+    a path with objects; None means an API server. A change of `config_file`, if not empty, ends the process.
     """
 
     loaded: Loaded
@@ -49,7 +49,7 @@ def serve(options: RunOptions) -> int:
     node_name = config.hostname_override or socket.gethostname().lower()
     mailbox = Mailbox()
     config_watch = ConfigFileWatch(options.config_file, mailbox.put) if options.config_file else None
-    # Errors of the configuration first, before anything on the node is changed.
+    # Report errors of the configuration before changing anything on the node.
     client = _client(config) if options.manifests is None else None
     set_up(config)
     without_garbage_collection()
@@ -117,14 +117,14 @@ def _run_once(agent: Agent, watches: tuple[Watch, ...], mailbox: Mailbox, flows:
 
 
 def _stop_on_thread_death(mailbox: Mailbox) -> None:
-    """End the process if any thread dies; the DaemonSet restarts it."""
+    """End the process if any thread dies; the kubelet restarts the container."""
 
     def died(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else "unknown"
         try:
             log.error("thread died", thread=name, exc_info=args.exc_value)
         finally:
-            # Even if the log cannot be written, for lack of memory.
+            # Even if logging fails, for example without memory.
             mailbox.put(Stop(1, f"thread {name} died: {args.exc_value!r}"))
 
     threading.excepthook = died

@@ -1,4 +1,4 @@
-"""When rules may be written for the first time: once everything they need from the API server is known."""
+"""Hold the first sync back until everything that rules need from the API server is known."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ WAIT_FOR_POD_CIDRS = 300.0
 
 
 class StartGate:
-    """Tell when syncs may start. `wait_for_node` is false if no Node object is expected to come later."""
+    """Decide when syncs may start. `wait_for_node` is false if no Node object will arrive."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class StartGate:
         self._started = started
 
     def opens_at(self, cluster: Cluster, node: Node | None) -> float:
-        """Return until when syncs must wait for information that may still come; -infinity if for none."""
+        """Return until when syncs must wait for missing information; -infinity if nothing is missing."""
         if not cluster.has_listed(Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
             return math.inf
         if self._lacks_pod_cidrs(node):

@@ -1,4 +1,4 @@
-"""Start-up: choose the backend, open the IP families, and manage memory around the first sync."""
+"""Prepare the first sync: choose the backend, open the IP families, and manage memory."""
 
 import gc
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def kernel_facts(family: Family, features: kernel.Features, with_addresses: bool
 
 
 class Families(msgspec.Struct, frozen=True):
-    """The IP families that this node's kernel supports, and the reason for each other one.
+    """The IP families that this node's kernel supports, and for each other one the reason.
 
     `watch` listens for writes of other programs to the tables; None if disabled or not possible.
     """

@@ -1,4 +1,4 @@
-"""Configuration: a KubeProxyConfiguration file and flags in, one frozen and checked Config out.
+"""Build one frozen and checked Config from a KubeProxyConfiguration file and flags.
 
 Pure: callers read the file. One table, `SETTINGS`, defines each setting's flag, field, default, kind and help.
 """

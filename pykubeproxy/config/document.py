@@ -17,7 +17,7 @@ API_VERSION = f"{GROUP}/v1alpha1"
 _FIELDS = frozenset(setting.field for setting in SETTINGS if setting.field)
 _SECTIONS = frozenset(field[:at] for field in _FIELDS for at, letter in enumerate(field) if letter == ".")
 _MAX_SHOWN = 80
-# The exact text of kube-proxy: monitoring looks for it.
+# The exact text of kube-proxy, which monitoring may match.
 _WARNING = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees"
     " and is for debugging purposes only."
@@ -42,7 +42,7 @@ def show(value: object) -> str:
 def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     """Return the mapping in a YAML or JSON text, and a warning for each duplicate key.
 
-    Raise ConfigError if it is not YAML or not a mapping.
+    Raises ConfigError if it is not YAML or not a mapping.
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
@@ -58,7 +58,7 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
 
 
 def _only_document(text: str) -> yaml.Document:
-    """Return the first document. Only empty ones may follow, such as after a last "---"."""
+    """Return the first document. Only empty ones may follow, for example after a trailing "---"."""
     first, *others = [*yaml.documents(text)] or [yaml.Document(1, None)]
     for other in others:
         if other.content is not None:
@@ -104,14 +104,14 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
 def check_header(content: Mapping[str, object]) -> None:
     """Raise ConfigError unless apiVersion and kind are those of a kube-proxy configuration."""
     for field, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
-        found = content.get(field)
-        if found != expected:
-            what = "is missing" if found is None else f"{show(found)} is not valid"
+        value = content.get(field)
+        if value != expected:
+            what = "is missing" if value is None else f"{show(value)} is not valid"
             raise ConfigError(field, f"{what}: must be {expected}")
 
 
 def fields(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of known fields by path. Raise ConfigError if a section is not a mapping."""
+    """Return the values of known fields by path. Raises ConfigError if a section is not a mapping."""
     return {path: value for path, value in _walk(content, "") if path in _FIELDS}
 
 
@@ -139,7 +139,7 @@ def _unknown(path: str) -> str:
 
 
 def _nearest(path: str) -> str:
-    """Return the known path that is probably meant: the same name in another section, or a similar one."""
+    """Return the most similar known path: the same name in another section, or a close match; "" if there is none."""
     name = path.lower().rpartition(".")[2]
     known = {field.lower(): field for field in sorted(_FIELDS | _SECTIONS)}
     elsewhere = [field for lower, field in known.items() if lower.rpartition(".")[2] == name]
@@ -175,7 +175,7 @@ def _document(config: Config) -> dict[str, object]:
 def dump(config: Config) -> str:
     """Return a configuration file for this Config, in YAML.
 
-    Values that only flags can set are lost: the master, a minSyncPeriod of 0, and servers turned off.
+    Omits values that only flags can set: the master, a minSyncPeriod of 0, and servers turned off.
     """
     return yaml.dump(_document(config))
 
@@ -196,5 +196,5 @@ def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
     try:
         return kind.text(kind.parse(given))
     except ValueError:
-        # Flags that a configuration file overrides are not checked.
+        # `load` does not check flags that a configuration file overrides.
         return given

@@ -22,7 +22,7 @@ EXPECTED = 'a duration such as "30s", "1m30s" or "0"'
 
 
 def parse(text: str) -> float:
-    """Return the seconds of a Go duration. Raise ValueError."""
+    """Return the seconds of a Go duration. Raises ValueError."""
     sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     if body == "0":
         return 0.0

@@ -1,6 +1,6 @@
-"""Kinds of setting values: how to read each from YAML or a flag, and how to write it.
+"""Kinds of setting values: read each from YAML or a flag, and write it.
 
-Their functions raise ValueError with what is allowed ("must be ..."); the caller adds the setting.
+All functions raise ValueError with the allowed values ("must be ..."); the caller adds the setting.
 """
 
 import enum
@@ -132,7 +132,7 @@ NUMBER = ValueKind("NUMBER", _number, _parse_number, _plain_number, lambda value
 def _duration(nanoseconds: bool = False) -> ValueKind:
     """Return the kind for durations in seconds, 0 or more; `nanoseconds` permits a bare number of them in YAML.
 
-    kube-proxy takes a number only for logging.flushFrequency, in nanoseconds; the number 0 is accepted here for all.
+    kube-proxy accepts a number only for logging.flushFrequency, in nanoseconds. Here all durations accept the number 0.
     """
     allowed = f"must be {durations.EXPECTED}"
 
@@ -260,7 +260,7 @@ VMODULE = ValueKind("PATTERN=N", _read_vmodule, _parse_vmodule, _plain_vmodule, 
 
 
 def flag_text(kind: ValueKind, raw: object) -> str:
-    """Return the text of a flag's value; of a repeated flag all values joined, or for most kinds the last."""
+    """Return the text of a flag's value. Of a repeated flag, join all values if the kind allows it, or return the last."""
     if isinstance(raw, bool):
         return "true" if raw else "false"
     if isinstance(raw, list | tuple):

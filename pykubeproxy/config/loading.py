@@ -37,14 +37,14 @@ _INTERFACE_OF = {
 
 
 def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str, object]) -> Loaded:
-    """Return the Config for a configuration file and flags. Raise ConfigError.
+    """Return the Config for a configuration file and flags. Raises ConfigError.
 
     `content` is the file's text (YAML or JSON, bytes in UTF-8) or the parsed mapping; None means no file. `flags` are
     the given flags without dashes: {"v": "2", "masquerade-all": "true"}, with a list for a repeated flag. They may
     include `ACTIONS`.
 
-    With a file, only flags with `beside_config` count, with a warning for each other flag. Unknown and duplicate fields
-    are warnings too: kube-proxy decodes v1alpha1 strictly, then leniently.
+    With a file, only flags with `beside_config` count; each other flag causes a warning. Unknown and duplicate fields
+    cause warnings too, as in kube-proxy, which falls back to lenient decoding for v1alpha1.
     """
     if unknown := sorted(set(flags) - _FLAGS):
         raise ConfigError(f"--{unknown[0]}", "unknown flag")
@@ -61,12 +61,12 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
                 given |= _given(setting, f"--{setting.flag}", text, kind.parse, zero is Zero.DEFAULT)
             warnings += _flag_warnings(setting, content is not None)
     values = _defaults(given) | {
-        setting.attribute: one.value for setting, one in given.items() if setting.attribute
+        setting.attribute: entry.value for setting, entry in given.items() if setting.attribute
     }
     if content is None:
         values |= _deprecated_ports(values, given, flags)
     config = msgspec.convert(document.nested(values | {"ignored": _ignored(given)}), Config)
-    _check(config, {setting.attribute: one.name for setting, one in given.items()})
+    _check(config, {setting.attribute: entry.name for setting, entry in given.items()})
     return Loaded(config, tuple(warnings))
 
 
@@ -82,7 +82,7 @@ def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[
 def _given(
     setting: Setting, name: str, raw: object, read: Callable[..., object], zero_is_default: bool
 ) -> _Givens:
-    """Return the value of a field or flag, nothing for the default. Raise ConfigError."""
+    """Return the value of a field or flag, an empty mapping for the default. Raises ConfigError."""
     if raw == "" and zero_is_default:
         return {}
     try:
@@ -105,7 +105,9 @@ def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
 def _defaults(given: _Givens) -> dict[str, object]:
     """Return the defaults by attribute. Those of the servers depend on the family of bindAddress."""
     values = {setting.attribute: setting.default for setting in SETTINGS if setting.attribute}
-    bind = next((str(one.value) for setting, one in given.items() if setting.attribute == "bind_address"), "")
+    bind = next(
+        (str(entry.value) for setting, entry in given.items() if setting.attribute == "bind_address"), ""
+    )
     if ":" in bind:
         values["health_address"] = Address("::", HEALTH_PORT)
         values["metrics_address"] = Address("::1", METRICS_PORT)
@@ -120,7 +122,7 @@ def _deprecated_ports(
     As in kube-proxy, a port alone has no effect because the default address has a port.
     """
     changed: dict[str, object] = {}
-    ports = {setting.flag: one.value for setting, one in given.items() if setting.instead}
+    ports = {setting.flag: entry.value for setting, entry in given.items() if setting.instead}
     for attribute, name in (("health_address", "healthz"), ("metrics_address", "metrics")):
         port, address = ports.get(f"{name}-port"), values[attribute]
         text = flag_text(STRING, flags.get(f"{name}-bind-address", ""))
@@ -132,9 +134,9 @@ def _deprecated_ports(
 
 
 def _check(config: Config, names: Mapping[str, str]) -> None:
-    """Raise ConfigError for conflicting settings. `names` are those of given values in messages."""
+    """Raise ConfigError for conflicting settings. `names` are the fields or flags that messages name, by attribute."""
 
-    def refuse(attribute: str, value: str, allowed: str) -> NoReturn:
+    def reject(attribute: str, value: str, allowed: str) -> NoReturn:
         field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
         raise ConfigError(names.get(attribute, field), f"{value} is not valid: must {allowed}")
 
@@ -144,20 +146,20 @@ def _check(config: Config, names: Mapping[str, str]) -> None:
         ("config_sync_period", config.config_sync_period),
     ):
         if period <= 0:
-            refuse(attribute, durations.render(period), "be greater than 0")
+            reject(attribute, durations.render(period), "be greater than 0")
     if least > most:
         limit = f"be at most the sync period, {durations.render(most)}"
-        refuse("iptables.min_sync_period", durations.render(least), limit)
+        reject("iptables.min_sync_period", durations.render(least), limit)
     interface = _INTERFACE_OF.get(config.detect_local.mode)
     if interface and not getattr(config.detect_local, interface):
         allowed = f"name an interface, as the mode is {config.detect_local.mode}"
-        refuse(f"detect_local.{interface}", '""', allowed)
+        reject(f"detect_local.{interface}", '""', allowed)
 
 
 def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:
     """Return the given fields without effect that differ from their default."""
     return tuple(
-        (setting.field, one.value)
-        for setting, one in given.items()
-        if setting.ignored and setting.field and one.value != setting.default
+        (setting.field, entry.value)
+        for setting, entry in given.items()
+        if setting.ignored and setting.field and entry.value != setting.default
     )

@@ -18,7 +18,7 @@ class ConfigError(Exception):
         self.field = field
 
 
-class Backend(enum.StrEnum):
+class IptablesBackend(enum.StrEnum):
     """The iptables variant that writes the rules; AUTO selects the one the node uses."""
 
     AUTO = "auto"
@@ -142,7 +142,7 @@ class Config(msgspec.Struct, frozen=True):
     health_address, metrics_address: None means no such server.
     node_port_addresses: canonical CIDRs, or "primary" alone; empty means all addresses of the node.
     config_sync_period: seconds.
-    ignored: (field path, value) of settings without effect that differ from their default.
+    ignored: (field path, value) of each setting without effect that differs from its default.
     """
 
     client: ClientConnection
@@ -154,7 +154,7 @@ class Config(msgspec.Struct, frozen=True):
     bind_address_hard_fail: bool
     mode: str
     iptables: IptablesSettings
-    iptables_backend: Backend
+    iptables_backend: IptablesBackend
     dispatch: Dispatch
     detect_local: DetectLocal
     node_port_addresses: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Kinds of network values: addresses, CIDRs, interfaces, all made canonical."""
+"""Kinds of network values in canonical form: addresses, CIDRs, interfaces."""
 
 import ipaddress
 import re
@@ -44,7 +44,7 @@ def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def split_address(text: str) -> tuple[str, int | None]:
-    """Return IP and port of "IP", "IPv4:port" or "[IPv6]:port"; the port is None if missing. Raise ValueError."""
+    """Return IP and port of "IP", "IPv4:port" or "[IPv6]:port"; the port is None if missing. Raises ValueError."""
     match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:\[\]]*)):([0-9]{1,5})", text)
     host, port = (match[1] or match[2] or "", int(match[3])) if match else (text, None)
     if port is not None and not 1 <= port <= 65535:
@@ -72,7 +72,7 @@ def address(default_port: int) -> ValueKind:
 def interface(longest: int) -> ValueKind:
     """Return the kind for an interface name of at most `longest` bytes, or empty text.
 
-    Interface names have up to 15 bytes; a prefix has 14, since iptables appends "+". A final "+" and quotes are refused
+    Interface names have up to 15 bytes; a prefix has 14, since iptables appends "+". A final "+" and quotes are rejected
     because the name becomes part of a rule.
     """
 

@@ -1,6 +1,6 @@
-"""The table of settings: flags, fields, defaults, checks, help, /configz and /flagz are derived from it.
+"""The table of settings, the only source of flags, fields, defaults, checks, help, /configz and /flagz.
 
-To add a setting, add an entry to OURS and an attribute to Config. The order is that of /configz.
+To add a setting, add an entry to OURS and an attribute to Config. /configz has the order of the table.
 """
 
 import enum
@@ -21,7 +21,14 @@ from pykubeproxy.config.kinds import (
     integer,
     of_text,
 )
-from pykubeproxy.config.model import Address, Backend, DetectLocalMode, Dispatch, FeatureGates, LogFormat
+from pykubeproxy.config.model import (
+    Address,
+    DetectLocalMode,
+    Dispatch,
+    FeatureGates,
+    IptablesBackend,
+    LogFormat,
+)
 from pykubeproxy.config.network import (
     CIDRS,
     CLUSTER_CIDRS,
@@ -247,7 +254,7 @@ KUBE_PROXY: tuple[Setting, ...] = (
 )
 
 OURS: tuple[Setting, ...] = (
-    Setting("pykubeproxy.iptablesBackend", "iptables-backend", choice(Backend), Backend.AUTO,
+    Setting("pykubeproxy.iptablesBackend", "iptables-backend", choice(IptablesBackend), IptablesBackend.AUTO,
             "The iptables variant that writes the rules; auto selects the one this node uses.",
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,

@@ -17,9 +17,9 @@ else:
 
 __all__ = ["Document", "MarkedYAMLError", "YAMLError", "documents", "dump", "resolve"]
 
-# Deeper than any object or configuration; libyaml overruns its stack at some ten thousand.
+# Deeper than any object or configuration; libyaml overflows its stack at some tens of thousands.
 _MAX_DEPTH = 200
-# Characters and values that the aliases of one text may stand for.
+# The maximum of characters and values that the aliases of one text expand to.
 _MAX_ALIASED = 10_000_000
 
 _TAG = "tag:yaml.org,2002:"
@@ -55,7 +55,7 @@ class Document(NamedTuple):
 def documents(text: str | bytes) -> Iterator[Document]:
     """Yield each document of a text.
 
-    Raise YAMLError for text that is not YAML, is nested too deeply, or whose aliases stand for too much.
+    Raises YAMLError for text that is not YAML, is nested too deeply, or whose aliases expand to too much.
     """
     _check_size(yaml.parse(text, Loader=_Loader))
     loader = _Loader(text)
@@ -82,7 +82,7 @@ def resolve(text: str) -> bool | int | float | str | None:
 
 
 def _number(plain: str, text: str) -> int | float | str:
-    """Return the number, or `text` if it is none or out of range."""
+    """Return the number, or `text` if it is not a number or out of range."""
     if _INTEGER.fullmatch(plain):
         digits = plain.lstrip("+-")
         is_octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
@@ -109,7 +109,7 @@ class _Dumper(yaml.SafeDumper):
     resolve = _tag
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Represent half a surrogate pair, as of a path that is not UTF-8, in binary: libyaml rejects its escape."""
+        """Represent half a surrogate pair (from a path that is not UTF-8) in binary: libyaml rejects its escape."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -183,7 +183,7 @@ def _duplicates(node: yaml.Node, path: tuple[str, ...], visited: set[int]) -> It
 
 
 def _check_size(events: Iterable[yaml.Event]) -> None:
-    """Raise MarkedYAMLError if a text is too deep, its aliases stand for too much, or one contains itself."""
+    """Raise MarkedYAMLError if a text is nested too deeply, its aliases expand to too much, or one contains itself."""
     size = aliased = 0
     anchored: dict[str | None, int] = {}  # sizes
     open_collections: list[tuple[str | None, int]] = []  # anchor, and size before it
@@ -195,7 +195,7 @@ def _check_size(events: Iterable[yaml.Event]) -> None:
                 added = anchored[event.anchor]
                 size, aliased = size + added, aliased + added
                 if aliased > _MAX_ALIASED:
-                    raise _fault("its aliases stand for too much", event)
+                    raise _fault("its aliases expand to too much", event)
             case yaml.ScalarEvent():
                 size += 1 + len(event.value)
                 if event.anchor:

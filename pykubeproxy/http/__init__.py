@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on h11: bounded threads, bytes and seconds per client; keep-alive, streams and TLS."""
+"""An HTTP/1.1 server on h11: limited threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,13 +7,13 @@ import msgspec
 TEXT, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
 Send = Callable[[bytes], None]
-#: Writes a body piece by piece and returns at its end. Gets a function that sends a piece at once (the headers go
-#: with the first one, which may be empty), and the connection's file descriptor, readable when the client leaves.
+#: Write a body piece by piece. The first argument sends a piece at once; the headers go with the first piece, which may
+#: be empty. The second is the connection's file descriptor, which becomes readable when the client leaves.
 Stream = Callable[[Send, int], None]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What clients may use. Seconds of None mean no limit."""
+    """Limits for clients. Seconds of None mean no limit."""
 
     connections: int = 32  # each has a thread
     head_bytes: int = 8192  # request line and headers

@@ -14,11 +14,11 @@ import msgspec
 
 from pykubeproxy.http import Handler, Limits, Request, Response
 
-# Time and bytes to read from a refused client. Closing a socket with unread data sends a reset, which may overtake
-# the response.
+# Limits for reading from a client after an error response. Closing a socket with unread data sends a reset, which may
+# overtake the response.
 _LINGER_SECONDS, _LINGER_BYTES = 0.5, 1 << 18
 _READ_BYTES = 1 << 16
-# h11 accepts these, proxies in front of us may read them differently: a bare CR or LF, and a folded header.
+# A bare CR or LF, or a folded header: h11 accepts them, but a proxy in front may read them differently.
 _AMBIGUOUS_LINE = re.compile(rb"\r(?!\n)|(?<!\r)\n|\r\n[ \t]")
 
 
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Answer requests until the client leaves or breaks a rule. Call `on_request` before each but the first.
 
-    Raise OSError if the client is gone or too slow, and what the handler raises, after sending a 500.
+    Raises OSError if the client is gone or too slow. Sends a 500 if the handler raises, and passes its exception on.
     """
     exchange = _Exchange(connection, limits)
     while exchange.answer(handler):
@@ -35,8 +35,8 @@ def serve(
         on_request()
 
 
-class _Refused(Exception):
-    """The request gets an error response and does not reach the handler."""
+class _HttpError(Exception):
+    """An error that the server itself answers, with `response`."""
 
     def __init__(self, status: int, reason: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(reason)
@@ -53,14 +53,14 @@ class _Exchange:
         self._limits = limits
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._deadline = time.monotonic() + limits.request_seconds
-        self._head_only = False  # the response has no body, as HEAD wants it
+        self._head_only = False  # the request is a HEAD: its response has no body
 
     def answer(self, handler: Handler) -> bool:
         """Answer one request. Return False if the connection cannot be used for another."""
         try:
             request = self._request()
-        except _Refused as refused:
-            self._send(refused.response)
+        except _HttpError as error:
+            self._send(error.response)
             self._linger()
             return False
         if request is None:
@@ -68,13 +68,13 @@ class _Exchange:
         try:
             response = handler(request)
         except Exception:
-            self._send(_Refused(500).response)
+            self._send(_HttpError(500).response)
             raise
         self._send(response)
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
 
     def wait(self) -> None:
-        """Wait for the next request. Raise TimeoutError if none begins in time."""
+        """Wait for the next request. Raises TimeoutError if none begins in time."""
         self._protocol.start_next_cycle()
         if not self._protocol.trailing_data[0]:
             self._socket.settimeout(self._limits.idle_seconds)
@@ -106,14 +106,14 @@ class _Exchange:
             try:
                 event = self._protocol.next_event()
             except h11.RemoteProtocolError as error:
-                raise _Refused(error.error_status_hint) from error
+                raise _HttpError(error.error_status_hint) from error
             if event is not h11.NEED_DATA:
                 return event
             self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
             try:
                 data = self._socket.recv(_READ_BYTES)
             except TimeoutError:
-                raise _Refused(408) from None
+                raise _HttpError(408) from None
             if received is not None:
                 received += data
             self._protocol.receive_data(data)
@@ -158,16 +158,16 @@ class _Exchange:
 
 
 def _checked(event: h11.Request, head: bytes, limits: Limits) -> Request:
-    """Return a request without its body. Raise _Refused for one that is ambiguous, not allowed or too large."""
+    """Return a request without its body. Raises _HttpError if it is ambiguous, not allowed or too large."""
     if len(head) > limits.head_bytes or len(event.headers) > limits.headers:
-        raise _Refused(431)
+        raise _HttpError(431)
     if _AMBIGUOUS_LINE.search(head):
-        raise _Refused(400, "malformed line end")
+        raise _HttpError(400, "malformed line end")
     if event.http_version not in (b"1.0", b"1.1"):
-        raise _Refused(505)
+        raise _HttpError(505)
     method = event.method.decode()
     if limits.methods and method not in limits.methods:
-        raise _Refused(405, headers=(("Allow", ", ".join(limits.methods)),))
+        raise _HttpError(405, headers=(("Allow", ", ".join(limits.methods)),))
     headers: dict[str, str] = {}
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode(), raw_value.decode("latin-1")
@@ -186,9 +186,9 @@ def _split(target: str) -> tuple[str, str]:
     except ValueError:
         path = ""
     if not path.startswith("/"):
-        raise _Refused(400, "malformed path")
+        raise _HttpError(400, "malformed path")
     return path, query
 
 
-def _too_large(limits: Limits) -> _Refused:
-    return _Refused(413, f"at most {limits.body_bytes} bytes are accepted")
+def _too_large(limits: Limits) -> _HttpError:
+    return _HttpError(413, f"at most {limits.body_bytes} bytes are accepted")

@@ -31,8 +31,8 @@ class _Listener(NamedTuple):
 class Server:
     """An HTTP server on any number of addresses. It depends on no other thread of the process.
 
-    At `limits.connections`, a new connection ends the one whose latest request began first: honest clients finish
-    within milliseconds, so that one most likely idles or stalls.
+    At `limits.connections`, a new connection ends the one whose latest request began first. That one is most likely idle
+    or stalled: honest clients finish within milliseconds.
     """
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
@@ -52,7 +52,7 @@ class Server:
     def listen(
         self, host: str, port: int, handler: Handler, tls: ssl.SSLContext | None = None
     ) -> Callable[[], None]:
-        """Serve `handler` on one more address; return a function that stops it. Raise OSError if the bind fails.
+        """Serve `handler` on one more address; return a function that stops it. Raises OSError if the bind fails.
 
         The host "" stands for every address of this node, "0.0.0.0" for every IPv4 and "::" for every IPv6 one.
         """
@@ -114,7 +114,7 @@ class Server:
                         connection = listener.tls.wrap_socket(
                             connection, server_side=True, do_handshake_on_connect=False
                         )
-                except BlockingIOError:  # the client has left again
+                except BlockingIOError:  # the client has left
                     continue
                 except OSError as error:  # out of file descriptors, or the listener was closed
                     log.debug("accept failed", server=self._name, error=str(error))
@@ -175,6 +175,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """Make all calls on the connection fail; its own thread closes it."""
+    """Make all calls on the connection fail, so that its own thread closes it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without the exchange that ends TLS

@@ -1,6 +1,6 @@
-"""The only package that touches Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
+"""The interface of the agent to Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
 
-A thin interface to command-line tools and netlink; it makes no decision about rules.
+It calls command-line tools and netlink, and makes no decision about rules.
 """
 
 from pykubeproxy.kernel.addresses import local_addresses, watch_addresses

@@ -1,6 +1,6 @@
 """Read the addresses, interfaces and routes of the calling thread's network namespace, and watch the addresses.
 
-pyroute2 is imported when it is needed: that takes 0.1 s, and most commands do without it.
+Import pyroute2 only where it is needed: the import takes 0.1 s, and most commands do without it.
 """
 
 import contextlib
@@ -50,10 +50,10 @@ class NetworkRoute(NamedTuple):
 
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
-    """Return all addresses of a family, link-local ones too, sorted. Raise KernelError."""
+    """Return all addresses of a family, link-local ones too, sorted. Raises KernelError."""
     with _iproute("addresses") as route:
         names = _interface_names(route)
-        found = [
+        addresses = [
             # On a point-to-point link, IFA_ADDRESS is the peer's.
             LocalAddress(
                 message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"),
@@ -62,38 +62,38 @@ def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
             )
             for message in route.get_addr(family=ADDRESS_FAMILY[family])
         ]
-    return tuple(sorted(found))
+    return tuple(sorted(addresses))
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Return all interfaces, sorted by name. Raise KernelError."""
+    """Return all interfaces, sorted by name. Raises KernelError."""
     with _iproute("interfaces") as route:
-        found = [
+        links = [
             Interface(link.get_attr("IFLA_IFNAME"), link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "")
             for link in route.get_links()
         ]
-    return tuple(sorted(found))
+    return tuple(sorted(links))
 
 
 def routes(family: Family) -> tuple[NetworkRoute, ...]:
-    """Return the routes of the main table, a multipath route with its first next hop. Raise KernelError."""
+    """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
     with _iproute("routes") as route:
         names = _interface_names(route)
-        found = []
+        network_routes = []
         for message in route.get_routes(family=ADDRESS_FAMILY[family], table=_RT_TABLE_MAIN):
             network = f"{message.get_attr('RTA_DST') or _UNSPECIFIED[family]}/{message['dst_len']}"
             hops = message.get_attr("RTA_MULTIPATH") or ()
             index = message.get_attr("RTA_OIF") or next((hop["oif"] for hop in hops), 0)
-            found.append(NetworkRoute(network, names.get(index, "")))
-    return tuple(found)
+            network_routes.append(NetworkRoute(network, names.get(index, "")))
+    return tuple(network_routes)
 
 
 @contextlib.contextmanager
 def local_address_lookup() -> Iterator[Callable[[bytes], bool]]:
-    """Give a function that returns whether an address, in network order, is local, as `-m addrtype --dst-type LOCAL`.
+    """Yield a function that returns whether an address, in network order, is local, as `-m addrtype --dst-type LOCAL`.
 
-    Local are addresses with a route of type local: interface addresses, 127.0.0.0/8, and ranges that were given such a
-    route. A lookup takes about 0.2 ms.
+    An address is local if its route has type local: interface addresses, 127.0.0.0/8, and ranges with such a route. A
+    lookup takes about 0.2 ms.
     """
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
@@ -113,7 +113,7 @@ def local_address_lookup() -> Iterator[Callable[[bytes], bool]]:
 def watch_addresses(changed: Callable[[], None]) -> None:
     """Call `changed` from a new thread whenever addresses are added or removed; one call may stand for many changes.
 
-    An exception from `changed` ends the thread. Raise KernelError if the kernel refuses the subscription.
+    An exception from `changed` ends the thread. Raises KernelError if the kernel rejects the subscription.
     """
     try:
         events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -132,7 +132,7 @@ def watch_addresses(changed: Callable[[], None]) -> None:
 
 
 def _discard(events: socket.socket) -> None:
-    """Read all pending messages; their contents do not matter, nor whether the kernel dropped some (ENOBUFS)."""
+    """Read and ignore all pending messages. Ignore ENOBUFS too: the caller does not need dropped messages."""
     while True:
         try:
             events.recv(65536)
@@ -145,7 +145,7 @@ def _discard(events: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _iproute(what: str) -> Iterator["IPRoute"]:
-    """Open rtnetlink to read `what`. Raise KernelError."""
+    """Open rtnetlink to read `what`. Raises KernelError."""
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

@@ -11,7 +11,7 @@ from pykubeproxy.kernel.tools import PACKAGE, Backend, default_backend
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 
-# With more entries, iptables-legacy needs 0.1 s and more to look up a chain.
+# With more entries, iptables-legacy takes 0.1 s or more to look up a chain.
 _LARGE = 5000
 # Chains of the kubelet in mangle that show its backend (KEP-3178).
 HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
@@ -20,11 +20,11 @@ HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBE
 def choose_backend(
     setting: Literal["auto", "nft", "legacy"], runner: Runner | None = None, holding: ChainKey | None = None
 ) -> Backend:
-    """Return the configured backend; for `auto` the one this node uses. Changes no table. Raise Missing.
+    """Return the configured backend; for `auto`, the one this node uses. Changes no table. Raises Missing.
 
     `auto` prefers the backend with the kubelet's hint chain, then the one with more rules, then that of the plain
     iptables command. Read-only callers may pass `holding`: if only one backend has this chain, it comes first. A large
-    legacy table counts as having it.
+    legacy table counts as having the chain.
     """
     runner = runner or Runner()
     if setting != "auto":
@@ -49,7 +49,7 @@ def choose_backend(
 
 
 def other_backend_with_chain(used: Backend, chain: ChainKey, runner: Runner | None = None) -> Backend | None:
-    """Return the other backend if it has a chain too, in either family: packets then pass the rules of both.
+    """Return the other backend if either family has a chain in it too: packets then pass the rules of both.
 
     None if the other backend cannot be read. Changes no table.
     """
@@ -69,7 +69,7 @@ def _installed(backend: Backend, runner: Runner) -> list[Iptables]:
 
 
 def _has_or_is_large(iptables: Iptables, chain: ChainKey) -> bool:
-    # The kernel can be asked for the size in this namespace only.
+    # The kernel reports the size for this namespace only.
     measurable = iptables.backend is Backend.LEGACY and not iptables.runner.prefix
     return (measurable and entries(iptables.family, chain.table) >= _LARGE) or _has_any((iptables,), (chain,))
 

@@ -1,7 +1,7 @@
 """List the UDP flows of the kernel's connection tracking table, and delete single ones.
 
-A table may hold hundreds of thousands of entries: each costs 4 microseconds here, 436 with pyroute2, and only one read
-is held in memory. Works on the network namespace of the calling thread.
+A table may hold hundreds of thousands of entries. Each takes 4 microseconds here, 436 with pyroute2, and memory holds
+only one read. Works on the network namespace of the calling thread.
 """
 
 import socket
@@ -14,7 +14,7 @@ from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 
 # An address in network order, of 4 or 16 bytes, and a port.
-End = tuple[bytes, int]
+AddressAndPort = tuple[bytes, int]
 
 # linux/netfilter/nfnetlink_conntrack.h
 _GET, _DELETE, _GET_STATS = 1 << 8 | 1, 1 << 8 | 2, 1 << 8 | 5
@@ -39,16 +39,16 @@ class Flow(NamedTuple):
     Without DNAT, `reply_source` is `destination`. `raw` is for `delete`.
     """
 
-    source: End
-    destination: End
-    reply_source: End
+    source: AddressAndPort
+    destination: AddressAndPort
+    reply_source: AddressAndPort
     raw: bytes
 
 
 def udp_flows(family: Family) -> Iterator[Flow]:
     """Yield the UDP flows of a family in the default conntrack zone.
 
-    Flows that start or end meanwhile may come twice or not at all. Raise OSError without CAP_NET_ADMIN or without
+    Flows that start or end meanwhile may come twice or not at all. Raises OSError without CAP_NET_ADMIN or without
     connection tracking.
     """
     layout = _TUPLE[family]
@@ -69,7 +69,7 @@ def udp_flows(family: Family) -> Iterator[Flow]:
 
 
 def delete(flow: Flow) -> bool:
-    """Delete a flow that `udp_flows` returned, else raise ValueError; return whether it still existed. Raise OSError."""
+    """Delete a flow from `udp_flows`. Return whether it still existed. Raises OSError, ValueError for any other flow."""
     family = Family.IPV4 if len(flow.source[0]) == 4 else Family.IPV6
     # A request without a tuple would delete the whole table.
     original = flow.raw[: _TUPLE[family].size]
@@ -83,7 +83,7 @@ def delete(flow: Flow) -> bool:
 
 
 def load() -> None:
-    """Load connection tracking into the kernel, so that its settings exist. Raise OSError."""
+    """Load connection tracking into the kernel, so that its settings exist. Raises OSError."""
     netfilter.request(_GET_STATS, 0, socket.AF_UNSPEC, b"")
 
 

@@ -43,7 +43,7 @@ class Failed(KernelError):
 
 
 class Unreadable(Failed):
-    """A table or a built-in chain holds rules that iptables cannot show, such as may be made with nft."""
+    """A table or built-in chain holds rules that iptables cannot show, such as those made with nft."""
 
 
 class NotPermitted(KernelError):
@@ -57,8 +57,8 @@ class NotPermitted(KernelError):
 class Rejected(KernelError):
     """iptables-restore rejected a line of its input.
 
-    The block (up to COMMIT) that holds the line had no effect; blocks before it are in force. `line_number` counts from
-    1. Legacy, and nft up to 1.8.7, cannot tell which line it was: see `whole_block`.
+    The block (up to COMMIT) with the line had no effect; blocks before it are in force. `line_number` starts at 1. Legacy,
+    and nft up to 1.8.7, do not report which line it was: see `whole_block`.
     """
 
     def __init__(self, line_number: int, line: str, message: str, exit_code: int) -> None:
@@ -70,7 +70,7 @@ class Rejected(KernelError):
 
     @property
     def whole_block(self) -> bool:
-        """Whether the line is only the end of the block, so that any rule in it may be the reason."""
+        """Whether the line is the end of the block, so that any rule in the block may be the reason."""
         return self.line == "COMMIT"
 
     @property
@@ -80,7 +80,7 @@ class Rejected(KernelError):
 
 
 class LockHeld(KernelError):
-    """Another program held the lock of the legacy tables for as long as we waited; `command` if that is known."""
+    """Another program held the lock of the legacy tables until our timeout; `command` is its command line, if known."""
 
     def __init__(self, lock_file: str, holder: int | None, command: str = "") -> None:
         who = f"by process {holder}" if holder else "by a process that is not visible from here"

@@ -1,4 +1,4 @@
-"""Values about writes of other programs to the tables we use."""
+"""Values that describe writes of other programs to the tables we use."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class ExternalWrite(msgspec.Struct, frozen=True):
     """Another program wrote to a family's tables: to `chains`, or somewhere in `tables` if the chains are not known.
 
     `chains` are named KUBE-…, or lost a rule that jumps to such a chain. `writer` is the program, such as
-    `"iptables" (process 4711)`, or "" if the kernel does not tell; the number is that of the initial pid namespace.
+    `"iptables" (process 4711)`, or "" if the kernel does not report it; the number is from the initial pid namespace.
     """
 
     family: Family
@@ -25,15 +25,15 @@ class ExternalWrite(msgspec.Struct, frozen=True):
 
     @classmethod
     def anywhere(cls, family: Family) -> "ExternalWrite":
-        """Return a write of which nothing is known but the family."""
+        """Return a write to unknown tables of a family."""
         return cls(family, frozenset(TABLES))
 
 
 class TableCounts(msgspec.Struct, frozen=True):
     """How many entries a family's tables hold after a write, by table: one for a rule, two for a chain.
 
-    `ours` are those of our chains. `others` are those of other chains in the tables that were read before the write; the
-    other tables have as many as after the last write. `added` says by how many the write changed `others`.
+    `ours` are those of our chains. `others` are those of foreign chains, in the tables that were read before the write;
+    the numbers for other tables are those after the last write. `added` is by how many the write changed `others`.
     """
 
     ours: Mapping[str, int] = {}

@@ -1,8 +1,8 @@
-"""Find out which features this kernel and this iptables have, and load the kernel modules that rules need.
+"""Probe the features of this kernel and this iptables, and load the kernel modules that rules need.
 
-The kernel answers whether it has a match or a target without touching any table: iptables makes the same requests when it
-loads an extension. They need CAP_NET_ADMIN only, let the kernel load a missing module, and work on the network namespace
-of the calling thread.
+Ask the kernel for each match and target, as iptables does when it loads an extension. Such a request changes no table,
+needs CAP_NET_ADMIN only, makes the kernel load a missing module, and works on the network namespace of the calling
+thread.
 """
 
 import errno
@@ -36,7 +36,7 @@ _TARGETS = {"DNAT": "xt_nat", "MASQUERADE": "xt_MASQUERADE", "MARK": "xt_mark", 
 _TABLES = ("filter", "nat", "mangle")
 _MODPROBE_SECONDS = 30
 
-# The revisions of matches and targets so far; any of them will do.
+# The revisions of matches and targets so far; any of them suffices.
 _REVISIONS = range(5)
 
 # nft_compat: linux/netfilter/nf_tables_compat.h
@@ -48,7 +48,7 @@ _XT_REVISION = struct.Struct("29sB")
 _XT_MATCH = {Family.IPV4: 66, Family.IPV6: 68}
 _XT_TARGET = {Family.IPV4: 67, Family.IPV6: 69}
 
-# What the kernel answers for an unknown revision, extension or family.
+# The errors of the kernel for an unknown revision, extension or family.
 _UNSUPPORTED = {errno.EPROTONOSUPPORT, errno.ENOENT, errno.ENOPROTOOPT, errno.EINVAL}
 _UNSUPPORTED |= {errno.EOPNOTSUPP, errno.EAFNOSUPPORT}
 
@@ -66,7 +66,7 @@ class Features(msgspec.Struct, frozen=True):
     """Missing requirements: "kernel module xt_statistic", "iptables extension recent"."""
 
     def require(self) -> "Features":
-        """Return these features. Raise KernelError if a required one is missing."""
+        """Return these features. Raises KernelError if a required one is missing."""
         if self.absent:
             advice = "load them with modprobe, or use a kernel and an iptables that have them"
             raise KernelError(f"missing: {', '.join(self.absent)}; {advice}")
@@ -74,7 +74,7 @@ class Features(msgspec.Struct, frozen=True):
 
 
 def probe_features(iptables: Iptables) -> Features:
-    """Return what the kernel has and iptables' help text lists. Changes no table. Raise NotPermitted, KernelError."""
+    """Return the features that both kernel and iptables have. Changes no table. Raises NotPermitted, KernelError."""
     backend, family = iptables.backend, iptables.family
     missing = [f"kernel module {module}" for module in _missing_modules(backend, family)]
     nfacct, sctp = (kernel_has(backend, family, name) for name in ("nfacct", "sctp"))
@@ -89,9 +89,9 @@ def probe_features(iptables: Iptables) -> Features:
 
 
 def unsupported_reason(backend: Backend, family: Family) -> str:
-    """Return why this kernel cannot serve a family at all, "" if it can. Raise NotPermitted.
+    """Return why this kernel cannot serve a family at all, "" if it can. Raises NotPermitted.
 
-    The NAT target decides: every service needs it.
+    The target DNAT decides: every service needs it.
     """
     if kernel_has(backend, family, "DNAT", target=True):
         return ""
@@ -113,10 +113,10 @@ def required_modules(backend: Backend) -> tuple[str, ...]:
 
 
 def load_modules(backend: Backend, runner: Runner | None = None, root: Path = Path("/")) -> str:
-    """Load the modules of a backend with modprobe; return its error message, "" if it has none.
+    """Load the modules of a backend with modprobe. Return its error message, "" if there is none.
 
-    The kernel loads most modules on demand, but not the legacy tables, and on some nodes it has no modprobe. A message
-    may be harmless: some kernels have the modules built in. Do nothing without modprobe or modules for this kernel.
+    The kernel loads most modules on demand, but not the legacy tables, and some nodes have no modprobe for it. A message
+    may be harmless: some kernels have the modules built in. Without modprobe or modules for this kernel, do nothing.
     """
     runner = runner or Runner()
     if not runner.has("modprobe") or not (root / "lib/modules" / platform.release()).is_dir():
@@ -140,7 +140,7 @@ def _missing_modules(backend: Backend, family: Family) -> list[str]:
 
 
 def _missing_extensions(iptables: Iptables) -> list[str]:
-    """Return the required extensions that iptables lacks; if it lacks no match, one command finds that out."""
+    """Return the required extensions that iptables lacks; one command tests all matches if none is missing."""
     if _help(iptables, *(word for name in _MATCHES for word in ("-m", name)), "-j", "DNAT") is not None:
         options = [("-j", name) for name in _TARGETS if name != "DNAT"]
     else:
@@ -159,7 +159,7 @@ def _prefix(family: Family) -> str:
 
 
 def kernel_has(backend: Backend, family: Family, name: str, *, target: bool = False) -> bool:
-    """Return whether the kernel has a match (or target) in any revision. Raise NotPermitted."""
+    """Return whether the kernel has a match (or target) in any revision. Raises NotPermitted."""
     request = _request_nft if backend is Backend.NFT else _request_legacy
     for revision in _REVISIONS:
         try:

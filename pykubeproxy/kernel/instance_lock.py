@@ -36,8 +36,8 @@ class AlreadyRunning(KernelError):
 class InstanceLock:
     """The lock on the tables of the calling thread's network namespace, held until `close`.
 
-    Raise AlreadyRunning while another process of root or of the same user holds it. Any user can take an abstract name;
-    one who could not write the tables anyway causes a warning only.
+    Raises AlreadyRunning while another process of root or of the same user holds it. Any user can take an abstract
+    name, but other users cannot write the tables: they cause a warning only.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class InstanceLock:
             if user in (0, os.geteuid()):
                 self._socket.close()
                 raise AlreadyRunning(holder)
-            time.sleep(_PAUSE)  # it may just have ended, or not listen yet
+            time.sleep(_PAUSE)  # the holder may have just ended, or not listen yet
         self._socket.close()
         # Read-only commands import this module too, and start faster without structlog.
         import structlog
@@ -72,11 +72,11 @@ class InstanceLock:
     def close(self) -> None:
         """Release the lock."""
         with suppress(OSError):  # never held, or released before
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread, which would keep the name otherwise
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread, which would otherwise keep the name
         self._socket.close()
 
     def _accept(self) -> None:
-        """Accept and close connections: a client reads the holder's pid from the kernel."""
+        """Accept and close connections: a client gets the holder's pid from the kernel."""
         while True:
             try:
                 self._socket.accept()[0].close()

@@ -18,9 +18,9 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Counters, Ruleset, parse
 from pykubeproxy.rules.saved import read_counted
 
-# iptables-nft-save reports this in a comment, leaves the table out, and exits with 0.
+# iptables-nft-save reports this in a comment, omits the table, and exits with 0.
 _UNREADABLE = re.compile(r"^# (Table `\w+' is incompatible.*)$", re.MULTILINE)
-# What str.splitlines takes for the end of a line, and a quoted comment that contains one.
+# The line breaks of str.splitlines, and a quoted comment that contains one.
 _BREAKS = "\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029"
 _BREAK = re.compile(f"[{_BREAKS}]")
 _BROKEN_COMMENT = re.compile(
@@ -32,7 +32,7 @@ _MOST_CHAINS = 20
 
 
 class Tables(Protocol):
-    """The tables of one family, real ones or a test double. Each method is described at Iptables."""
+    """The tables of one family, real ones or a test double. See Iptables for each method."""
 
     @property
     def backend(self) -> Backend: ...
@@ -67,8 +67,8 @@ class Iptables(msgspec.Struct, frozen=True):
     def save(self, tables: Collection[str] | None = None) -> Ruleset:
         """Return the live tables, all or only those named.
 
-        A table that does not exist is left out, and reading does not create it. nft may show a table with its
-        built-in chains before it exists. Raises Unreadable, Failed, TimedOut, NotPermitted.
+        Leaves out missing tables, and creates none. nft may show a table with its built-in chains before it exists.
+        Raises Unreadable, Failed, TimedOut, NotPermitted.
         """
         if tables is not None and len(tables) == 1:
             (table,) = tables
@@ -102,9 +102,9 @@ class Iptables(msgspec.Struct, frozen=True):
     def chains(self, keys: Collection[ChainKey]) -> Ruleset:
         """Return these chains, as far as they exist.
 
-        Takes some milliseconds for each on nft; on legacy, and for many, whole tables are read. A user-defined chain
-        that iptables cannot show may be left out: iptables-nft 1.8.9 says the same of a missing one. Raises as `save`
-        does, and Unreadable for a built-in chain.
+        Takes some milliseconds for each on nft; on legacy, or for many chains, it reads whole tables. May leave out a
+        user-defined chain that iptables cannot show: iptables-nft 1.8.9 reports a missing one in the same way. Raises as
+        `save` does, and Unreadable for a built-in chain.
         """
         if self.backend is Backend.LEGACY or len(keys) > _MOST_CHAINS:
             live = self.save({key.table for key in keys})
@@ -112,7 +112,7 @@ class Iptables(msgspec.Struct, frozen=True):
         return Ruleset(self.family, {key: rules for key in keys if (rules := self._rules(key)) is not None})
 
     def has_chain(self, key: ChainKey) -> bool:
-        """Tell whether a chain exists; one that iptables cannot show counts as missing.
+        """Return whether a chain exists; one that iptables cannot show counts as missing.
 
         Takes some milliseconds; on legacy, which fetches the whole table, 0.1 s at 60,000 rules. Creates nothing.
         Raises LockHeld, TimedOut, NotPermitted, Failed.
@@ -128,7 +128,7 @@ class Iptables(msgspec.Struct, frozen=True):
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
 
     def has_rule(self, key: ChainKey, rule: str) -> bool:
-        """Tell whether a chain has this rule, even next to rules that iptables cannot show.
+        """Return whether a chain has this rule, even next to rules that iptables cannot show.
 
         Takes some milliseconds. Raises as `has_chain` does.
         """
@@ -147,12 +147,12 @@ class Iptables(msgspec.Struct, frozen=True):
         raise explain(self.tools.main, outcome.exit_code, outcome.stderr, self.runner.lock_file)
 
     def restore(self, text: str) -> None:
-        """Have iptables-restore apply `text`, block by block. Raises as a session does."""
+        """Write `text` with iptables-restore, block by block. Raises as a session does."""
         with self.session() as session:
             session.write(text)
 
     def session(self) -> IptablesSession:
-        """Return a session with iptables-restore, to write text while more of it is rendered."""
+        """Return a session with iptables-restore, for writing while the caller renders more text."""
         return IptablesSession(self.tools, self.runner, self.seconds)
 
     def legacy_tables(self) -> frozenset[str]:
@@ -161,7 +161,7 @@ class Iptables(msgspec.Struct, frozen=True):
         return frozenset((names or "").split())
 
     def _save_one(self, table: str) -> str:
-        # iptables-legacy creates the table it is asked for.
+        # iptables-legacy-save would create the table.
         if self.backend is Backend.LEGACY and table not in self.legacy_tables():
             return ""
         return self._run_save(("-t", table))
@@ -215,9 +215,9 @@ def open_iptables(
 def canonical(saved: str) -> str:
     """Return the output of iptables-save, of any version, in the form in which we write rules.
 
-    A rule in this form reads back byte for byte on both backends. Removed are the second space that iptables prints
-    before the name of an nfacct object, and the one that nft up to 1.8.7 prints after a rule without a target. Line
-    breaks in comments become spaces, so that a rule is one line and no part of a comment passes for a rule.
+    A rule in this form reads back byte for byte on both backends. Remove the second space that iptables prints before the
+    name of an nfacct object, and the one that nft up to 1.8.7 prints after a rule without a target. Replace line breaks
+    in comments by spaces, so that a rule is one line and no part of a comment looks like a rule.
     """
     saved = _BROKEN_COMMENT.sub(lambda comment: _BREAK.sub(" ", comment[0]), saved)
     return saved.replace("--nfacct-name  ", "--nfacct-name ").replace(" \n", "\n")

@@ -1,6 +1,6 @@
 """Read the legacy tables without iptables commands: their sizes by getsockopt, their chains by python-iptables.
 
-python-iptables crashes under threads, so it runs in a process of its own:
+python-iptables crashes under threads, so it runs in a separate process:
 `python -m pykubeproxy.kernel.legacy IPv4 nat filter` prints the chains of these tables.
 """
 
@@ -24,7 +24,7 @@ from pykubeproxy.rules.ruleset import ChainKey
 if TYPE_CHECKING:
     import iptc
 
-# The names of the existing tables; other ways to look would create them.
+# The names of the existing tables; iptables commands would create missing ones.
 TABLES_FILE = {
     Family.IPV4: Path("/proc/thread-self/net/ip_tables_names"),
     Family.IPV6: Path("/proc/thread-self/net/ip6_tables_names"),
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 
 def legacy_tables(family: Family) -> tuple[str, ...]:
-    """Return the legacy tables of this network namespace, sorted, and create none. Raise NotPermitted."""
+    """Return the legacy tables of this network namespace, sorted, and create none. Raises NotPermitted."""
     try:
         return tuple(sorted(TABLES_FILE[family].read_text().split()))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def entries(family: Family, table: str) -> int:
 
 
 def shape(family: Family, table: str) -> Shape:
-    """Return the shape of a table. The kernel creates a missing table. Raise OSError."""
+    """Return the shape of a table. The kernel creates a missing table. Raises OSError."""
     raw = get_xtables_option(family, _GET_INFO, table.encode().ljust(_INFO.size, b"\0"))
     _, hooks, _, total, _ = _INFO.unpack(raw)
     # The table itself has an entry for each built-in chain, and one at its end.
@@ -76,7 +76,7 @@ def shape(family: Family, table: str) -> Shape:
 
 
 def get_xtables_option(family: Family, option: int, request: bytes) -> bytes:
-    """Return what getsockopt makes of a request, of the same length. Raise OSError."""
+    """Return the answer of getsockopt to a request; both have the same length. Raises OSError."""
     # Python's getsockopt cannot pass a request. A UDP socket needs no CAP_NET_RAW, unlike the raw socket of iptables.
     buffer = ctypes.create_string_buffer(request, len(request))
     length = ctypes.c_uint(len(request))
@@ -89,7 +89,7 @@ def get_xtables_option(family: Family, option: int, request: bytes) -> bytes:
 def legacy_chains(family: Family) -> dict[ChainKey, int]:
     """Return the number of rules of each chain of the legacy tables. Creates no table.
 
-    Raise NotPermitted without CAP_NET_ADMIN and CAP_NET_RAW, Failed if python-iptables fails, TimedOut.
+    Raises NotPermitted without CAP_NET_ADMIN and CAP_NET_RAW, Failed if python-iptables fails, TimedOut.
     """
     tables = legacy_tables(family)
     if not tables:

@@ -19,7 +19,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 # Above this many single chains, reading everything is faster.
 _MOST_CHAINS = 100
 _POLICY = re.compile(r"-P \S+ (\S+)")
-# A rule with its counters: the last match, as a comment may look like them.
+# A rule with its counters: the last match, since a comment may contain the same text.
 _COUNTED = re.compile(r"-A \S+(?: (.*))? -c (\d+) (\d+)(.*)")
 _TARGET = re.compile(r".*-[jg] (\S+)")
 
@@ -30,7 +30,7 @@ def live_ruleset(iptables: Iptables) -> tuple[Ruleset, Counters]:
     """Return the live rules and counters. On nft, each chain is read at its first lookup, which raises as `save` does."""
     if iptables.backend is Backend.LEGACY:
         return iptables.save_counted()
-    chains = _Chains(iptables)
+    chains = _ChainReader(iptables)
     ruleset = Ruleset(
         iptables.family,
         _View(chains, lambda chain: chain.rules),
@@ -42,10 +42,11 @@ def live_ruleset(iptables: Iptables) -> tuple[Ruleset, Counters]:
 def live_ruleset_about(
     iptables: Iptables, name: str, roots: Iterable[ChainKey], others: Iterable[ChainKey]
 ) -> tuple[Ruleset, Counters] | None:
-    """Return the live rules and counters that concern a name: rules below the roots that mention it, and their targets.
+    """Return the live rules and counters about a name: the rules below the roots that mention it, and their targets.
 
-    Chains on the path from the roots, and `others`, are complete; chains only their other rules jump to are left out.
-    Empty if no rule mentions the name; None if there are also rules without a comment, and on legacy.
+    Chains on the path from the roots, and `others`, are complete. Leaves out chains that only their other rules jump to.
+    Returns empty results if no rule mentions the name. Returns None on legacy, and if no rule mentions the name but some
+    have no comment.
     """
     if iptables.backend is Backend.LEGACY:
         return None
@@ -55,10 +56,10 @@ def live_ruleset_about(
     shared, all_commented = {*others}, True
     for root in roots:
         with _kernel_errors():
-            found = nftables.chains_mentioning(iptables.family, *root, re.compile(pattern.encode()))
-        paths.update(ChainKey(root.table, chain) for chain in found.chains)
+            mentions = nftables.chains_mentioning(iptables.family, *root, re.compile(pattern.encode()))
+        paths.update(ChainKey(root.table, chain) for chain in mentions.chains)
         shared.add(root)
-        all_commented = all_commented and found.all_commented
+        all_commented = all_commented and mentions.all_commented
     if not paths:
         return (Ruleset(iptables.family, {}), {}) if all_commented else None
     ruleset, counters = live_ruleset(iptables)
@@ -84,7 +85,7 @@ def _target(rule: str) -> str:
 
 @contextlib.contextmanager
 def _kernel_errors() -> Iterator[None]:
-    """Raise KernelError for an OSError of netlink."""
+    """Turn an OSError of netlink into a KernelError."""
     what = "cannot read the chains of nf_tables"
     try:
         yield
@@ -100,8 +101,8 @@ class _Chain(NamedTuple):
     policy: str = "ACCEPT"
 
 
-class _Chains:
-    """Chains by key, read one by one at first, and all together once that is faster."""
+class _ChainReader:
+    """Read chains by key: one by one at first, and all together once that is faster."""
 
     def __init__(self, iptables: Iptables) -> None:
         self._iptables = iptables
@@ -133,7 +134,7 @@ class _Chains:
 class _View(Mapping[ChainKey, _T]):
     """The rules, counters or policies of the chains, by key."""
 
-    def __init__(self, chains: _Chains, field: Callable[[_Chain], _T]) -> None:
+    def __init__(self, chains: _ChainReader, field: Callable[[_Chain], _T]) -> None:
         self._chains = chains
         self._field = field
 

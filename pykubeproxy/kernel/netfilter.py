@@ -1,4 +1,4 @@
-"""Exchange netlink messages with netfilter, where no command-line tool does the job well enough.
+"""Exchange netlink messages with netfilter, for requests that no command-line tool serves well.
 
 Everything works on the network namespace of the calling thread.
 """
@@ -21,14 +21,14 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
 REQUEST, ACK, CREATE, EXCLUSIVE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x300
-# The kernel fills up to 32 KiB for each read of a dump.
+# The kernel returns up to 32 KiB for each read of a dump.
 _READ = 65536
 
 
 def request(message: int, flags: int, family: int, attributes: bytes, seconds: float = 5) -> bytes:
     """Send one nfnetlink message (subsystem << 8 | command) and return the attributes of the answer.
 
-    An acknowledgement has none. Raise OSError with the kernel's error number, TimeoutError without an answer in time.
+    An acknowledgement has none. Raises OSError with the kernel's error number, TimeoutError after `seconds`.
     """
     with _sent(_message(message, flags, family, attributes), seconds) as connection:
         answer = connection.recv(_READ)
@@ -39,20 +39,20 @@ def request(message: int, flags: int, family: int, attributes: bytes, seconds: f
 
 
 def execute_batch(message: int, family: int, attributes: bytes, seconds: float = 5) -> None:
-    """Execute one message as a batch, which every change of nftables must be. Raise as `request` does."""
+    """Execute one message as a batch, which every change of nftables must be. Raises as `request` does."""
     subsystem = message >> 8
     batch = (
         _message(_BATCH_BEGIN, 0, 0, b"", subsystem)
         + _message(message, ACK, family, attributes)
         + _message(_BATCH_END, 0, 0, b"", subsystem)
     )
-    # If the kernel refuses the whole batch, it answers its first message.
+    # The kernel answers the first message of a batch that it rejects as a whole.
     with _sent(batch, seconds) as connection:
         _raise_if_error(connection.recv(_READ))
 
 
 def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> Iterator[bytes]:
-    """Yield the attributes of each object of a kind, as the kernel sends them. Raise as `request` does.
+    """Yield the attributes of each object of a kind, in the order of the kernel. Raises as `request` does.
 
     Lazy: holds one read at a time. Objects added or removed during the dump may come twice or not at all.
     """
@@ -110,7 +110,7 @@ def _sent(messages: bytes, seconds: float) -> socket.socket:
 
 
 def _length_and_type(answer: bytes, start: int = 0) -> tuple[int, int]:
-    """Return length and type of a message. Raise OSError if it is malformed, as a reader would loop on it."""
+    """Return length and type of a message. Raises OSError if it is malformed, on which a reader would loop."""
     if len(answer) >= start + _HEADER.size:
         length, kind, *_ = _HEADER.unpack_from(answer, start)
         if length >= _HEADER.size:

@@ -4,24 +4,17 @@ iptables rejects a rule that names a missing counter. Each network namespace has
 """
 
 import errno
-from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
+from pykubeproxy.rules.ruleset import Count
 
 # linux/netfilter/nfnetlink_acct.h
 _NEW, _GET = 7 << 8, 7 << 8 | 1
 _NAME, _PACKETS, _BYTES = 1, 2, 3
 
 
-class Counter(NamedTuple):
-    """Packets and bytes counted since the counter was created."""
-
-    packets: int
-    bytes: int
-
-
 def ensure(name: str) -> str:
-    """Create a counter unless it exists, which keeps its count. Return why that fails, "" if it does not.
+    """Create a counter; an existing one keeps its count. Return why that failed, "" if it succeeded.
 
     Names have up to 31 bytes.
     """
@@ -37,10 +30,10 @@ def ensure(name: str) -> str:
     return ""
 
 
-def read(name: str) -> Counter | None:
+def read(name: str) -> Count | None:
     """Return the value of a counter, None if there is none or it cannot be read."""
     try:
         answer = netfilter.attributes(netfilter.request(_GET, 0, 0, netfilter.string_attribute(_NAME, name)))
-        return Counter(*(int.from_bytes(answer[kind], "big") for kind in (_PACKETS, _BYTES)))
+        return Count(*(int.from_bytes(answer[kind], "big") for kind in (_PACKETS, _BYTES)))
     except (OSError, KeyError):
         return None

@@ -1,7 +1,7 @@
 """Read the kernel's nf_tables objects over netlink: tables, chains, and the text in rules.
 
-iptables-nft decodes rules; this finds the few chains that are worth the time. Everything works on the network namespace
-of the calling thread, and raises OSError if the kernel has no nftables or without CAP_NET_ADMIN.
+iptables-nft takes long to decode rules; this module finds the few chains to decode. Everything works on the network
+namespace of the calling thread, and raises OSError if the kernel has no nftables or without CAP_NET_ADMIN.
 """
 
 import re
@@ -21,9 +21,9 @@ _COMMENT = b"\x01\x00comment\x00"
 
 
 class Mentions(NamedTuple):
-    """The chains that mention a text, with the chains on the path to them.
+    """The chains that mention a text, and the chains on the path to them.
 
-    `all_commented`: every rule that was read either jumps on or has a comment, so none is left unexplained.
+    `all_commented`: every rule that was read jumps to a chain or has a comment.
     """
 
     chains: set[str]
@@ -43,9 +43,9 @@ def has_chain(family: Family, table: str, chain: str) -> bool:
 
 
 def remove_table(family: Family, name: str) -> bool:
-    """Delete a table with its contents; return whether it existed.
+    """Delete a table with its contents. Return whether it existed.
 
-    pyroute2 0.9.7 hangs if this is not permitted: the kernel then answers the batch instead of the message in it.
+    pyroute2 0.9.7 hangs without permission, because the kernel then answers the batch instead of the message in it.
     """
     try:
         netfilter.execute_batch(_DELETE_TABLE, ADDRESS_FAMILY[family], string_attribute(_TABLE_NAME, name))
@@ -57,7 +57,7 @@ def remove_table(family: Family, name: str) -> bool:
 def chains_mentioning(family: Family, table: str, root: str, pattern: re.Pattern[bytes]) -> Mentions:
     """Return the chains below `root` with rules of iptables that match a pattern, and the chains on the path to them.
 
-    Jumps with a comment are not followed: the comment names what they are for. Concurrent changes may be missed.
+    Does not follow jumps with a comment: the comment names their service. May miss concurrent changes.
     """
     parents: dict[str, set[str]] = {}
     matching: set[str] = set()
@@ -77,7 +77,7 @@ def chains_mentioning(family: Family, table: str, root: str, pattern: re.Pattern
 
 
 def texts_below(family: Family, table: str, root: str, pattern: re.Pattern[bytes]) -> set[str]:
-    """Return what a pattern finds in the rules of `root` and of the chains its jumps without a comment lead to."""
+    """Return the matches of a pattern in the rules of `root` and of the chains that jumps without a comment lead to."""
     rules = _rules_below(family, table, root)
     return {match.decode() for _, rule in rules for match in pattern.findall(rule.raw)}
 

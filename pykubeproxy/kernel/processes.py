@@ -1,4 +1,4 @@
-"""Find what else serves in the calling thread's network namespace: processes, TCP listeners, IPVS virtual services."""
+"""Find the processes, TCP listeners and IPVS virtual services of the calling thread's network namespace."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -34,17 +34,21 @@ def listeners(ports: Collection[int]) -> tuple[Listener, ...]:
     """Return the listeners on these TCP ports, on any address, sorted."""
     sockets = {inode: port for inode, port in _listening() if port in ports}
     pids = {inode: pid for pid, inode in _open_sockets() if inode in sockets} if sockets else {}
-    found = {
+    listening = {
         Listener(port, process(pids[inode]) if inode in pids else None) for inode, port in sockets.items()
     }
-    return tuple(sorted(found, key=lambda it: (it.port, it.process.pid if it.process else 0)))
+    return tuple(
+        sorted(
+            listening, key=lambda listener: (listener.port, listener.process.pid if listener.process else 0)
+        )
+    )
 
 
 def namespace_processes() -> tuple[Process, ...]:
     """Return the visible processes of this network namespace, sorted by pid."""
     here = _link(_PROC / "thread-self/ns/net")
-    found = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)
-    return tuple(sorted(it for it in found if it is not None and it.arguments))
+    visible = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)
+    return tuple(sorted(running for running in visible if running is not None and running.arguments))
 
 
 def process(pid: int) -> Process | None:

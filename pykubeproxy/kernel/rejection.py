@@ -26,7 +26,7 @@ _LONGEST_COMMAND = 100
 
 
 class Input(NamedTuple):
-    """What iptables-restore read: the end of it as text, and how many lines came before that.
+    """The end of the input that iptables-restore read, and how many lines came before it.
 
     `lines_before` were read by earlier commands of the same session, `lines_skipped` by this one.
     """
@@ -48,7 +48,7 @@ def explain(command: str, exit_code: int, stderr: str, lock_file: str, read: Inp
         return Failed(command, exit_code, f"{message}; it must be a writable file")
     if "Permission denied" in stderr or "Operation not permitted" in stderr:
         return NotPermitted(command, message, "CAP_NET_ADMIN and, for legacy, CAP_NET_RAW")
-    # iptables-legacy-restore says the same if it lacks its raw socket and if it lacks a module.
+    # iptables-legacy-restore reports a missing raw socket and a missing module in the same way.
     if _NO_TABLE in stderr and "CAP_NET_RAW" not in capabilities():
         return NotPermitted(command, message, "CAP_NET_RAW")
     match = _LINE.search(stderr)
@@ -58,7 +58,7 @@ def explain(command: str, exit_code: int, stderr: str, lock_file: str, read: Inp
     number = _culprit(lines, int(match[1] or match[2] or match[3]) - read.lines_skipped, stderr)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     if line.startswith("*"):
-        # The whole table is unavailable, for lack of permission or of a module: blame no rule.
+        # A missing permission or module makes the whole table unavailable: blame no rule.
         return Failed(command, exit_code, message)
     if message == "failed":
         whole = "the kernel rejected the block and does not say which rule is the reason"
@@ -68,12 +68,12 @@ def explain(command: str, exit_code: int, stderr: str, lock_file: str, read: Inp
 
 def _lock_held(lock_file: str) -> LockHeld:
     pid = holder(lock_file)
-    found = process(pid) if pid else None
-    return LockHeld(lock_file, pid, " ".join(found.arguments)[:_LONGEST_COMMAND] if found else "")
+    running = process(pid) if pid else None
+    return LockHeld(lock_file, pid, " ".join(running.arguments)[:_LONGEST_COMMAND] if running else "")
 
 
 def _culprit(lines: list[str], number: int, stderr: str) -> int:
-    """Return the number of the line that is to blame, which is not always the one that iptables names.
+    """Return the number of the line to blame, which is not always the one that iptables names.
 
     iptables-nft notices a jump to a missing chain only at COMMIT, and names that line.
     """
@@ -92,12 +92,12 @@ def _message(stderr: str) -> str:
     if after := _REASON_AFTER.search(stderr):
         return after[1] or after[2]
     lines = [_PROGRAM.sub("", line.strip()) for line in stderr.splitlines()]
-    said = [line for line in lines if line and not _NOISE.match(line)]
-    return re.sub(r"^line \d+ (?=failed$)", "", "; ".join(said))
+    reasons = [line for line in lines if line and not _NOISE.match(line)]
+    return re.sub(r"^line \d+ (?=failed$)", "", "; ".join(reasons))
 
 
 def holder(lock_file: str, locks: str = "/proc/locks") -> int | None:
-    """Return the process that locks a file; None if the kernel does not tell or the process is not visible.
+    """Return the process that locks a file; None if the kernel does not report it or the process is not visible.
 
     A line of /proc/locks: `1: FLOCK  ADVISORY  WRITE 5518 fe:00:2146497 0 EOF`; one with `->` only waits.
     """

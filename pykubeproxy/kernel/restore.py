@@ -1,4 +1,4 @@
-"""A session with iptables-restore: text goes in block by block while the caller renders the next one."""
+"""A session with iptables-restore, which applies each block while the caller renders the next one."""
 
 from collections import deque
 from types import TracebackType
@@ -13,13 +13,13 @@ from pykubeproxy.kernel.tools import Tools, lock_options
 # iptables-nft, in blocks of 200, a fresh command every 50 blocks saves a fifth of the time.
 _BLOCKS_PER_COMMAND = 50
 _END_OF_BLOCK = "COMMIT\n"
-# How much text before the newest is kept to explain a failure, in characters. iptables names a line that it has just
-# read (nft: a line of the block just read), and the pipe to it holds no more than this.
+# How many characters to keep before the newest text, to explain a failure. iptables names a line that it has just read
+# (nft: a line of the block just read), and the pipe to it holds no more than this.
 _KEPT = LARGEST_PIPE + (1 << 16)
 
 
 class RestoreSession(Protocol):
-    """What writes restore input: the real session, or a test double."""
+    """A writer of restore input: the real session or a test double."""
 
     def write(self, text: str) -> None: ...
 
@@ -27,9 +27,10 @@ class RestoreSession(Protocol):
 class IptablesSession:
     """Write restore input to iptables-restore --noflush. A context manager; leaving it waits until all is in force.
 
-    Each block up to COMMIT takes effect whole or not at all; what it does not name stays as it is. After a rejected block
-    no later one is tried. If the `with` body fails, the command is killed. `seconds` limits each command, including the
-    time to render its input. Both `write` and leaving raise Rejected, LockHeld, TimedOut, NotPermitted and Failed.
+    Each block up to COMMIT takes effect completely or not at all, and leaves chains that it does not name unchanged. A
+    rejected block ends the session. If the `with` body fails, the command is killed. `seconds` limits each command,
+    including the time to render its input. Both `write` and leaving raise Rejected, LockHeld, TimedOut, NotPermitted
+    and Failed.
     """
 
     def __init__(self, tools: Tools, runner: Runner, seconds: float) -> None:
@@ -57,7 +58,7 @@ class IptablesSession:
                 self._command.kill()
 
     def write(self, text: str) -> None:
-        """Hand over text that does not go beyond the end of a block. The command starts with the first text."""
+        """Write text that does not go beyond the end of a block. The first text starts the command."""
         if not text:
             return
         if self._command is None:
@@ -73,7 +74,7 @@ class IptablesSession:
                 self._finish()
 
     def _finish(self) -> None:
-        """Wait for the end of the command. Raises the error that explains its failure."""
+        """Wait for the end of the command. Raises the errors of `write`."""
         if self._command is None:
             return
         command, self._command = self._command, None
@@ -89,7 +90,7 @@ class IptablesSession:
         self._kept.clear()
 
     def _keep(self, text: str) -> None:
-        """Keep text that was handed over. The newest may not be in the pipe yet, however long it is."""
+        """Keep written text. Keep all of the newest: it may not be in the pipe yet."""
         while self._kept and self._kept_length - len(self._kept[0]) >= _KEPT:
             oldest = self._kept.popleft()
             self._kept_length -= len(oldest)

@@ -1,4 +1,4 @@
-"""Run a command: found on PATH, in the C locale, with a time limit, and killed with all it started when that is over."""
+"""Run commands in the C locale with a time limit; kill them with their children when it is over."""
 
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
 _READ = 1 << 16  # bytes
-LARGEST_PIPE = 1 << 20  # bytes, what the kernel grants every user by default
+LARGEST_PIPE = 1 << 20  # bytes, the default maximum of the kernel for any user
 
 
 class Outcome(NamedTuple):
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 class Command:
     """A running command. A context manager: a command that has not ended on exit is killed, with its children.
 
-    It reads what was written while the caller prepares the next text. `seconds` limits the time until its end.
+    The command reads while the caller prepares the next text. `seconds` limits the time until its end.
     `stopped_reading` tells whether it closed its input before it had read everything.
     """
 
@@ -65,7 +65,7 @@ class Command:
         self.kill()
 
     def write(self, text: str) -> None:
-        """Write text once the command has taken what was written before; do not wait until it has read it.
+        """Wait until the command has taken the previous text, then write this one without waiting for it to be read.
 
         Raises TimedOut.
         """
@@ -75,8 +75,8 @@ class Command:
         data = text.encode("utf-8", "surrogateescape")
         pipe = self._stdin.fileno()
         if len(data) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
-            # The pipe should hold all of it, for the command to have something to read meanwhile. No more than that:
-            # what is in the pipe is carried out even if this process is killed.
+            # Let the pipe hold all of it, so that the command can read meanwhile. Not more: iptables-restore applies what
+            # is in the pipe even if this process is killed.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(len(data), LARGEST_PIPE))
         self._unwritten = memoryview(data)
@@ -91,7 +91,7 @@ class Command:
             self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise TimedOut(self._name, self._seconds) from None
-        out, err = (bytes(said).decode("utf-8", "surrogateescape") for said in self._output.values())
+        out, err = (bytes(output).decode("utf-8", "surrogateescape") for output in self._output.values())
         return Outcome(self._process.returncode, out, err)
 
     def kill(self) -> None:
@@ -99,7 +99,7 @@ class Command:
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # One that hangs in the kernel does not die of this; do not wait for it.
+                # A command that hangs in the kernel does not end; do not wait for it.
                 self._process.wait(timeout=_SECONDS_TO_DIE)
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -140,8 +140,8 @@ class Command:
 class Runner(msgspec.Struct, frozen=True):
     """Run commands, here or behind a prefix such as ("ip", "netns", "exec", NAME).
 
-    `environment` is added to this process's own and wins over it; XTABLES_LOCKFILE in it names another lock file for
-    the legacy tables. `started` is called with the process id of each command before it gets any input.
+    `environment` overrides that of this process; XTABLES_LOCKFILE in it names another lock file for the legacy tables.
+    `started` is called with the process id of each command before it gets any input.
     """
 
     prefix: tuple[str, ...] = ()
@@ -149,11 +149,11 @@ class Runner(msgspec.Struct, frozen=True):
     started: Callable[[int], None] | None = None
 
     def has(self, command: str) -> bool:
-        """Tell whether the command is on PATH or in a system folder."""
+        """Return whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
     def start(self, argv: Sequence[str], seconds: float = 60) -> Command:
-        """Start a command, to write to it piece by piece. Raises Missing, NotStarted."""
+        """Start a command that gets its input piece by piece. Raises Missing, NotStarted."""
         try:
             process = subprocess.Popen(
                 [*self.prefix, *argv],
@@ -174,7 +174,7 @@ class Runner(msgspec.Struct, frozen=True):
     def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
         """Run a command with `text` on its standard input and wait for its end.
 
-        Bytes that are not UTF-8 pass through as surrogates, so that rules of others cannot break a reader. Raises
+        Bytes that are not UTF-8 pass through as surrogates, so that foreign rules cannot break a reader. Raises
         Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds`.
         """
         with self.start(argv, seconds) as command:

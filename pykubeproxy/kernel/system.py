@@ -1,4 +1,4 @@
-"""Read and change kernel settings, and control what this process has: capabilities, memory, network namespace."""
+"""Read and change kernel settings, and the capabilities, memory and network namespace of this process."""
 
 import contextlib
 import ctypes
@@ -30,7 +30,7 @@ class SettingError(KernelError):
 
 
 def read_setting(name: str, root: Path = _SYSCTLS) -> str | None:
-    """Return the value of a setting such as net/ipv4/ip_forward, None if there is none. Raise SettingError."""
+    """Return the value of a setting such as net/ipv4/ip_forward, None if there is none. Raises SettingError."""
     try:
         return (root / name).read_text().strip()
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def read_setting(name: str, root: Path = _SYSCTLS) -> str | None:
 
 
 def write_setting(name: str, value: str | int, root: Path = _SYSCTLS) -> None:
-    """Set a setting. Raise SettingError if it does not exist, the value is invalid, or permission is missing."""
+    """Set a setting. Raises SettingError if it does not exist, the value is invalid, or permission is missing."""
     try:
         # Opened for update, so that a wrong name creates no file.
         with (root / name).open("r+") as file:
@@ -57,7 +57,7 @@ def capabilities(status: Path = Path("/proc/thread-self/status")) -> frozenset[s
 
 
 def release_memory() -> None:
-    """Return unused heap memory to the kernel; after a large job that is a tenth of the process. Only glibc can."""
+    """Return unused heap memory to the kernel: after a large job, a tenth of the process. Needs glibc."""
     with contextlib.suppress(AttributeError):
         LIBC.malloc_trim(0)
 
@@ -65,8 +65,8 @@ def release_memory() -> None:
 def run_in_new_namespace(work: Callable[[], _T]) -> _T:
     """Call `work` in a thread with a new network namespace, which ends with the thread, and return its result.
 
-    Commands it starts share that namespace, and its exceptions pass through. Raise NotPermitted without CAP_SYS_ADMIN,
-    or where the kernel forbids namespaces.
+    Commands that `work` starts share the namespace, and its exceptions pass through. Raises NotPermitted without
+    CAP_SYS_ADMIN, or where the kernel forbids namespaces.
     """
     result: Future[_T] = Future()
 

@@ -33,7 +33,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def find_tools(backend: Backend, family: Family, runner: Runner) -> Tools:
-    """Return the commands named for the backend (iptables-nft-save), else the plain ones if they use it. Raise Missing."""
+    """Return the commands named for the backend (iptables-nft-save), else the plain ones if they use it. Raises Missing."""
     program = _PROGRAM[family]
     for stem in (f"{program}-{backend.value}", program):
         main, save, restore = stem, f"{stem}-save", f"{stem}-restore"
@@ -60,13 +60,13 @@ def _identify(command: str, runner: Runner) -> tuple[Backend, tuple[int, int, in
     return backend, (int(match[1]), int(match[2]), int(match[3]))
 
 
-# How long legacy waits for its lock (seconds), and how often versions that poll for it look (microseconds).
+# How long legacy waits for its lock, and the interval of versions that poll for it.
 LOCK_SECONDS = 5
 _POLL_MICROSECONDS = 100_000
 
 
 def lock_options(tools: Tools) -> tuple[str, ...]:
-    """Return the options that wait for the lock, which only legacy takes: since 1.6.2, by polling up to 1.8.7."""
+    """Return the options to wait for the lock. Only legacy has one; it waits since 1.6.2, by polling until 1.8.7."""
     if tools.backend is Backend.NFT or tools.version < (1, 6, 2):
         return ()
     if tools.version < (1, 8, 8):

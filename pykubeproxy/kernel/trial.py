@@ -61,7 +61,7 @@ class MissingFeature(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The missing features. `untested` is why they could only be looked up, "" if they were tested."""
+    """The missing features. `untested` is why they were only probed, "" if rules with them were written."""
 
     missing: tuple[MissingFeature, ...]
     untested: str = ""
@@ -70,9 +70,10 @@ class Trial(msgspec.Struct, frozen=True):
 def try_features(iptables: Iptables) -> Trial:
     """Write a rule for each feature into a network namespace that is removed afterwards.
 
-    Without permission to create one, probe kernel and tools instead. Raise NotPermitted without CAP_NET_ADMIN, KernelError.
+    Without permission to create one, probe kernel and tools instead. Raises KernelError, and NotPermitted without
+    CAP_NET_ADMIN.
     """
-    # The xtables lock guards the node's tables: neither wait for it nor create its file.
+    # The xtables lock is for the node's tables: do not wait for it or create its file.
     runner = Runner((), {**iptables.runner.environment, "XTABLES_LOCKFILE": os.devnull})
     isolated = msgspec.structs.replace(iptables, runner=runner)
     try:
@@ -122,5 +123,8 @@ def _probe(iptables: Iptables, untested: str) -> Trial:
     required = dict.fromkeys(features.absent, True)
     missing = required | {name: False for name, available in optional.items() if not available}
     return Trial(
-        tuple(MissingFeature(name, "", "not available", *it) for name, *it in missing.items()), untested
+        tuple(
+            MissingFeature(name, "", "not available", is_required) for name, is_required in missing.items()
+        ),
+        untested,
     )

@@ -21,7 +21,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 
 class TableWatch(Protocol):
-    """Watches from the moment it is made, in the network namespace of the thread that made it."""
+    """A watch that starts with its constructor, in the network namespace of the calling thread."""
 
     name: str
 
@@ -29,17 +29,17 @@ class TableWatch(Protocol):
         """Note that a command of ours runs in this process."""
 
     def own_writes(self, family: Family) -> AbstractContextManager[Callable[[str], None]]:
-        """Take what the processes given to `command_started` write meanwhile for ours.
+        """Do not report what the processes given to `command_started` write inside this context.
 
         Yields a function to call with each text before it is written. Entering and leaving raise OSError if the kernel
         does not answer.
         """
 
     def synced(self, family: Family, counts: TableCounts) -> None:
-        """Note that a sync is complete, and what the tables hold now."""
+        """Note that a sync is complete, and how many entries the tables hold now."""
 
     def run(self) -> None:
-        """Report writes of others; never returns."""
+        """Report writes of others; never return."""
 
 
 def watch_tables(backend: Backend, report: Callable[[ExternalWrite], None]) -> TableWatch:
@@ -51,7 +51,7 @@ def watch_tables(backend: Backend, report: Callable[[ExternalWrite], None]) -> T
 
 
 class WatchedTables(msgspec.Struct, frozen=True):
-    """Tables that tell a watch what the agent writes. Reading is passed on to `tables`."""
+    """Tables whose writes are announced to a watch. Reads go to `tables` unchanged."""
 
     tables: Tables
     watch: TableWatch
@@ -75,11 +75,11 @@ class WatchedTables(msgspec.Struct, frozen=True):
         return self.tables.chains(keys)
 
     def has_chain(self, key: ChainKey) -> bool:
-        """Look as `Iptables.has_chain` does."""
+        """Read as `Iptables.has_chain` does."""
         return self.tables.has_chain(key)
 
     def has_rule(self, key: ChainKey, rule: str) -> bool:
-        """Look as `Iptables.has_rule` does."""
+        """Read as `Iptables.has_rule` does."""
         return self.tables.has_rule(key, rule)
 
     def restore(self, text: str) -> None:
@@ -99,7 +99,7 @@ class WatchedTables(msgspec.Struct, frozen=True):
 
 
 class _NotedSession(NamedTuple):
-    """A session whose writes are noted first."""
+    """A session that passes each text to `note` before writing it."""
 
     session: RestoreSession
     note: Callable[[str], None]

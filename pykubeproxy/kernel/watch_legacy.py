@@ -1,7 +1,7 @@
-"""Watch writes of others to the tables of iptables-legacy by looking at the shape of each table twice a second.
+"""Watch writes of others to the tables of iptables-legacy: compare the shape of each table twice a second.
 
-A look takes microseconds. A rule that replaces another of the same size goes unnoticed. Only existing tables are looked
-at: asking for another one would create it.
+A comparison takes microseconds, and misses a rule that replaces another of the same size. Only existing tables are read:
+reading another one would create it.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ class LegacyWatch:
     def __init__(self, report: Callable[[ExternalWrite], None]) -> None:
         self._report = report
         self._lock = threading.Lock()
-        # The tables of each family that the agent writes, as of the last look.
+        # The tables of each family that the agent writes, as last read.
         self._shapes: dict[Family, dict[str, Shape]] = {}
-        # How many entries others had then.
+        # How many entries foreign chains had then.
         self._others: dict[Family, dict[str, int]] = {}
 
     def command_started(self, process: int) -> None:
-        """Ignore it: the kernel does not tell who wrote a table."""
+        """Do nothing: the kernel does not report who wrote a table."""
 
     @contextlib.contextmanager
     def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:
-        """Take what changes meanwhile for ours."""
+        """Do not report changes inside this context."""
         with self._lock:
             self._compare(family)
             try:
                 yield lambda _: None
             finally:
-                there = [table for table in legacy_tables(family) if table in TABLES]
-                self._shapes[family] = {table: shape(family, table) for table in there}
+                existing = [table for table in legacy_tables(family) if table in TABLES]
+                self._shapes[family] = {table: shape(family, table) for table in existing}
 
     def synced(self, family: Family, counts: TableCounts) -> None:
-        """Note what the tables hold after a sync.
+        """Note how many entries the tables hold after a sync.
 
-        A wrong number of entries of others means that another program wrote between our own writes.
+        An unexpected number of foreign entries means that another program wrote between our own writes.
         """
         with self._lock:
             shapes = self._shapes.get(family, {})
@@ -58,7 +58,7 @@ class LegacyWatch:
                 self._report(ExternalWrite(family, wrong))
 
     def run(self) -> None:
-        """Look twice a second; never returns."""
+        """Compare twice a second; never return."""
         while True:
             time.sleep(_SECONDS)
             with self._lock:

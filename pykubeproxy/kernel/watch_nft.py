@@ -1,8 +1,8 @@
 """Watch writes of others to the tables of iptables-nft by the kernel's netlink events, within milliseconds.
 
-For each transaction the kernel reports what it touched and, at its end, the process. Rules and chains that have nothing to
-do with KUBE-… chains cost a search for that word and are not reported. The event of a renamed chain has only its new
-name, so an event for a chain that is neither new nor deleted makes the whole table suspect.
+For each transaction the kernel reports the changed objects and, at its end, the process. An event without the text KUBE-
+costs only a search for it. The event of a renamed chain has only its new name. So an event for a chain that is neither
+new nor deleted makes the whole table suspect.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ _OURS = b"KUBE-"
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NUMBER = struct.Struct(">I")
 _READ = 65536
-# The receive buffer, in bytes as the kernel counts them; enough for some thousand rules.
+# The receive buffer, in bytes as the kernel counts them: enough for some thousands of rules.
 _BUFFER = 4 << 20
-# The events for 60,000 rules cost the kernel a tenth of the time that writing them takes: stop listening while we write
-# more text than this, in characters.
+# Stop listening while we write more characters than this: for 60,000 rules, the events take the kernel a tenth of the
+# time of writing them.
 _LONG = 1 << 18
 
 
@@ -55,16 +55,16 @@ class NftWatch:
     def __init__(self, report: Callable[[ExternalWrite], None]) -> None:
         self._report = report
         self._lock = threading.Lock()
-        # The processes that write for us, while they do: later their ids may be those of others.
+        # The processes that write for us, while they do: later the kernel may reuse their ids.
         self._own: set[int] = set()
         self._writing = False
-        # What the current transaction has touched; a chain without a name stands for its whole table.
+        # The chains that the current transaction has changed; one without a name stands for its whole table.
         self._touched: dict[Family, set[ChainKey]] = {}
-        # The highest chain handle of each table: the kernel counts up, so a new chain has a higher one.
+        # The highest chain handle of each table: handles only grow, so a new chain has a higher one.
         self._highest: dict[tuple[Family, str], int] = {}
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netfilter.NETLINK_NETFILTER)
         with contextlib.suppress(OSError):
-            # It needs CAP_NET_ADMIN in the initial user namespace; without it the buffer stays smaller.
+            # Needs CAP_NET_ADMIN in the initial user namespace; without it the buffer stays smaller.
             self._socket.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER_FORCED, _BUFFER)
         self._socket.bind((0, 0))
         self._socket.setblocking(False)
@@ -77,14 +77,14 @@ class NftWatch:
 
     @contextlib.contextmanager
     def own_writes(self, family: Family) -> Iterator[Callable[[str], None]]:  # noqa: ARG002
-        """Take for ours what the processes given to `command_started` write meanwhile.
+        """Do not report what the processes given to `command_started` write inside this context.
 
-        The watch does not listen while a long text is written. The generation numbers then tell whether another program
-        wrote at the same time: each transaction takes one.
+        Stop listening while a long text is written. Then compare generation numbers, of which each transaction takes one,
+        to find out whether another program wrote at the same time.
         """
         before = _generation()
         self._writing = True
-        written = _Written(self._leave)
+        written = _WriteSize(self._leave)
         try:
             yield written.note
         finally:
@@ -99,10 +99,10 @@ class NftWatch:
                 self._own.clear()
 
     def synced(self, family: Family, counts: TableCounts) -> None:
-        """Ignore it: the events tell all."""
+        """Do nothing: the events suffice."""
 
     def run(self) -> None:
-        """Listen for events; never returns."""
+        """Listen for events; never return."""
         while True:
             select.select([self._socket], [], [])
             with self._lock:
@@ -112,7 +112,7 @@ class NftWatch:
         self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
 
     def _leave(self) -> None:
-        """Stop listening; drop what is known of a transaction whose other events will not come."""
+        """Stop listening, and drop the current transaction: its other events will not arrive."""
         with self._lock:
             self._socket.setsockopt(_SOL_NETLINK, _DROP_MEMBERSHIP, _GROUP)
             self._drain()
@@ -150,29 +150,29 @@ class NftWatch:
         family = _FAMILIES.get(message[_HEADER.size])
         if family is None or not (kind == _NEW_CHAIN or _OURS in message):
             return
-        said = netfilter.attributes(message[_HEADER.size + 4 :])
-        key = ChainKey(_text(said.get(_TABLE, b"")), _text(said.get(_NAME_AT[kind], b"")))
+        values = netfilter.attributes(message[_HEADER.size + 4 :])
+        key = ChainKey(_text(values.get(_TABLE, b"")), _text(values.get(_NAME_AT[kind], b"")))
         if key.table not in TABLES:
             return
-        if kind == _NEW_CHAIN and not self._is_new((family, key.table), said.get(_CHAIN_HANDLE, b"")):
+        if kind == _NEW_CHAIN and not self._is_new((family, key.table), values.get(_CHAIN_HANDLE, b"")):
             # A built-in chain got another policy or other counters.
             key = key if key.chain in BUILT_IN else ChainKey(key.table, "")
         if not key.chain or key.chain.startswith("KUBE-") or kind == _DEL_RULE:
             self._touched.setdefault(family, set()).add(key)
 
     def _is_new(self, place: tuple[Family, str], handle: bytes) -> bool:
-        """Tell whether a chain is new, by its handle; the first handle seen of a table does not tell."""
+        """Return whether a chain is new, by its handle; false for the first handle seen of a table."""
         number, highest = int.from_bytes(handle, "big"), self._highest.get(place)
         self._highest[place] = max(number, highest or 0)
         return highest is not None and number > highest
 
     def _ended(self, message: bytes, port: int) -> None:
         touched, self._touched = self._touched, {}
-        # iptables lets the kernel choose its netlink port, which is the process id, as we see it, if that is free.
+        # iptables lets the kernel choose its netlink port: the process id in our pid namespace, if that is free.
         if port in self._own:
             return
-        said = netfilter.attributes(message[_HEADER.size + 4 :])
-        writer = f'"{_text(said.get(_PROCESS_NAME, b""))}" (process {_number(said.get(_PROCESS, b""))})'
+        values = netfilter.attributes(message[_HEADER.size + 4 :])
+        writer = f'"{_text(values.get(_PROCESS_NAME, b""))}" (process {_number(values.get(_PROCESS, b""))})'
         for family, keys in touched.items():
             tables = frozenset(key.table for key in keys if not key.chain)
             self._report(ExternalWrite(family, tables, frozenset(key for key in keys if key.chain), writer))
@@ -182,8 +182,8 @@ class NftWatch:
             self._report(ExternalWrite.anywhere(family))
 
 
-class _Written:
-    """How much text we have written, in how many blocks. Calls `when_long` once it is long."""
+class _WriteSize:
+    """Count the characters and blocks of our writes, and call `when_long` once they are long."""
 
     def __init__(self, when_long: Callable[[], None]) -> None:
         self.length = self.blocks = 0

@@ -1,4 +1,4 @@
-"""Decode and validate the fields of Service, EndpointSlice and Node that decide about rules.
+"""Decode and validate the fields of Service, EndpointSlice and Node that rules depend on.
 
 Pure: JSON comes in, frozen values go out. Every name, address and port in these values is safe to write into a rule.
 """

@@ -13,7 +13,7 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CANONICAL_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
-# Prefixes of, or whole, canonical addresses.
+# Match the start of a canonical address, or all of it.
 _SPECIAL = re.compile(
     r"(?P<unspecified>0\.0\.0\.0$|::$)"
     r"|(?P<loopback>127\.|::1$)"
@@ -62,8 +62,7 @@ def protocol(text: str | None, field: str) -> Protocol:
 def address(text: str, field: str) -> str:
     """Return an IP address in canonical form.
 
-    As in Go's net package, leading zeros of IPv4 octets are dropped, not octal, and an IPv4-mapped IPv6 address is that
-    IPv4 address.
+    As Kubernetes' ParseIPSloppy does, drop leading zeros of IPv4 octets, and return an IPv4-mapped IPv6 address as IPv4.
     """
     if _CANONICAL_IPV4.fullmatch(text):
         return text
@@ -80,7 +79,7 @@ def address(text: str, field: str) -> str:
 
 
 def special(canonical: str, reject_link_local: bool) -> str:
-    """Return the type of an address that must not be served, such as "a loopback address", or "".
+    """Return the type of an address that the proxy must not serve, such as "a loopback address", or "".
 
     `reject_link_local` applies the API server's rules for externalIPs and EndpointSlices. Multicast and broadcast
     addresses are always rejected.

@@ -30,8 +30,8 @@ TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 # The default of kube-apiserver, in seconds.
 _DEFAULT_AFFINITY = 10800
 _MAX_AFFINITY = 86400
-# Ports times addresses and source ranges of one Service: each product is at least one rule. Without a limit an object
-# of 100 kB could require ten million rules.
+# The limit of ports times addresses and source ranges of one Service, each of which is at least one rule. Without it, an
+# object of 100 kB could require ten million rules.
 _MAX_RULES = 100_000
 
 
@@ -45,7 +45,7 @@ class Undecodable(ValueError):
 
 
 def _shortened(text: str, longest: int) -> str:
-    """Cut the middle out of a long text; the end tells what is wrong with a value."""
+    """Cut the middle out of a long text: its end may say what is wrong."""
     return text if len(text) <= longest else f"{text[: longest - 80]} ... {text[-75:]}"
 
 
@@ -57,7 +57,7 @@ _nodes = msgspec.json.Decoder(wire.Node)
 def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
     """Decode one object of the API.
 
-    Raise Undecodable if a required field is missing or a field has a wrong type or value. Ignore unknown fields.
+    Raises Undecodable if a required field is missing or a field has a wrong type or value. Ignore unknown fields.
     """
     try:
         match kind:
@@ -79,7 +79,7 @@ def _reason(error: Exception) -> str:
     return f"{path.rstrip('`')}: {message[0].lower()}{message[1:]}" if at else message
 
 
-class _Head(msgspec.Struct):
+class _WithMetadata(msgspec.Struct):
     metadata: dict[str, msgspec.Raw]
 
 
@@ -93,7 +93,7 @@ def _key(raw: bytes | msgspec.Raw) -> Key:
             return missing
 
     try:
-        metadata = msgspec.json.decode(raw, type=_Head).metadata
+        metadata = msgspec.json.decode(raw, type=_WithMetadata).metadata
     except (ValueError, RecursionError):
         return Key("", "?")
     return Key(text("namespace", ""), text("name", "?"))
@@ -194,11 +194,11 @@ def _service_port(port: wire.Port, index: int) -> Port:
 
 
 def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedAddress]) -> tuple[str, ...]:
-    """Return the ingress addresses that need rules: not those of ipMode Proxy (KEP-1860)."""
+    """Return the ingress addresses that need rules, which excludes ipMode Proxy (KEP-1860)."""
     addresses = (
-        (f"status.loadBalancer.ingress[{i}].ip", it.ip)
-        for i, it in enumerate(ingress)
-        if it.ip and it.ipMode in (None, "VIP")
+        (f"status.loadBalancer.ingress[{i}].ip", entry.ip)
+        for i, entry in enumerate(ingress)
+        if entry.ip and entry.ipMode in (None, "VIP")
     )
     return _servable(addresses, rejected)
 
@@ -264,7 +264,7 @@ def _timestamp(text: str | None) -> float | None:
         time = datetime.datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
-    # Python takes a time without offset as local time.
+    # Python would read a time without offset as local time.
     return time.timestamp() if time and time.tzinfo else None
 
 
@@ -274,10 +274,10 @@ def _node(node: wire.Node) -> Node:
     return Node(
         name=check.subdomain(meta.name, "metadata.name"),
         addresses=tuple(
-            check.address(it.address, f"status.addresses[{i}].address")
+            check.address(entry.address, f"status.addresses[{i}].address")
             for type_ in ("InternalIP", "ExternalIP")
-            for i, it in enumerate(status.addresses or ())
-            if it.type == type_
+            for i, entry in enumerate(status.addresses or ())
+            if entry.type == type_
         ),
         pod_cidrs=tuple(check.cidr(text, f"spec.podCIDRs[{i}]") for i, text in enumerate(pod_cidrs)),
         zone=(meta.labels or {}).get(ZONE_LABEL, ""),

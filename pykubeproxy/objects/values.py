@@ -76,7 +76,7 @@ class Service(msgspec.Struct, frozen=True):
     - `affinity_seconds`: None without ClientIP affinity
     - `proxy_name`: the label service.kubernetes.io/service-proxy-name, None if missing
     - `headless`: clusterIP is "None"
-    - `rejected`: addresses left out of the other fields
+    - `rejected`: addresses that the other fields omit
     """
 
     namespace: str
@@ -132,7 +132,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     - `family`: None for addressType FQDN
     - `headless`: the label service.kubernetes.io/headless is set
     - `trigger_time`: the annotation endpoints.kubernetes.io/last-change-trigger-time in seconds since 1970
-    - `rejected`: addresses of `endpoints` that must not be used
+    - `rejected`: addresses of `endpoints` that the proxy must not use
     """
 
     namespace: str
@@ -173,7 +173,7 @@ Object = Service | EndpointSlice | Node
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """All objects of a kind: any other object of the kind has been deleted."""
+    """All objects of a kind; any other one has been deleted."""
 
     kind: Kind
     objects: tuple[Object, ...]

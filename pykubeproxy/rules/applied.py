@@ -1,4 +1,4 @@
-"""The applied state: which chains of ours one family's tables hold, and the update that leads to other rules."""
+"""The applied state: which chains of ours one family's tables hold, and the update from it to the desired rules."""
 
 import itertools
 from array import array
@@ -12,7 +12,7 @@ from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.digests import ABSENT, AppliedChain, AppliedPort, Desired, DesiredPort, PortTotals
 from pykubeproxy.rules.dispatch import shared_chain
-from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
+from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries
@@ -30,11 +30,11 @@ class Update(msgspec.Struct, frozen=True):
     """What to write and delete so that the tables hold the desired rules.
 
     - `fixed`, `shared`: chains to write that belong to no single Service
-    - `trees`: shared chains that were rendered anew, with the branches below them
+    - `trees`: newly rendered shared chains, with the branches below them
     - `filter_rules`: the applied rules of shared chains of table filter
-    - `referenced`: chains of table nat that rules of others refer to, so that they can only be emptied
+    - `referenced`: chains of table nat that foreign rules refer to: they can only be emptied
 
-    Chains of Services are rendered by `services()`, each time it is called, so that memory never holds all of them.
+    `services()` renders the chains of Services again at each call, so that memory never holds all of them.
     """
 
     applied: "AppliedState"
@@ -54,9 +54,9 @@ class Update(msgspec.Struct, frozen=True):
             yield from (ServiceUpdate((chain,)) for chain in branches if self.applied.differs(chain))
 
     def replaced_chains(self) -> dict[str, int]:
-        """Return the digests of the chains of table nat that are unused after the update unless it keeps them.
+        """Return the digests of the chains of table nat that the update may leave unused.
 
-        Branches that it keeps are left out already; chains of service ports are known only once they are rendered.
+        Branches that it keeps are not among them; the caller drops the chains of service ports once they are rendered.
         """
         replaced = self.applied.chains_below(self.desired.services, self.trees)
         for tree in self.trees.values():
@@ -116,17 +116,17 @@ class AppliedState:
                     yield _nat(name), digest
 
     def can_only_be_emptied(self, key: ChainKey) -> bool:
-        """Tell whether a foreign rule refers to a chain of table nat, so that it cannot be deleted."""
+        """Return whether a foreign rule refers to a chain of table nat, so that it cannot be deleted."""
         return key.chain in self._referenced
 
     def differs(self, chain: Chain) -> bool:
-        """Tell whether the tables do not hold a chain that no service port owns in this form."""
+        """Return whether the tables lack this chain or hold it with other rules; for chains that no service port owns."""
         applied = self._chains.get(chain.key)
         digest = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
         return digest != hash(chain.rules)
 
     def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> ServiceUpdate:
-        """Render the ports of a Service and return those chains that the tables do not hold in this form."""
+        """Render the ports of a Service and return the chains that the tables lack or hold with other rules."""
         applied = {port.name: port.chains() for port in self.ports(service)}
         chains: list[Chain] = []
         after: list[AppliedPort] = []
@@ -143,16 +143,18 @@ class AppliedState:
         return ServiceUpdate(tuple(chains), tuple(after))
 
     def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, int]:
-        """Return the digests of the chains of some Services, of some dispatch trees, and of unclaimed ones."""
-        found = dict(self._unclaimed)
+        """Return the digests of the chains of these Services, of the trees below these roots, and of unclaimed chains."""
+        digests = dict(self._unclaimed)
         for service in services:
             for port in self.ports(service):
-                found.update(port.chains())
-        found.update((key.chain, it.digest) for key, it in self._chains.items() if it.root in roots)
-        return {name: digest for name, digest in found.items() if digest != ABSENT}
+                digests.update(port.chains())
+        digests.update(
+            (key.chain, chain.digest) for key, chain in self._chains.items() if chain.root in roots
+        )
+        return {name: digest for name, digest in digests.items() if digest != ABSENT}
 
     def update_to(self, desired: Desired) -> Update:
-        """Return what to write and delete; nothing is changed by asking."""
+        """Return what to write and delete; do not change this state."""
         trees = self._render_shared(desired)
         fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
         return Update(
@@ -174,7 +176,7 @@ class AppliedState:
         """
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
         self._unclaimed = {key.chain: hash(rules) for key, rules in ours.items() if names.is_owned(key.chain)}
-        self._referenced = frozenset(key.chain for key in referred_to_by_others(live) if key.table == "nat")
+        self._referenced = frozenset(key.chain for key in referenced_by_others(live) if key.table == "nat")
         roots = {key: chain.root for key, chain in self._chains.items() if chain.root}
         self._chains = {
             key: AppliedChain.of(Chain(key, rules), roots.get(key))
@@ -208,18 +210,18 @@ class AppliedState:
         shared = set()
         for key in changed:
             if applied := self._chains.pop(key, None):
-                shared |= {it for it in (key, applied.root) if it in skeleton.SHARED}
+                shared |= {root for root in (key, applied.root) if root in skeleton.SHARED}
                 if (rules := live.chains.get(key)) is not None:
-                    # Rules of others are not ours to keep in force while nat changes.
+                    # Only our own rules must stay in force while nat changes.
                     ours = tuple(rule for rule in applied.text if rule in rules)
                     self._chains[key] = AppliedChain(hash(rules), len(rules), applied.root, ours)
         return services, shared
 
     def after(self, update: Update, ports: Iterable[AppliedPort]) -> "AppliedState":
-        """Return the state once an update is in force; `ports` are those that it rendered.
+        """Return the state after an applied update; `ports` are those that it rendered.
 
-        The returned state reuses the storage of this one, which must not be used any more: copying 55,000 entries would
-        cost more than most updates.
+        The returned state reuses the storage of this one: do not use this one afterwards. Copying 55,000 entries would cost
+        more than most updates.
         """
         for chain in (*update.fixed, *update.shared):
             self._chains[chain.key] = AppliedChain.of(chain)
@@ -237,7 +239,7 @@ class AppliedState:
         return self
 
     def _render_shared(self, desired: Desired) -> dict[ChainKey, Tree]:
-        """Return the shared chains that are to be rendered, with the branches below them."""
+        """Render the shared chains whose entries change, and those that `desired` names, with the branches below them."""
         keys = desired.shared.union(*(self._changed_entries(*item) for item in desired.services.items()))
         if not keys:
             return {}

@@ -1,14 +1,14 @@
-"""From an update to the input of iptables-restore: in which blocks, and in which order.
+"""Divide an update into the blocks of iptables-restore, in an order that interrupts no service.
 
-The order is such that a service that was served is served at every moment:
+The order of the blocks:
 
-1. filter gets the rules that reject or drop; rules that are about to go stay in place;
+1. filter gets the rules that reject or drop, and keeps its old ones;
 2. nat gets the chains of single services, whole services at a time;
 3. nat's shared chains switch over to them, and chains that nothing refers to any more are deleted;
 4. filter loses the rules that no longer hold.
 
-So a service that loses its last endpoint is rejected before its chains go, and one that comes back is let through after
-its chains are there.
+So filter rejects a service without endpoints before nat deletes its chains. It accepts the service again after nat has
+the chains.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from pykubeproxy.rules.restore_text import (
 )
 from pykubeproxy.rules.ruleset import ChainKey, without
 
-# In iptables-nft every block costs some milliseconds, and n chains in one a time that grows with n². Measured with
+# iptables-nft takes some milliseconds for a block, and a time that grows with the square of its chains. Measured with
 # 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
 NFT_CHAINS_PER_BLOCK = 200
 # iptables-legacy-restore inserts each new chain into a sorted list. With 5000 services it takes a quarter less time when
@@ -41,8 +41,8 @@ _T = TypeVar("_T")
 class Chunk(NamedTuple):
     """A piece of restore input that never goes beyond the end of a block, and what it does.
 
-    `chains` are those it writes, in their final form, and `deleted` counts those it deletes. `ports` are service ports
-    all of whose chains are written by the end of the block.
+    `chains` are the written chains with their final rules, `deleted` is the number of deleted ones. `ports` are service
+    ports whose chains are all written by the end of the block.
     """
 
     text: str
@@ -54,9 +54,9 @@ class Chunk(NamedTuple):
 def chunks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
     """Yield the restore input of an update in chunks, rendered one by one; no text if nothing changes.
 
-    No block names more than about `chains_per_block` chains, for iptables-nft takes a time for a block that grows with
-    the square of their number (iptables 1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy
-    replaces the whole table for each block. The chains of one Service always share a block.
+    A block names at most about `chains_per_block` chains: the time of iptables-nft grows with the square of their number
+    (1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy replaces the whole table for each
+    block. The chains of one Service always share a block.
     """
     early, late = _filter_steps(update.shared, update.filter_rules)
     ensured = update.desired.ensured
@@ -77,7 +77,7 @@ def _of_table(table: str, chains: Iterable[Chain]) -> list[Chain]:
 def _filter_steps(
     shared: Iterable[Chain], applied: Mapping[ChainKey, Rules]
 ) -> tuple[list[Chain], list[Chain]]:
-    """Return chains of table filter as they must be before nat changes, and those to write again afterwards."""
+    """Return the chains of table filter to write before nat changes, and those to write again afterwards."""
     early: list[Chain] = []
     late: list[Chain] = []
     for chain in _of_table("filter", shared):
@@ -133,7 +133,7 @@ def _nat_steps(
 
 
 def _keep(unused: dict[str, int], batch: ServiceUpdate) -> None:
-    """Strike the chains of a batch off those that are unused after the update."""
+    """Remove the chains of a batch from the unused ones."""
     if unused:
         for port in batch.ports:
             for name in port.names.split():

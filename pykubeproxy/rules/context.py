@@ -17,7 +17,7 @@ _FALLBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class KernelFacts(msgspec.Struct, frozen=True):
-    """What rules depend on in this node's kernel.
+    """The facts about this node's kernel that rules depend on.
 
     `addresses` are those of the node's interfaces, of both families. `tcp_be_liberal` is the sysctl
     nf_conntrack_tcp_be_liberal. `nfacct` tells whether the counters exist.
@@ -99,7 +99,7 @@ def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTr
 def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[str, ...]:
     """Return the networks whose addresses serve node ports; empty if all addresses do.
 
-    "primary" means all addresses too in a family in which the node has no address.
+    "primary" also means all addresses in a family in which the node has no address.
     """
     if config.node_port_addresses == ("primary",):
         return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)

@@ -6,7 +6,7 @@ import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
+from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
 Rules = tuple[str, ...]
@@ -36,11 +36,11 @@ def own_part(live: Ruleset, desired: Ruleset) -> Ruleset:
     Of chains shared with others, include only the desired rules. Omit an undesired empty chain of ours if foreign rules
     jump to it: it cannot be deleted.
     """
-    referred = referred_to_by_others(live)
+    referenced = referenced_by_others(live)
     chains: dict[ChainKey, Rules] = {}
     for key, rules in live.chains.items():
         if is_ours(key):
-            if rules or key in desired.chains or key not in referred:
+            if rules or key in desired.chains or key not in referenced:
                 chains[key] = rules
         elif key in desired.chains:
             present = frozenset(rules)

@@ -1,6 +1,6 @@
-"""The desired rules of service ports, and what is kept of them once they are applied: digests instead of rules.
+"""The desired rules of service ports, and the digests that the applied state keeps instead of rules.
 
-Digests are Python's hash() of a chain's rules. They are keyed anew in every process and never leave it.
+A digest is Python's hash() of a chain's rules. Its key differs in every process, so digests never leave the process.
 """
 
 from array import array
@@ -17,7 +17,7 @@ from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import Entries, PortRules
 from pykubeproxy.services.ports import PortName
 
-# The digest of a chain that is not there; hash() never returns it.
+# The digest of a missing chain; hash() never returns it.
 ABSENT = -1
 
 
@@ -45,7 +45,7 @@ class Desired(msgspec.Struct, frozen=True):
 
 
 class AppliedPort(msgspec.Struct, frozen=True):
-    """What is kept of the rules of a service port.
+    """The applied rules of a service port, as digests.
 
     `names` are those of its own chains, separated by spaces: one text takes a third of the memory of many. `digests`
     are those of these chains, `rules` is the number of rules in them, `entries` are its rules in shared chains.
@@ -60,7 +60,7 @@ class AppliedPort(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, port: DesiredPort, chains: Collection[tuple[str, Rules]]) -> "AppliedPort":
-        """Return what to keep of a port with these chains."""
+        """Return the digests of a port with these chains."""
         return cls(
             name=port.name,
             endpoints=port.endpoints,
@@ -71,15 +71,15 @@ class AppliedPort(msgspec.Struct, frozen=True):
         )
 
     def chains(self) -> dict[str, int]:
-        """Return the digest of each chain of its own."""
+        """Return the digest of each own chain."""
         return dict(zip(self.names.split(), self.digests, strict=True))
 
 
 class AppliedChain(NamedTuple):
-    """What is kept of a chain that no single service port owns.
+    """An applied chain that no single service port owns, as a digest.
 
-    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. `text` is kept of shared chains
-    of table filter only, whose old rules stay in force while nat changes.
+    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. Only shared chains of table
+    filter keep their rules, in `text`: old ones stay in force while nat changes.
     """
 
     digest: int
@@ -89,26 +89,26 @@ class AppliedChain(NamedTuple):
 
     @classmethod
     def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
-        """Return what to keep of a chain."""
+        """Return the digest of a chain; keep its rules if it is a shared chain of table filter."""
         key, rules = chain
         keep_text = key.table == "filter" and key in skeleton.SHARED
         return cls(hash(rules), len(rules), root, rules if keep_text else ())
 
 
 class PortTotals(msgspec.Struct):
-    """The endpoints, chains and rules of all service ports, kept up to date instead of added up for each change."""
+    """Running totals of the endpoints, chains and rules of all service ports."""
 
     endpoints: int = 0
     chains: int = 0
     rules: int = 0
 
     def add(self, ports: Iterable[AppliedPort], sign: int = 1) -> None:
-        """Count ports in."""
+        """Add ports."""
         for port in ports:
             self.endpoints += sign * port.endpoints
             self.chains += sign * len(port.digests)
             self.rules += sign * port.rules
 
     def subtract(self, ports: Iterable[AppliedPort]) -> None:
-        """Count ports out."""
+        """Subtract ports."""
         self.add(ports, -1)

@@ -1,4 +1,4 @@
-"""Render the chains that services share: one entry after the other, or a tree; then the jumps to node ports."""
+"""Render the chains that services share, flat or as a tree, and the jumps to node ports."""
 
 import ipaddress
 import re
@@ -10,7 +10,7 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.rules.tree import Branch, Prefix, Tree, grow
+from pykubeproxy.rules.tree import Branch, Prefix, Tree, build_tree
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -32,7 +32,7 @@ def shared_chain(
     """
     rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
     if key == skeleton.NAT_SERVICES:
-        # Cluster IPs go first: no Service may take one over as its external IP (CVE-2020-8554).
+        # Cluster IPs go first: no Service may hijack one as its external IP (CVE-2020-8554).
         rules.sort(key=_is_no_cluster_ip)
     tree = Tree(tuple(rules), ())
     if key.table == "nat" and dispatch is not Dispatch.FLAT:
@@ -75,8 +75,8 @@ def _tree(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
     if key == skeleton.NAT_SERVICES:
         entries = numbered.get("", {})
         ipv6 = any(":" in rules[0].split(" ", 2)[1] for rules in entries.values())
-        return grow(entries, 128 if ipv6 else 32, _address_branch)
-    trees = [grow(numbered[protocol], 16, _port_branch(protocol)) for protocol in sorted(numbered)]
+        return build_tree(entries, 128 if ipv6 else 32, _address_branch)
+    trees = [build_tree(numbered[protocol], 16, _port_branch(protocol)) for protocol in sorted(numbered)]
     return Tree(
         tuple(rule for tree in trees for rule in tree.root),
         tuple(chain for tree in trees for chain in tree.chains),
@@ -130,9 +130,9 @@ def serves_loopback(networks: tuple[str, ...]) -> bool:
 
 
 def udp_frontends(live: Ruleset) -> frozenset[tuple[str, int]]:
-    """Return address and port of each UDP frontend in live tables, of whichever proxy; the address is "" for node ports.
+    """Return address and port of each UDP frontend in live tables, of any proxy; the address is "" for node ports.
 
-    After a restart, only these rules tell which deleted services still have flows.
+    After a restart, only these rules show which deleted services may still have flows.
     """
     matches = (
         _UDP_ENTRY.match(rule)

@@ -1,4 +1,4 @@
-"""What other programs changed in our chains, and what it took to restore them."""
+"""Compare live tables with the applied state, and count what a repair restores."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from pykubeproxy.rules.applied import AppliedState
-from pykubeproxy.rules.jumps import SHARED_GROUND, ensured_lines, missing_jumps
+from pykubeproxy.rules.jumps import FOREIGN_CHAINS, ensured_lines, missing_jumps
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.restore_text import Chain
@@ -21,12 +21,13 @@ _LINE_ENTRIES = {"-D": -1, "-N": _CHAIN_ENTRIES}
 class Drift(msgspec.Struct, frozen=True):
     """The difference between live tables and the applied state.
 
-    - `live`: what was read: all of `tables`, and some chains
+    - `live`: the chains that were read: all of `tables`, and some others
     - `changed`: chains of ours that are gone or have other rules
     - `unknown`: chains under our names that we did not write
     - `missing_jumps`: how many of our jumps the built-in chains lack, by table
-    - `ensured`: the lines that restore what is ours in chains that others use too, by table
-    - `since`: when the first sign of it was noticed, on the loop's clock; `writers`: who may have done it
+    - `ensured`: the lines that restore our rules in foreign chains, by table
+    - `since`: when it was first suspected, on the loop's clock
+    - `writers`: the programs that may have caused it
     """
 
     live: Ruleset
@@ -43,7 +44,7 @@ class TableDrift(msgspec.Struct, frozen=True, rename="camel"):
     """What a repair restored in one table: how many of our chains, rules and jumps were missing, and what was added.
 
     The rules of missing chains are among `rules`. `foreign_rules` are rules of others in our chains, `foreign_chains`
-    chains under our names that we did not write. All zero means that rules of ours were in another order. Our rules in
+    chains under our names that we did not write. If all are zero, our rules were in another order. Our rules in
     the kubelet's chain count as ours.
     """
 
@@ -86,9 +87,9 @@ def compare(
 ) -> Drift | None:
     """Compare live tables with the applied state; `live` holds these tables and chains as far as they exist.
 
-    Returns None if everything of ours is as it was written.
+    Returns None if all our chains and rules are as written.
     """
-    digests = {key: it for key, it in applied.digests() if key.table in tables or key in chains}
+    digests = {key: digest for key, digest in applied.digests() if key.table in tables or key in chains}
     changed = frozenset(
         key
         for key, digest in digests.items()
@@ -99,7 +100,7 @@ def compare(
         for key, rules in live.chains.items()
         if key not in digests and is_ours(key) and (rules or not applied.can_only_be_emptied(key))
     )
-    shared = frozenset(key for key in SHARED_GROUND if key.table in tables or key in chains)
+    shared = frozenset(key for key in FOREIGN_CHAINS if key.table in tables or key in chains)
     ensured = ensured_lines(live, options, shared)
     if not (changed or unknown or ensured):
         return None
@@ -150,14 +151,14 @@ class DriftCounter:
 
 
 def own_entries(rules: Mapping[str, int], chains: Mapping[str, int]) -> dict[str, int]:
-    """Return how many entries of iptables-legacy so many rules and chains of ours take, by table."""
+    """Return how many entries of iptables-legacy these numbers of rules and chains take, by table."""
     return {
         table: rules.get(table, 0) + _CHAIN_ENTRIES * chains.get(table, 0) for table in rules.keys() | chains
     }
 
 
 def other_entries(live: Ruleset, tables: Iterable[str]) -> dict[str, int]:
-    """Return how many entries the chains of others take in these tables, without those of built-in chains themselves."""
+    """Return how many entries foreign chains take in these tables; a built-in chain has only those of its rules."""
     count = dict.fromkeys(tables, 0)
     for key, rules in live.chains.items():
         if key.table in count and not is_ours(key):
@@ -166,8 +167,8 @@ def other_entries(live: Ruleset, tables: Iterable[str]) -> dict[str, int]:
 
 
 def added_entries(lines: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """Return how many entries lines such as `-I INPUT …` add to chains of others, by table."""
-    return {table: sum(_LINE_ENTRIES.get(line[:2], 1) for line in of) for table, of in lines.items()}
+    """Return how many entries lines such as `-I INPUT …` add to foreign chains, by table."""
+    return {table: sum(_LINE_ENTRIES.get(line[:2], 1) for line in added) for table, added in lines.items()}
 
 
 def _list_counts(*counts: tuple[int, str]) -> str:

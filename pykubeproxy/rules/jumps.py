@@ -1,4 +1,4 @@
-"""Our rules in chains that others use too: the jumps to our chains, and the kubelet's chain."""
+"""Our rules in foreign chains: the jumps to our chains, and a rule in the kubelet's chain."""
 
 from collections.abc import Collection, Iterator
 
@@ -6,14 +6,14 @@ from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
-# The chains in which our rules stand among those of others.
-SHARED_GROUND = frozenset((*skeleton.JUMPS, skeleton.KUBELET_FIREWALL))
+# The foreign chains that hold rules of ours: built-in ones and KUBE-FIREWALL.
+FOREIGN_CHAINS = frozenset((*skeleton.JUMPS, skeleton.KUBELET_FIREWALL))
 
 
 def ensured_lines(
-    live: Ruleset, options: RuleOptions, chains: Collection[ChainKey] = SHARED_GROUND
+    live: Ruleset, options: RuleOptions, chains: Collection[ChainKey] = FOREIGN_CHAINS
 ) -> dict[str, tuple[str, ...]]:
-    """Return the lines that add what is missing of ours in these chains, by table."""
+    """Return the lines that add our missing rules to these chains, by table."""
     lines: dict[str, tuple[str, ...]] = {}
     for key in (skeleton.KUBELET_FIREWALL, *skeleton.JUMPS):
         if key in chains and (missing := tuple(_missing_lines(live, key, options))):
@@ -34,7 +34,8 @@ def missing_jumps(live: Ruleset, chains: Collection[ChainKey]) -> dict[str, int]
 def _missing_lines(live: Ruleset, key: ChainKey, options: RuleOptions) -> Iterator[str]:
     """Yield the lines for one chain.
 
-    If a jump is missing, all of ours are removed and inserted again on top, in their order; foreign rules keep theirs.
+    If a jump is missing, delete all our jumps and insert them again on top, in their order. The order of foreign rules
+    stays.
     """
     present = live.chains.get(key)
     if key == skeleton.KUBELET_FIREWALL:

@@ -59,7 +59,7 @@ def endpoint_chain(name: PortName, target: str) -> str:
 
 
 def is_owned(chain: str) -> bool:
-    """Return whether a chain of table nat belongs to a single service or endpoint, of whichever proxy."""
+    """Return whether a chain of table nat belongs to a single service or endpoint, of any proxy."""
     return chain.startswith(OWNED_PREFIXES)
 
 
@@ -69,7 +69,7 @@ def _text(name: PortName) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _port_hash(name: PortName) -> str:
-    """Return the hash that all chains of a service port share. Cached, as they are named one after the other."""
+    """Return the hash that all chains of a service port share, cached because callers name them one after the other."""
     return _hash(_text(name))
 
 
@@ -80,7 +80,7 @@ _PAIRS = [first + second for first in _BASE32 for second in _BASE32]
 def _hash(text: str) -> str:
     """Return the first 16 characters of the hash in base32; chain names may have 28 characters.
 
-    Ten bits at a time: base64.b32encode takes 50 % longer, for every endpoint.
+    Encode ten bits at a time: base64.b32encode takes 50 % longer, and every endpoint needs a hash.
     """
     bits = int.from_bytes(hashlib.sha256(text.encode()).digest()[:10])
     return "".join([_PAIRS[bits >> shift & 1023] for shift in range(70, -1, -10)])

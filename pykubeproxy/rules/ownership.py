@@ -1,4 +1,4 @@
-"""Tell which chains belong to the proxy, and which of them foreign rules refer to."""
+"""Find which chains belong to the proxy, and which of them foreign rules refer to."""
 
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.parse import parse_target
@@ -12,7 +12,7 @@ def is_ours(key: ChainKey) -> bool:
     return key in _FIXED or (key.table == "nat" and names.is_owned(key.chain))
 
 
-def referred_to_by_others(live: Ruleset) -> frozenset[ChainKey]:
+def referenced_by_others(live: Ruleset) -> frozenset[ChainKey]:
     """Return the chains that cannot be deleted because a rule in a foreign chain jumps to them.
 
     Built-in chains are foreign, so the targets of our jumps in them are included.

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import msgspec
 
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.ownership import is_ours, referred_to_by_others
+from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.restore_text import block, delete_chains, empty_chains, join
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
-# A jump to a proxy chain is ours if it has one of our comments: its matches differ by version.
+# A jump to a proxy chain is ours if it has one of our comments; its matches differ by version.
 _OUR_COMMENTS = frozenset(
     comment for rules in skeleton.JUMPS.values() for rule in rules if (comment := parse_rule(rule).comment)
 )
@@ -38,7 +38,7 @@ class Removal(msgspec.Struct, frozen=True):
         """Return the input for iptables-restore --noflush; empty if there is nothing to remove.
 
         At most `chains_per_block` chains go into a block. Table filter goes last: it rejects traffic to services without
-        endpoints until nat is clear.
+        endpoints until nat is empty.
         """
         return "".join(
             text for table in ("mangle", "nat", "filter") for text in _blocks(self, table, chains_per_block)
@@ -59,12 +59,12 @@ def removal(live: Ruleset) -> Removal:
             jumps += ((key, rule) for rule in own)
             others[key] = without(live.chains[key], own)
     ours = tuple(key for key in live.chains if is_ours(key))
-    referred = referred_to_by_others(Ruleset(live.family, others))
+    referenced = referenced_by_others(Ruleset(live.family, others))
     return Removal(
         jumps=tuple(jumps),
-        deleted=tuple(key for key in ours if key not in referred),
-        kept=tuple(key for key in ours if key in referred),
-        emptied=tuple(key for key in ours if key in referred and live.chains[key]),
+        deleted=tuple(key for key in ours if key not in referenced),
+        kept=tuple(key for key in ours if key in referenced),
+        emptied=tuple(key for key in ours if key in referenced and live.chains[key]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Render a whole Ruleset: all chains that the objects of a cluster call for."""
+"""Render the whole Ruleset of a cluster."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     ]
     endpoints = sum(len(port.selection.verdicts) for port in resolved)
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
-    rules = {it.port.name: port_rules(it.port, it.selection, options) for it in resolved}
+    rules = {port.port.name: port_rules(port.port, port.selection, options) for port in resolved}
     return assemble(rules, options, context.node_port_jumps)
 
 

@@ -48,7 +48,7 @@ _RULE = re.compile(r"(?:\[\d+:\d+\] )?-A (\S+) ?(.*)")
 
 
 def parse(family: Family, text: str) -> Ruleset:
-    """Parse the output of iptables-save, with or without counters. Raise ValueError with the line that is invalid."""
+    """Parse the output of iptables-save, with or without counters. Raises ValueError with the line that is invalid."""
     chains: dict[ChainKey, list[str]] = {}
     policies: dict[ChainKey, str] = {}
     table = ""

@@ -16,15 +16,15 @@ _NO_LINES = range(0)
 def read_counted(family: Family, text: str) -> tuple[Ruleset, Counters]:
     """Read the output of `iptables-save --counters`, in which the rules of a chain are adjacent.
 
-    Much faster than `parse` if few chains are read. Raise ValueError as `parse` does.
+    Much faster than `parse` if few chains are read. Raises ValueError as `parse` does.
     """
     lines = text.split("\n")
     try:
         positions, policies = _index(lines)
     except IndexError:
         raise ValueError("a rule with counts is not of the form iptables-save prints") from None
-    ruleset = Ruleset(family, _Chains(lines, positions, _rule), policies)
-    return ruleset, _Chains(lines, positions, _count)
+    ruleset = Ruleset(family, _LazyChains(lines, positions, _rule), policies)
+    return ruleset, _LazyChains(lines, positions, _count)
 
 
 def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
@@ -54,8 +54,8 @@ def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
     return positions, policies
 
 
-class _Chains(Mapping[ChainKey, tuple[_T, ...]]):
-    """What `read` returns for each rule of a chain, by chain."""
+class _LazyChains(Mapping[ChainKey, tuple[_T, ...]]):
+    """The results of `read` for the rules of each chain, computed on access."""
 
     def __init__(self, lines: list[str], positions: _Lines, read: Callable[[str], _T]) -> None:
         self._lines = lines
@@ -77,7 +77,7 @@ class _Chains(Mapping[ChainKey, tuple[_T, ...]]):
 
 
 def _rule(line: str) -> str:
-    # Behind the counts, -A and the name of the chain; an empty rule lacks the last space.
+    # The rule follows the counts, -A and the name of the chain; an empty rule lacks the last space.
     return "".join(line.split(" ", 3)[3:])
 
 

@@ -22,8 +22,8 @@ Entries = tuple[tuple[ChainKey, Rules], ...]
 QUARANTINED_COMMENT = "is quarantined"
 
 
-class _Path(msgspec.Struct, frozen=True):
-    """Where the traffic of one policy goes: to the chain that balances it, or else to a filter rule."""
+class _PolicyPath(msgspec.Struct, frozen=True):
+    """The target of one traffic policy: the chain that balances, or a filter rule that rejects or drops."""
 
     chain: str
     filter_target: str
@@ -31,23 +31,23 @@ class _Path(msgspec.Struct, frozen=True):
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """What the chains of a service port are rendered from."""
+    """The inputs for the own chains of a service port."""
 
     port: ServicePort
     selection: Selection
-    internal: _Path
-    external: _Path
+    internal: _PolicyPath
+    external: _PolicyPath
     options: RuleOptions
 
 
 class PortRules(msgspec.Struct, frozen=True):
-    """The rules of one service port: `entries` in shared chains, and chains of table nat of its own."""
+    """The rules of one service port: `entries` in shared chains, and its own chains in table nat."""
 
     entries: Entries
     source: _Source | None = None
 
     def chains(self) -> Iterator[tuple[str, Rules]]:
-        """Render the chains of its own, each before those it jumps to. They are not kept: they take most of the memory."""
+        """Render the own chains, each before those it jumps to. They are not kept: they would take most of the memory."""
         return _chains(self.source) if self.source else iter(())
 
 
@@ -66,7 +66,7 @@ def reject_rules(port: ServicePort, options: RuleOptions) -> PortRules:
 
     Its previous rules may lead to reused pod addresses or admit sources that are no longer allowed.
     """
-    path = _Path("", _reject(options), f"{port.name} {QUARANTINED_COMMENT}")
+    path = _PolicyPath("", _reject(options), f"{port.name} {QUARANTINED_COMMENT}")
     chains = (
         (skeleton.FILTER_SERVICES, _reject_internal(port, path)),
         (skeleton.FILTER_EXTERNAL, _reject_external(port, path)),
@@ -88,13 +88,13 @@ def _path(
     endpoints: tuple[ResolvedEndpoint, ...],
     any_usable: bool,
     options: RuleOptions,
-) -> _Path:
+) -> _PolicyPath:
     """Reject clients if no node has an endpoint; drop packets under policy Local if only other nodes have one."""
     if endpoints:
-        return _Path(chain, "", "")
+        return _PolicyPath(chain, "", "")
     if any_usable:
-        return _Path("", "DROP", f"{port.name} has no local endpoints")
-    return _Path("", _reject(options), f"{port.name} has no endpoints")
+        return _PolicyPath("", "DROP", f"{port.name} has no local endpoints")
+    return _PolicyPath("", _reject(options), f"{port.name} has no endpoints")
 
 
 def _reject(options: RuleOptions) -> str:
@@ -108,14 +108,18 @@ def _chains(source: _Source) -> Iterator[tuple[str, Rules]]:
         if _filters_sources(port):
             yield names.firewall_chain(port.name), tuple(_firewall(port, options))
         yield names.external_chain(port.name), tuple(_external(port, source.external, options))
-    targets = {it.target: names.endpoint_chain(port.name, it.target) for it in selection.reachable}
+    targets = {
+        endpoint.target: names.endpoint_chain(port.name, endpoint.target) for endpoint in selection.reachable
+    }
     for used, chain, endpoints in (
         (port.uses_cluster_endpoints, names.cluster_chain(port.name), selection.cluster),
         (port.uses_local_endpoints, names.local_chain(port.name), selection.local),
     ):
         if used and endpoints:
             marking = _masquerade_internal(port, options) if chain == source.internal.chain else ""
-            balanced = balance(port, chain, [(targets[it.target], it.target) for it in endpoints], options)
+            balanced = balance(
+                port, chain, [(targets[endpoint.target], endpoint.target) for endpoint in endpoints], options
+            )
             yield chain, (*([marking] if marking else []), *balanced.root)
             yield from balanced.chains
     for endpoint in selection.reachable:
@@ -135,7 +139,7 @@ def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:
     return _to(port, port.cluster_ip, f"{port.name} cluster IP", names.MARK_MASQ, **sources)
 
 
-def _external(port: ServicePort, external: _Path, options: RuleOptions) -> Iterator[str]:
+def _external(port: ServicePort, external: _PolicyPath, options: RuleOptions) -> Iterator[str]:
     """Yield the rules for traffic to a node port, an external IP or a load balancer IP.
 
     Policy Cluster masquerades, because replies from other nodes must return through this one. Policy Local keeps the
@@ -189,7 +193,7 @@ def _entries(source: _Source) -> Iterator[tuple[ChainKey, Rules]]:
     return ((key, tuple(rules)) for key, rules in entries if rules)
 
 
-def _dispatch(port: ServicePort, any_usable: bool, internal: _Path) -> list[str]:
+def _dispatch(port: ServicePort, any_usable: bool, internal: _PolicyPath) -> list[str]:
     rules = [_to(port, port.cluster_ip, f"{port.name} cluster IP", internal.chain)] if internal.chain else []
     if any_usable:
         external = names.external_chain(port.name)
@@ -200,7 +204,7 @@ def _dispatch(port: ServicePort, any_usable: bool, internal: _Path) -> list[str]
 
 
 def _node_port(port: ServicePort, options: RuleOptions) -> list[str]:
-    """Return the rules for the node port; packets to 127.0.0.0/8 are counted separately (KEP-3178)."""
+    """Return the rules for the node port; an nfacct object counts packets to 127.0.0.0/8 (kubernetes#125015)."""
     if not port.node_port:
         return []
     protocol, dport = port.protocol.value.lower(), _dport(port, port.node_port)
@@ -213,13 +217,13 @@ def _node_port(port: ServicePort, options: RuleOptions) -> list[str]:
     return rules
 
 
-def _reject_internal(port: ServicePort, internal: _Path) -> list[str]:
+def _reject_internal(port: ServicePort, internal: _PolicyPath) -> list[str]:
     if not internal.filter_target:
         return []
     return [_to(port, port.cluster_ip, internal.filter_comment, internal.filter_target)]
 
 
-def _reject_external(port: ServicePort, external: _Path) -> list[str]:
+def _reject_external(port: ServicePort, external: _PolicyPath) -> list[str]:
     comment, target = external.filter_comment, external.filter_target
     if not target:
         return []

@@ -102,7 +102,7 @@ def kubelet_firewall(options: RuleOptions) -> tuple[str, ...]:
 def _forward(options: RuleOptions) -> tuple[str, ...]:
     """Accept service traffic even if the policy of FORWARD is DROP.
 
-    INVALID packets would leave without reverse NAT and reset the connection (kubernetes#74839).
+    Drop INVALID packets: they would leave without reverse NAT and reset the connection (kubernetes#74839).
     """
     counted = nfacct_match(INVALID_DROPPED) if options.nfacct else ""
     drop = (rule("-m conntrack --ctstate INVALID", counted, target="DROP"),) if options.drop_invalid else ()
@@ -118,7 +118,7 @@ def _forward(options: RuleOptions) -> tuple[str, ...]:
 
 
 def _postrouting(options: RuleOptions) -> tuple[str, ...]:
-    """Masquerade marked packets and clear the mark: a packet may pass again inside a tunnel."""
+    """Masquerade marked packets, and clear the mark because a packet may pass again inside a tunnel."""
     return (
         rule(f"-m mark ! --mark {options.mark}", target="RETURN"),
         rule(target=f"MARK --set-xmark {1 << options.masquerade_bit:#x}/0x0"),

@@ -1,7 +1,7 @@
-"""Arrange rules in a dispatch tree: chains that branch on four bits of a number, an address or port, at a time.
+"""Arrange rules in a dispatch tree: each level branches on four bits of a number, which is an address or a port.
 
-In a flat chain a packet visits every rule before its own; in the tree at most sixteen branches a level, and a leaf.
-The shape depends on the set of numbers alone and branches are named by prefix, so a new or removed entry usually
+In a flat chain, a packet visits all rules before its own. In the tree it visits at most sixteen rules on each level.
+The shape depends only on the set of numbers, and a branch is named by its prefix. So a new or removed entry usually
 changes one leaf. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 Rules = tuple[str, ...]
 
-# The most numbers in a chain without branches.
+# The maximum of numbers in a chain without branches.
 LEAF = 16
 _STEP = 4  # bits
 
@@ -38,7 +38,7 @@ class Tree(NamedTuple):
 class Branch(NamedTuple):
     """A chain below another one: its name, the rule that jumps to it, and a rule without effect that describes it.
 
-    `note` is the last rule of the chain, where it costs packets that match another rule nothing.
+    `note` is the last rule of the chain: packets that match another rule do not visit it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Branch(NamedTuple):
     note: str
 
 
-def grow(entries: Mapping[int, Rules], width: int, branch: Callable[[Prefix], Branch]) -> Tree:
+def build_tree(entries: Mapping[int, Rules], width: int, branch: Callable[[Prefix], Branch]) -> Tree:
     """Arrange the rules of each number in a tree.
 
     `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for a prefix.

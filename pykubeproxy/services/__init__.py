@@ -1,4 +1,4 @@
-"""Resolve Services and EndpointSlices to service ports and their endpoints, with a reason for each one skipped.
+"""Resolve Services and EndpointSlices to service ports and their endpoints, with a reason for each skipped one.
 
 Pure: no clock, no environment, no logging.
 """

@@ -19,7 +19,7 @@ from pykubeproxy.services.endpoints import slice_skip_reason
 
 
 class Cluster:
-    """Store objects as events report them. Not thread-safe: one thread applies events and reads."""
+    """Store the objects that events report. Not thread-safe: one thread applies events and reads."""
 
     def __init__(self) -> None:
         self._listed: set[Kind] = set()
@@ -55,7 +55,9 @@ class Cluster:
 
     def slices_of(self, key: Key, family: Family) -> tuple[EndpointSlice, ...]:
         """Return the usable EndpointSlices of a Service in a family, sorted by name."""
-        return tuple(it for it in self.all_slices_of(key) if slice_skip_reason(it, family) is None)
+        return tuple(
+            slice_ for slice_ in self.all_slices_of(key) if slice_skip_reason(slice_, family) is None
+        )
 
     def all_slices_of(self, key: Key) -> tuple[EndpointSlice, ...]:
         """Return all EndpointSlices labelled with a Service, usable or not, sorted by name."""

@@ -52,8 +52,8 @@ def slice_skip_reason(slice_: EndpointSlice, family: Family) -> SkipReason | Non
 class SlicePorts(msgspec.Struct, frozen=True):
     """An EndpointSlice with its ports indexed once for all service ports of its Service.
 
-    `numbers` maps name and protocol to port numbers, None for a port without a number. `rejected` are the addresses
-    that must not be used.
+    `numbers` maps name and protocol to port numbers, None for a port without a number. `rejected` are addresses that
+    the proxy must not use.
     """
 
     slice_: EndpointSlice

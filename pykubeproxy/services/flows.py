@@ -1,7 +1,7 @@
 """Find stale UDP flows: conntrack entries whose NAT leads to a pod that no longer serves their destination.
 
-TCP and SCTP clients reconnect. A UDP client that keeps its source port keeps its conntrack entry, and with it the NAT
-of its first packet: to a deleted pod, or to none if the service had no endpoint then.
+TCP and SCTP clients reconnect. A UDP client that keeps its source port keeps its conntrack entry, with the NAT of its
+first packet: to a pod that may be deleted, or to none if the service had no endpoint.
 """
 
 import ipaddress
@@ -15,15 +15,15 @@ from pykubeproxy.services.resolve import ResolvedPort
 
 # An address in network byte order, 4 or 16 bytes, and a port. As a frontend, an empty address stands for every
 # address of this node that serves node ports.
-End = tuple[bytes, int]
+AddressAndPort = tuple[bytes, int]
 _THIS_NODE = b""
 
 
 class UdpPort(msgspec.Struct, frozen=True):
     """The frontends of a UDP service port and the endpoints that may answer."""
 
-    frontends: frozenset[End]
-    endpoints: frozenset[End]
+    frontends: frozenset[AddressAndPort]
+    endpoints: frozenset[AddressAndPort]
 
 
 class NodePortAddresses(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Flush(msgspec.Struct, frozen=True):
 
     family: Family
     ports: Mapping[PortName, UdpPort]
-    gone: frozenset[End]
+    gone: frozenset[AddressAndPort]
     node_port_addresses: NodePortAddresses
 
     def merged_with(self, earlier: "Flush | None") -> "Flush":
@@ -75,9 +75,9 @@ class UdpPorts:
         repaired: bool = False,
         installed: Collection[tuple[str, int]] = (),
     ) -> Flush | None:
-        """Apply the outcome of a sync; return the flush it requires, or None if no UDP service port changed.
+        """Apply the result of a sync. Return the flush it requires, or None if no UDP service port changed.
 
-        `repaired` means that rules may have been missing, so flows may have escaped NAT. `installed` are the UDP
+        `repaired` means that rules may have been missing, so flows may have started without NAT. `installed` are the UDP
         frontends in the tables before a full sync: address, "" for node ports, and port.
         """
         changed = self._changed(resolved, gone)
@@ -103,7 +103,7 @@ class UdpPorts:
 
 
 class StaleFlowFilter:
-    """Tell stale flows by the endpoints behind each frontend.
+    """Find stale flows by the endpoints of each frontend.
 
     `is_local` tells whether an address is one of this node's; it is called once for each address.
     """
@@ -113,7 +113,7 @@ class StaleFlowFilter:
         self._node_port_addresses = flush.node_port_addresses
         self._is_local = is_local
         self._serves_node_ports: dict[bytes, bool] = {}
-        self._endpoints: dict[End, Set[End]] = {}
+        self._endpoints: dict[AddressAndPort, Set[AddressAndPort]] = {}
         for port in flush.ports.values():
             for frontend in port.frontends:
                 # Several Services may claim one external address; accept the endpoints of all of them.
@@ -123,7 +123,7 @@ class StaleFlowFilter:
                 else:
                     self._endpoints[frontend] = {*others, *port.endpoints} if others else port.endpoints
 
-    def is_stale(self, destination: End, reply_source: End) -> bool:
+    def is_stale(self, destination: AddressAndPort, reply_source: AddressAndPort) -> bool:
         """Return whether to delete a UDP flow to `destination` whose NAT expects replies from `reply_source`."""
         frontend = self._frontend(destination)
         if frontend is None:
@@ -134,8 +134,8 @@ class StaleFlowFilter:
         # Another program may use the address of a removed frontend: keep flows without DNAT.
         return reply_source != destination
 
-    def _frontend(self, destination: End) -> End | None:
-        """Return the frontend of a flow: a service address or else a node port, current ones first."""
+    def _frontend(self, destination: AddressAndPort) -> AddressAndPort | None:
+        """Return the frontend of a flow: a service address, else a node port; current ones before removed ones."""
         node_port = (_THIS_NODE, destination[1])
         for frontends in (self._endpoints, self._gone):
             if destination in frontends:
@@ -154,7 +154,7 @@ class StaleFlowFilter:
 def udp_port(resolved: ResolvedPort) -> UdpPort:
     """Return the frontends of a UDP service port and the endpoints that keep their flows.
 
-    An endpoint that gets no new traffic (terminating, or hinted for elsewhere) keeps its flows while it serves.
+    An endpoint without new traffic (terminating, or hinted for another node or zone) keeps its flows while it serves.
     """
     port = resolved.port
     addresses = {_packed(ip) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)}
@@ -163,9 +163,9 @@ def udp_port(resolved: ResolvedPort) -> UdpPort:
     return UdpPort(
         frontends=frozenset({(address, port.port) for address in addresses} | node_port),
         endpoints=frozenset(
-            (_packed(it.endpoint.address), it.port)
-            for it in endpoints
-            if it.endpoint.ready or it.endpoint.serving
+            (_packed(each.endpoint.address), each.port)
+            for each in endpoints
+            if each.endpoint.ready or each.endpoint.serving
         ),
     )
 

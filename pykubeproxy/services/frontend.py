@@ -48,10 +48,9 @@ def frontends(port: ServicePort) -> tuple[Frontend, ...]:
         (FrontendKind.EXTERNAL_IP, port.external_ips),
         (FrontendKind.LOAD_BALANCER_IP, port.load_balancer_ips),
     )
-    found = [Frontend(kind, address, port.port) for kind, each in addresses for address in each]
-    if port.node_port:
-        found.append(Frontend(FrontendKind.NODE_PORT, ANY_LOCAL, port.node_port))
-    return tuple(found)
+    by_address = (Frontend(kind, address, port.port) for kind, group in addresses for address in group)
+    node_port = [Frontend(FrontendKind.NODE_PORT, ANY_LOCAL, port.node_port)] if port.node_port else []
+    return (*by_address, *node_port)
 
 
 def policy_frontends(port: ServicePort, local: bool) -> tuple[Frontend, ...]:

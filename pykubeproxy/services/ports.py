@@ -57,7 +57,7 @@ class ServicePort(msgspec.Struct, frozen=True):
     def uses_cluster_endpoints(self) -> bool:
         """Return whether some traffic may use endpoints on any node.
 
-        Under external policy Local, traffic from pods of this node still may.
+        Even under external policy Local, traffic from pods of this node may.
         """
         return not self.internal_local or self.externally_accessible
 
@@ -74,7 +74,7 @@ class ServiceSkipReason(enum.Enum):
     EXTERNAL_NAME = "it is of type ExternalName, which only DNS serves"
     HEADLESS = "it is headless, so clients go to its pods directly"
     NO_CLUSTER_IP = "it has no cluster IP yet"
-    REFUSED_CLUSTER_IP = "its cluster IP is not a valid service address"
+    REJECTED_CLUSTER_IP = "its cluster IP is not a valid service address"
     OTHER_FAMILY = "it has no cluster IP of this family"
 
 
@@ -88,7 +88,7 @@ def service_ports(
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
-    # externalTrafficPolicy may be left over from another type.
+    # The object may keep externalTrafficPolicy from an earlier type.
     external = service.type in ("NodePort", "LoadBalancer") or (
         service.type == "ClusterIP" and bool(service.external_ips)
     )
@@ -122,7 +122,7 @@ def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
         return ServiceSkipReason.HEADLESS
     if not service.cluster_ips:
         rejected = any(address.field.startswith("spec.clusterIPs") for address in service.rejected)
-        return ServiceSkipReason.REFUSED_CLUSTER_IP if rejected else ServiceSkipReason.NO_CLUSTER_IP
+        return ServiceSkipReason.REJECTED_CLUSTER_IP if rejected else ServiceSkipReason.NO_CLUSTER_IP
     return next(iter(_of_family(service.cluster_ips, family)), ServiceSkipReason.OTHER_FAMILY)
 
 

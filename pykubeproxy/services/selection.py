@@ -45,7 +45,7 @@ class TopologyMode(enum.Enum):
 class IgnoredHints(msgspec.Struct, frozen=True):
     """Why the hints of one topology mode are ignored.
 
-    `unhinted` are the targets of ready endpoints without such a hint. If all have one, none is for `domain`: the name
+    `unhinted` are the targets of ready endpoints without such a hint. If it is empty, no hint is for `domain`: the name
     or zone of this node, "" if its zone is unknown.
     """
 
@@ -55,7 +55,7 @@ class IgnoredHints(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Whether and why one endpoint is used under each traffic policy; None if the port never uses that policy."""
+    """The reason why one endpoint is used or not under each traffic policy; None if the port never uses that policy."""
 
     endpoint: ResolvedEndpoint
     cluster: Reason | None
@@ -66,8 +66,8 @@ class Selection(msgspec.Struct, frozen=True):
     """The endpoints this node uses for a service port.
 
     `cluster` and `local` are the endpoints in use under each traffic policy, `reachable` those under either.
-    `any_usable` tells whether any node has a usable endpoint: if not, clients are rejected. If only other nodes do,
-    packets under policy Local are dropped, because a load balancer may retry them at another node.
+    `any_usable` tells whether any node has a usable endpoint; if not, rules reject clients. If only other nodes have one,
+    rules drop packets under policy Local, because a load balancer may retry on another node.
     """
 
     cluster: tuple[ResolvedEndpoint, ...]
@@ -86,13 +86,16 @@ def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: Nod
     local = _local_reasons(endpoints) if port.uses_local_endpoints else unused
     verdicts = tuple(map(Verdict, endpoints, cluster, local))
     return Selection(
-        cluster=tuple(it.endpoint for it in verdicts if it.cluster and it.cluster.used),
-        local=tuple(it.endpoint for it in verdicts if it.local and it.local.used),
+        cluster=tuple(verdict.endpoint for verdict in verdicts if verdict.cluster and verdict.cluster.used),
+        local=tuple(verdict.endpoint for verdict in verdicts if verdict.local and verdict.local.used),
         reachable=tuple(
-            it.endpoint for it in verdicts if any(reason and reason.used for reason in (it.cluster, it.local))
+            verdict.endpoint
+            for verdict in verdicts
+            if any(reason and reason.used for reason in (verdict.cluster, verdict.local))
         ),
         any_usable=any(
-            it.endpoint.ready or (it.endpoint.serving and it.endpoint.terminating) for it in endpoints
+            resolved.endpoint.ready or (resolved.endpoint.serving and resolved.endpoint.terminating)
+            for resolved in endpoints
         ),
         topology=mode,
         verdicts=verdicts,
@@ -104,18 +107,18 @@ def topology_mode(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -
 
     Hints are followed if every ready endpoint has one and at least one is for this node or zone.
     """
-    ready = [it for it in endpoints if it.endpoint.ready]
+    ready = [resolved for resolved in endpoints if resolved.endpoint.ready]
     return next((mode for mode in _MODES_WITH_HINTS if _follows_hints(mode, ready, node)), TopologyMode.ALL)
 
 
 def ignored_hints(endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology) -> tuple[IgnoredHints, ...]:
     """Return the hints of ready endpoints that `topology_mode` ignores, and why."""
-    ready = [it for it in endpoints if it.endpoint.ready]
+    ready = [resolved for resolved in endpoints if resolved.endpoint.ready]
     ignored = []
     for mode in _MODES_WITH_HINTS:
         if _follows_hints(mode, ready, node):
             break
-        unhinted = tuple(it.target for it in ready if not _hints(mode, it.endpoint))
+        unhinted = tuple(resolved.target for resolved in ready if not _hints(mode, resolved.endpoint))
         if len(unhinted) < len(ready):
             ignored.append(IgnoredHints(mode, _domain(mode, node), unhinted))
     return tuple(ignored)
@@ -126,9 +129,9 @@ _MODES_WITH_HINTS = (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE)
 
 
 def _follows_hints(mode: TopologyMode, ready: Sequence[ResolvedEndpoint], node: NodeTopology) -> bool:
-    hints = [_hints(mode, it.endpoint) for it in ready]
+    hints = [_hints(mode, resolved.endpoint) for resolved in ready]
     domain = _domain(mode, node)
-    return all(hints) and any(domain in each for each in hints)  # false if no endpoint is ready
+    return all(hints) and any(domain in hinted for hinted in hints)  # false if no endpoint is ready
 
 
 def _hints(mode: TopologyMode, endpoint: Endpoint) -> tuple[str, ...]:
@@ -142,9 +145,10 @@ def _domain(mode: TopologyMode, node: NodeTopology) -> str:
 def _cluster_reasons(
     endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology, mode: TopologyMode
 ) -> list[Reason]:
-    none_ready = not any(it.endpoint.ready for it in endpoints)
+    none_ready = not any(resolved.endpoint.ready for resolved in endpoints)
     return [
-        _unready_reason(it.endpoint, none_ready) or _hint_reason(it.endpoint, node, mode) for it in endpoints
+        _unready_reason(resolved.endpoint, none_ready) or _hint_reason(resolved.endpoint, node, mode)
+        for resolved in endpoints
     ]
 
 
@@ -155,16 +159,16 @@ def _hint_reason(endpoint: Endpoint, node: NodeTopology, mode: TopologyMode) -> 
 
 
 def _local_reasons(endpoints: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
-    """Return a reason for each endpoint; only local endpoints decide on the last resort (KEP-1669)."""
-    none_ready = not any(it.local and it.endpoint.ready for it in endpoints)
+    """Return a reason for each endpoint; the last resort depends on local endpoints only (KEP-1669)."""
+    none_ready = not any(resolved.local and resolved.endpoint.ready for resolved in endpoints)
     return [
-        _unready_reason(it.endpoint, none_ready) or Reason.READY if it.local else Reason.NOT_LOCAL
-        for it in endpoints
+        _unready_reason(resolved.endpoint, none_ready) or Reason.READY if resolved.local else Reason.NOT_LOCAL
+        for resolved in endpoints
     ]
 
 
 def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason | None:
-    """Return the reason given by readiness alone, or None for a ready endpoint."""
+    """Return the reason why an endpoint is not ready, or None for a ready one."""
     if endpoint.ready:
         return None
     if not endpoint.terminating:

@@ -1,10 +1,10 @@
-"""Sources of objects: an API server, or manifests. Both yield the same events: the complete state, then changes.
+"""Sources of objects: an API server or manifests. Both emit the same events: the complete state, then changes.
 
     client = Client(kubeconfig="/etc/kubernetes/proxy.conf")
     for watch in api_watches(client, "node1"):
         threading.Thread(target=watch.run, args=(mailbox.put,), name=watch.name).start()
 
-Faults of a server are logged and waited out; SourceError is for faults that a retry does not help.
+A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
 """
 
 from pykubeproxy.sources.api import Timing, api_watches, service_objects

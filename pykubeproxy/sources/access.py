@@ -1,4 +1,4 @@
-"""Check with an API server which permissions the proxy has. Nothing is created on it."""
+"""Ask an API server which permissions the proxy has, without creating anything on it."""
 
 import msgspec
 
@@ -36,8 +36,8 @@ EVENTS = Permission("create", "events", "events.k8s.io")
 class Access(msgspec.Struct, frozen=True):
     """The Node object and the missing permissions.
 
-    `node_error` is why the Node could not be listed, or ""; `node` is None if it does not exist. `review_error` is why
-    the permissions are unknown, or "".
+    `node_error` is why listing the Node failed, or ""; `node` is None if it does not exist. `review_error` is why the
+    permissions are unknown, or "".
     """
 
     server: str
@@ -53,26 +53,26 @@ def access(client: Client, node_name: str) -> Access:
     try:
         *_, nodes = api_watches(client, node_name, Timing(answer=_TIMEOUT))
         (listed,) = nodes.once()
-        node = next((it for it in listed.objects if isinstance(it, Node)), None)
+        node = next((node for node in listed.objects if isinstance(node, Node)), None)
     except SourceError as error:
         node_error = str(error)
     try:
-        denied = tuple(it for it in (*NEEDED, EVENTS) if not _is_granted(client, it))
+        denied = tuple(permission for permission in (*NEEDED, EVENTS) if not _is_granted(client, permission))
     except Failure as failure:
         return Access(client.server, node_error, node, review_error=str(failure))
     return Access(client.server, node_error, node, denied)
 
 
-class _Status(msgspec.Struct):
+class _ReviewStatus(msgspec.Struct):
     allowed: bool = False
 
 
 class _Review(msgspec.Struct):
-    status: _Status
+    status: _ReviewStatus
 
 
 def _is_granted(client: Client, permission: Permission) -> bool:
-    """Return whether the server grants the permission. Raise Failure."""
+    """Return whether the server grants the permission. Raises Failure."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

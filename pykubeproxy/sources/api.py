@@ -19,7 +19,7 @@ from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 
 _PAGE_SIZE = 500  # as in kube-proxy
-# A list of more objects of one kind than any cluster has never ends.
+# More objects of one kind than any cluster has: such a list never ends.
 _MAX_OBJECTS = 1_000_000
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 class Timing(msgspec.Struct, frozen=True):
     """Timeouts in seconds.
 
-    A server sends a bookmark about once a minute, so one that is silent for `idle` is gone.
+    A server sends a bookmark about once a minute, so silence for `idle` means that it is gone.
     """
 
     idle: float = 180.0
@@ -49,7 +49,7 @@ _API = {
 
 
 class ResourceSelector(NamedTuple):
-    """Objects of one kind on the API server, in the API such as endpointslices, narrowed by selectors."""
+    """A selection of objects of one kind on the API server; `plural` is its name in the API, such as endpointslices."""
 
     kind: Kind
     plural: str
@@ -86,7 +86,7 @@ def service_objects(
 ) -> tuple[Listed, ...]:
     """Return the Services of a name, in all namespaces if `namespace` is empty, their EndpointSlices, and these Nodes.
 
-    Headless Services and those of other proxies are included; a missing Node is left out. Raise SourceError.
+    Headless Services and those of other proxies are included; a missing Node is left out. Raises SourceError.
     """
     resources = (
         _resource(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
@@ -95,13 +95,13 @@ def service_objects(
     )
     lists = [listed for resource in resources for listed in ApiWatch(client, resource, Timing()).once()]
     return tuple(
-        Listed(kind, tuple(it for listed in lists if listed.kind is kind for it in listed.objects))
+        Listed(kind, tuple(object_ for listed in lists if listed.kind is kind for object_ in listed.objects))
         for kind in Kind
     )
 
 
 class ApiWatch:
-    """Watch one resource; a Watch."""
+    """Watch one resource. Implements Watch."""
 
     def __init__(self, client: Client, resource: ResourceSelector, timing: Timing) -> None:
         self.name = f"watch-{resource.plural}"
@@ -114,18 +114,18 @@ class ApiWatch:
 
     @property
     def outage(self) -> Outage | None:
-        """The present outage."""
+        """The current outage."""
         return self._connection.outages.outage()
 
     def once(self) -> tuple[Listed, ...]:
-        """List. Raise SourceError."""
+        """List. Raises SourceError."""
         try:
             return (self._list(),)
         except Failure as failure:
             raise SourceError(f"{self._resource.plural} cannot be listed: {failure}") from None
 
     def run(self, emit: Emit) -> NoReturn:
-        """List, then watch, for ever."""
+        """List, then watch; never return."""
         while True:
             self._connection.connecting()
             try:
@@ -183,7 +183,7 @@ class ApiWatch:
         """Return the complete state.
 
         The first list may come from the server's cache (resourceVersion 0), which is cheap when all nodes start at
-        once. Later lists ask for the latest state, since they must not fall behind what was seen.
+        once. Later lists request the latest state, since they must not be older than emitted events.
         """
         query: dict[str, str | int] = {"limit": _PAGE_SIZE}
         try:

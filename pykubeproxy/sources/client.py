@@ -13,7 +13,7 @@ from pykubeproxy import __version__
 from pykubeproxy.sources import credentials, failures
 from pykubeproxy.sources.watch import SourceError
 
-# Read credentials from files again after this many seconds; kubelet renews a token minutes before it expires.
+# Read credentials from files again after this many seconds: the kubelet renews a token minutes before it expires.
 _FRESH = 60.0
 _CONNECT_TIMEOUT = 5.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
@@ -24,7 +24,7 @@ class Client:
     """Send requests to one API server; thread-safe.
 
     `kubeconfig` is a path and `master` a URL, as in --kubeconfig and --master; without both, use the pod's service
-    account. `qps` and `burst` limit requests per second. Raise SourceError for unusable settings.
+    account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
     """
 
     def __init__(self, kubeconfig: str = "", master: str = "", qps: float = 5.0, burst: int = 10) -> None:
@@ -44,8 +44,7 @@ class Client:
     ) -> urllib3.BaseHTTPResponse:
         """Send a GET and return the response, its body not yet read.
 
-        The server may be silent for `idle` seconds. Messages name the `resource`. Raise Failure unless the status is
-        200.
+        Times out after `idle` seconds without data. Messages name the `resource`. Raises Failure unless the status is 200.
         """
         response = self._send("GET", f"{path}?{urlencode(query)}", None, idle)
         if response.status == 200:
@@ -67,7 +66,7 @@ class Client:
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
         """Create an object and return the body of the response, empty if the connection breaks and limited to 1 MiB.
 
-        Raise Failure if the server does not accept the object.
+        Raises Failure if the server does not accept the object.
         """
         response = self._send("POST", path, body, idle)
         if response.status not in (200, 201, 202):

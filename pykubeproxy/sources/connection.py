@@ -1,4 +1,4 @@
-"""The connection state of one watch: when to try again, whether to list first, and what to log."""
+"""The connection state of one watch: when to retry, whether to list first, and what to log."""
 
 import random
 import time
@@ -10,8 +10,8 @@ from pykubeproxy.sources.watch import Outage
 
 # The same reason is logged again after this many seconds.
 _LOG_INTERVAL = 60.0
-# After this many failures in a row that cast doubt on the version, list again.
-_MAX_DOUBTFUL = 2
+# List again after this many persistent failures in a row: the version may be the reason.
+_MAX_PERSISTENT = 2
 
 log = structlog.get_logger()
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 class Backoff:
     """Exponential backoff with full jitter: each pause is drawn from 0 to a ceiling between `first` and `longest` seconds.
 
-    The jitter keeps the agents of a cluster from returning to a server at once.
+    The jitter prevents all agents of a cluster from reconnecting to a server at once.
     """
 
     def __init__(self, first: float, longest: float) -> None:
@@ -46,10 +46,10 @@ class OutageLog:
         self._present: tuple[float, str] | None = None  # start and last reason
 
     def failed(self, reason: str, retry_in: float) -> None:
-        """Note a failed try; the next one follows in `retry_in` seconds."""
+        """Note a failed attempt; the next one follows in `retry_in` seconds."""
         now = time.monotonic()
         self._present = (self._present[0] if self._present else now, reason)
-        self._logged = {r: at for r, at in self._logged.items() if now - at < _LOG_INTERVAL}
+        self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
         if reason not in self._logged:
             self._logged[reason] = now
             log.warning("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
@@ -61,7 +61,7 @@ class OutageLog:
             log.info("watch recovered", resource=self._resource, after=f"{outage.seconds:.1f}s")
 
     def outage(self) -> Outage | None:
-        """Return the present outage; any thread may call it."""
+        """Return the current outage; any thread may call it."""
         present = self._present
         return Outage(self._resource, time.monotonic() - present[0], present[1]) if present else None
 
@@ -75,8 +75,8 @@ class ConnectionState:
     def __init__(self, resource: str, backoff: Backoff, steady: float) -> None:
         self.must_list = True
         self.outages = OutageLog(resource)
-        self._resource, self._backoff, self._min_open = resource, backoff, steady
-        self._doubtful = 0  # failures in a row that a list may help against
+        self._resource, self._backoff, self._steady = resource, backoff, steady
+        self._persistent = 0  # persistent failures in a row
         self._expired = 0  # 410s in a row
         self._opened: float | None = None
         self._delivered = False
@@ -88,20 +88,20 @@ class ConnectionState:
     def opened(self) -> None:
         """Note that the server answered the watch."""
         self._opened = time.monotonic()
-        if not self._doubtful:
+        if not self._persistent:
             self.outages.recovered()
 
     def delivered(self) -> None:
-        """Note that the watch brought an event."""
-        self._delivered, self._doubtful = True, 0
+        """Note that the watch delivered an event."""
+        self._delivered, self._persistent = True, 0
         self.outages.recovered()
 
     def ended(self) -> float:
         """Note that the server ended the watch; return the seconds to wait."""
         if not self._is_steady():
-            return self.failed(Failure("the API server ends the watch at once", doubtful=True))
+            return self.failed(Failure("the API server ends the watch at once", persistent=True))
         self._backoff.reset()
-        self._doubtful = self._expired = 0
+        self._persistent = self._expired = 0
         return self._rest()
 
     def failed(self, failure: Failure) -> float:
@@ -111,16 +111,16 @@ class ConnectionState:
         if self._is_steady():
             self._backoff.reset()
             self._expired = 0
-        if failure.doubtful and not self._delivered:
-            self._doubtful += 1
-        if self._doubtful >= _MAX_DOUBTFUL:
+        if failure.persistent and not self._delivered:
+            self._persistent += 1
+        if self._persistent >= _MAX_PERSISTENT:
             self.must_list = True
         pause = max(self._backoff.next(), failure.retry_after, self._rest())
         self.outages.failed(str(failure), pause)
         return pause
 
     def _version_expired(self, failure: Failure) -> float:
-        # The first 410 is the normal end of a long interruption; more of them in a row are a fault.
+        # A first 410 is normal after a long interruption; more of them in a row are a fault.
         self.must_list = True
         self._expired += 1
         if self._expired == 1:
@@ -131,11 +131,11 @@ class ConnectionState:
         return pause
 
     def _is_steady(self) -> bool:
-        return self._delivered or self._open_for() >= self._min_open
+        return self._delivered or self._open_for() >= self._steady
 
     def _open_for(self) -> float:
         return time.monotonic() - self._opened if self._opened is not None else 0.0
 
     def _rest(self) -> float:
         """Return the rest of `steady` seconds since the watch was opened, to prevent a hot loop."""
-        return max(0.0, self._min_open - self._open_for()) if self._opened is not None else 0.0
+        return max(0.0, self._steady - self._open_for()) if self._opened is not None else 0.0

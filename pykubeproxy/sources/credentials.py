@@ -19,7 +19,7 @@ def load(kubeconfig: str, master: str) -> Configuration:
     """Read the files, or run the credential plugin.
 
     `kubeconfig` is a path, `master` a URL that overrides the kubeconfig's; without both, use the pod's service account.
-    Raise SourceError.
+    Raises SourceError.
     """
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
@@ -38,7 +38,7 @@ def load(kubeconfig: str, master: str) -> Configuration:
 
 
 def uses_plugin(kubeconfig: str) -> bool:
-    """Return whether a credential plugin is used, which is slow and reports when its credentials expire."""
+    """Return whether a kubeconfig uses a credential plugin, which is slow and reports when its credentials expire."""
     if not kubeconfig:
         return False
     try:
@@ -67,7 +67,7 @@ def _load_service_account(configuration: Configuration) -> None:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         advice = "set --kubeconfig or --master, or run in a pod with a service account"
-        # Outside a pod, the loader's message is about environment variables the user need not know.
+        # Outside a pod, the loader's message only names environment variables of pods.
         reason = f" ({_message(error)})" if "KUBERNETES_SERVICE_HOST" in os.environ else ""
         raise SourceError(f"no API server configured: {advice}{reason}") from None
     _clean_token(configuration, keep_renewing=False)

@@ -43,7 +43,7 @@ class _Head(msgspec.Struct):
 
 
 def read(text: bytes, file: str) -> ManifestFile:
-    """Decode YAML or JSON documents and the items of Lists. Raise InvalidManifest."""
+    """Decode YAML or JSON documents and the items of Lists. Raises InvalidManifest."""
     reader = _Reader()
     for location, raw in _documents(text, file):
         reader.document(location, raw)

@@ -23,14 +23,14 @@ _USER = re.compile(r"//[^/\s]*@")
 class Failure(Exception):
     """A failed request; str() is one line.
 
-    `retry_after` is the pause in seconds the server requests. `doubtful`: the server answers, but the same request may
-    never succeed, so list again.
+    `retry_after` is the pause in seconds that the server requests. `persistent`: the server answers, but the same
+    request may never succeed; listing again may help.
     """
 
-    def __init__(self, reason: str, *, retry_after: float = 0.0, doubtful: bool = False) -> None:
+    def __init__(self, reason: str, *, retry_after: float = 0.0, persistent: bool = False) -> None:
         super().__init__(without_password(one_line(reason)))
         self.retry_after = min(retry_after, _MAX_RETRY_AFTER)
-        self.doubtful = doubtful
+        self.persistent = persistent
 
 
 class Expired(Failure):
@@ -74,7 +74,7 @@ def from_status(
             return Failure(f"the API server asks for fewer requests{detail}", retry_after=retry_after)
         case 400 | 422 | 504:
             return Failure(
-                f"the API server refuses the request{detail}", retry_after=retry_after, doubtful=True
+                f"the API server rejects the request{detail}", retry_after=retry_after, persistent=True
             )
     return Failure(f"the API server failed{detail}", retry_after=retry_after)
 
@@ -107,7 +107,7 @@ def from_exception(error: Exception, server: str) -> Failure:
             return Failure(f"no connection to {server} in time")
         case ReadTimeoutError():
             # After a restore from a backup, a server may wait for a version that it has yet to reach.
-            return Failure(f"no data from {server} for too long", doubtful=True)
+            return Failure(f"no data from {server} for too long", persistent=True)
         case ApiException() if error.status == 0:
             return Failure(f"no TLS connection to {server}: {error.reason}")
         case urllib3.exceptions.SSLError() | ssl.SSLError():

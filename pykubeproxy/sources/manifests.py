@@ -35,13 +35,16 @@ class Manifests(msgspec.Struct, frozen=True):
 
     def listed(self) -> tuple[Listed, ...]:
         """Return the objects as events."""
-        return tuple(Listed(kind, tuple(it for it in self.objects if _kind_of(it) is kind)) for kind in Kind)
+        return tuple(
+            Listed(kind, tuple(object_ for object_ in self.objects if _kind_of(object_) is kind))
+            for kind in Kind
+        )
 
 
 def load_manifests(path: str) -> Manifests:
     """Read a YAML or JSON file, the *.yaml, *.yml and *.json files of a directory, or "-", the standard input.
 
-    Ignore subdirectories. Raise SourceError, in one line, for what cannot be read or parsed.
+    Ignore subdirectories. Raises SourceError, in one line, for what cannot be read or parsed.
     """
     with _source_errors(path):
         if path == "-":
@@ -50,9 +53,9 @@ def load_manifests(path: str) -> Manifests:
 
 
 class ManifestWatch:
-    """Watch manifests; a Watch. Poll twice a second, which sees every way in which editors replace files.
+    """Watch manifests. Implements Watch. Poll twice a second, which detects all ways in which editors replace files.
 
-    A file that no longer parses, or a path that is gone, keeps its objects. The standard input is read once.
+    Keep the objects of a file that no longer parses, and of a missing path. Read the standard input once.
     """
 
     name = "watch-manifests"
@@ -66,14 +69,14 @@ class ManifestWatch:
         self._last_error = ""
 
     def once(self) -> tuple[Listed, ...]:
-        """Read everything and log warnings. Raise SourceError."""
+        """Read everything and log warnings. Raises SourceError."""
         manifests = load_manifests(self._path)
         for warning in manifests.warnings:
             log.warning("manifest warning", reason=warning)
         return manifests.listed()
 
     def run(self, emit: Emit) -> NoReturn:
-        """Emit the whole state first and after each change. Raise SourceError if the first read fails."""
+        """Emit the whole state first and after each change. Raises SourceError if the first read fails."""
         with _source_errors(self._path):
             stamps = self._first()
         while True:
@@ -148,14 +151,14 @@ def _files(path: str) -> list[str]:
     if not Path(path).is_dir():
         return [path]
     return sorted(
-        str(it)
-        for it in Path(path).iterdir()
-        if it.suffix in _SUFFIXES and not it.name.startswith(".") and it.is_file()
+        str(file)
+        for file in Path(path).iterdir()
+        if file.suffix in _SUFFIXES and not file.name.startswith(".") and file.is_file()
     )
 
 
 def _stamps(path: str) -> _Stamps:
-    """Return what shows a change of each file; symbolic links are followed."""
+    """Return modification time, size, inode and device of each file, through symbolic links."""
     stamps: _Stamps = {}
     for name in _files(path):
         stat = Path(name).stat()
@@ -164,7 +167,7 @@ def _stamps(path: str) -> _Stamps:
 
 
 def _settled(path: str, stamps: _Stamps) -> _Stamps:
-    """Wait until nothing changes any more: half a manifest often parses, with objects missing."""
+    """Wait until the files stop changing: half a manifest often parses, with objects missing."""
     while True:
         time.sleep(_SETTLE)
         previous, stamps = stamps, _stamps(path)
@@ -183,7 +186,7 @@ def _unreadable(path: str, error: OSError) -> SourceError:
 
 @contextmanager
 def _source_errors(path: str) -> Iterator[None]:
-    """Raise SourceError for files that cannot be read or parsed."""
+    """Turn an error of a file that cannot be read or parsed into a SourceError."""
     try:
         yield
     except OSError as error:
@@ -196,13 +199,13 @@ def _merge(files: list[ManifestFile]) -> Manifests:
     """Return the objects of all files in order. A later object replaces one of the same kind and name, as in kubectl."""
     warnings = [warning for file in files for warning in file.warnings]
     merged: dict[tuple[Kind, Key], LocatedObject] = {}
-    for located in (it for file in files for it in file.objects):
+    for located in (located for file in files for located in file.objects):
         kind, key = _kind_of(located.object), located.object.key
         if earlier := merged.pop((kind, key), None):
             duplicate = f"{kind.value} {key} skipped: defined again at {located.location}"
             warnings.append(f"{earlier.location}: {duplicate}")
         merged[kind, key] = located
-    return Manifests(tuple(it.object for it in merged.values()), tuple(warnings))
+    return Manifests(tuple(located.object for located in merged.values()), tuple(warnings))
 
 
 def _kind_of(object_: Object) -> Kind:

@@ -28,7 +28,7 @@ class ObjectTracker:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._emitted: set[Key] = set()
-        self._versions: dict[Key, int] = {}  # seen by the present watch
+        self._versions: dict[Key, int] = {}  # seen by the current watch
         self._rejected: dict[Key, str] = {}  # versions that cannot be decoded
         self._remarks: dict[Key, str] = {}
 
@@ -39,10 +39,10 @@ class ObjectTracker:
                 yield decoded
 
     def listed(self, objects: tuple[Object, ...], rejected: dict[Key, str]) -> Listed:
-        """Replace the state by that of a complete list."""
+        """Replace the state with that of a complete list, and return its event."""
         self._rejected = rejected
-        self._emitted = {it.key for it in objects}
-        self._remarks = {key: it for key, it in self._remarks.items() if key in self._emitted}
+        self._emitted = {object_.key for object_ in objects}
+        self._remarks = {key: remark for key, remark in self._remarks.items() if key in self._emitted}
         return Listed(self._kind, objects)
 
     def watch_started(self) -> None:
@@ -50,9 +50,9 @@ class ObjectTracker:
         self._versions.clear()
 
     def is_stale(self, key: Key, version: str) -> bool:
-        """Return whether this watch delivered a later version of the object.
+        """Return whether this watch already delivered a later version of the object.
 
-        Versions of built-in kinds are growing whole numbers (KEP-5504); others are never stale.
+        Versions of built-in kinds are increasing whole numbers (KEP-5504); others never count as stale.
         """
         if not (version.isascii() and version.isdigit() and len(version) < 20):
             return False
@@ -97,7 +97,7 @@ class ObjectTracker:
         return decoded
 
     def _log_remark(self, decoded: Object) -> None:
-        """Log addresses that are ignored, again only when they change."""
+        """Log ignored addresses, and again only when they change."""
         text = address_warning(decoded)
         if not text:
             self._remarks.pop(decoded.key, None)

@@ -31,14 +31,14 @@ class Watch(Protocol):
 
     @property
     def outage(self) -> Outage | None:
-        """The present outage; any thread may read it."""
+        """The current outage; any thread may read it."""
 
     def once(self) -> tuple[Listed, ...]:
-        """Read the present state in one try. Raise SourceError."""
+        """Read the current state in one attempt. Raises SourceError."""
 
     def run(self, emit: Emit) -> NoReturn:
-        """Emit a Listed for each kind, then every change, for ever.
+        """Emit a Listed for each kind, then every change; never return.
 
-        Log and wait out faults of a server or network. Raise SourceError if the first read fails and a retry would
-        not help. An exception of `emit` passes through.
+        Log faults of a server or network, and retry. Raises SourceError if the first read fails and a retry would not
+        help. An exception of `emit` passes through.
         """

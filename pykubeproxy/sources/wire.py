@@ -10,7 +10,7 @@ from pykubeproxy.sources.failures import Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd.
 MAX_LINE = 16 << 20
-# All EndpointSlices of a large cluster in one response have some 200 MB.
+# All EndpointSlices of a large cluster in one response take about 200 MB.
 MAX_LIST = 1 << 30
 
 
@@ -68,18 +68,18 @@ _statuses = msgspec.json.Decoder(_Status)
 
 
 def until(end: float, body: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass on the pieces of a body. Raise Failure after `end` on the monotonic clock.
+    """Yield the pieces of a body. Raises Failure after `end` on the monotonic clock.
 
-    The idle timeout does not stop a server that sends a byte now and then.
+    The idle timeout does not end the response of a server that sends a byte now and then.
     """
     for piece in body:
         if time.monotonic() >= end:
-            raise Failure("the API server's response takes too long", doubtful=True)
+            raise Failure("the API server's response takes too long", persistent=True)
         yield piece
 
 
 def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
-    """Yield the lines of a body. Raise Failure for one that is too long or incomplete."""
+    """Yield the lines of a body. Raises Failure for one that is too long or incomplete."""
     begun: list[bytes] = []
     length = 0
     for piece in body:
@@ -92,34 +92,34 @@ def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
             begun.append(rest)
             length += len(rest)
         if length > limit:
-            raise Failure(f"the API server sent an event of more than {limit} bytes", doubtful=True)
+            raise Failure(f"the API server sent an event of more than {limit} bytes", persistent=True)
     if begun:
         raise Failure("the API server's response ended in the middle of an event")
 
 
 def page(body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST) -> ListPage:
-    """Read a page of a list of this kind. Raise Failure if it is not one."""
+    """Read a page of a list of this kind. Raises Failure if it is not one."""
     text = bytearray()
     for piece in body:
         text += piece
         if len(text) > limit:
-            raise Failure(f"the API server sent a list of more than {limit} bytes", doubtful=True)
+            raise Failure(f"the API server sent a list of more than {limit} bytes", persistent=True)
     try:
         decoded = _pages.decode(text)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server sent no list of {kind.value}s: {error}", doubtful=True) from None
+        raise Failure(f"the API server sent no list of {kind.value}s: {error}", persistent=True) from None
     if decoded.kind != f"{kind.value}List" or not decoded.metadata.resourceVersion:
         other = one_line(repr(decoded.kind))
-        raise Failure(f"the API server sent no list of {kind.value}s but {other}", doubtful=True)
+        raise Failure(f"the API server sent no list of {kind.value}s but {other}", persistent=True)
     return decoded
 
 
 def event(line: bytes) -> WatchEvent:
-    """Decode one line of a watch. Raise Failure, also for an ERROR event."""
+    """Decode one line of a watch. Raises Failure, also for an ERROR event."""
     try:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server sent an invalid event: {error}", doubtful=True) from None
+        raise Failure(f"the API server sent an invalid event: {error}", persistent=True) from None
     if decoded.type == "ERROR":
         raise _error(decoded.object)
     return decoded
@@ -142,5 +142,5 @@ def _error(raw: msgspec.Raw) -> Failure:
     wait = status.details.retryAfterSeconds if status.details else None
     message = one_line(status.message or status.reason or "")
     failure = from_status(code, message, float(wait or 0), "these objects")
-    failure.doubtful = True
+    failure.persistent = True
     return failure

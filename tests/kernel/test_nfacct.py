@@ -6,6 +6,7 @@ import pytest
 
 from pykubeproxy.kernel import Backend, Runner, nfacct, open_iptables
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import Count
 
 pytestmark = pytest.mark.root
 
@@ -14,7 +15,7 @@ def test_creates_a_counter_once(inside: str) -> None:
     """An existing counter is left alone."""
     assert nfacct.read("drops") is None
     assert nfacct.ensure("drops") == nfacct.ensure("drops") == ""
-    assert nfacct.read("drops") == nfacct.Counter(0, 0)
+    assert nfacct.read("drops") == Count(0, 0)
 
 
 def test_counter_keeps_its_count(inside: str, runner: Runner) -> None:

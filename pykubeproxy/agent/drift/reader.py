@@ -1,7 +1,7 @@
 """Read live tables, as far as iptables can show them.
 
-One rule made with nft in a built-in chain keeps iptables from showing the whole table. Our own rules can be checked chain
-by chain all the same.
+A rule made with nft in a built-in chain prevents iptables from showing the whole table. Our own chains can still be read
+one by one.
 """
 
 from collections.abc import Collection
@@ -11,19 +11,19 @@ import structlog
 
 from pykubeproxy.kernel import Tables, Unreadable
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.jumps import SHARED_GROUND
+from pykubeproxy.rules.jumps import FOREIGN_CHAINS
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 log = structlog.get_logger()
 
-# The chains to read in a table that cannot be shown as a whole: all but those of single services.
-_ALWAYS = frozenset((*SHARED_GROUND, *skeleton.SHARED, *skeleton.FIXED))
+# The chains to read in a table that iptables cannot show as a whole: all except those of single services.
+_ALWAYS = frozenset((*FOREIGN_CHAINS, *skeleton.SHARED, *skeleton.FIXED))
 
 
 class Reading(NamedTuple):
-    """Live tables: `tables` as a whole, and some chains. `hidden` are tables that cannot be shown as a whole.
+    """Live tables: `tables` as a whole, and some chains. `hidden` are tables that iptables cannot show as a whole.
 
-    A built-in chain that cannot be shown holds our jumps only.
+    Of a built-in chain that iptables cannot show, `live` holds our jumps only.
     """
 
     live: Ruleset
@@ -40,7 +40,7 @@ class TableReader:
         self._hidden: frozenset[str] = frozenset()
 
     def read(self, whole: Collection[str], chains: Collection[ChainKey] = ()) -> Reading:
-        """Read these tables and those of the chains as a whole; only the chains if no table is given.
+        """Read `whole` tables and those of `chains` completely; without `whole`, read only the chains.
 
         Raises KernelError.
         """

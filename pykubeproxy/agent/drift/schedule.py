@@ -1,27 +1,27 @@
-"""When to check the tables for drift, and how soon to repair it."""
+"""Schedule checks for drift, and back off while it keeps coming back."""
 
 import math
 
 import msgspec
 
 from pykubeproxy.kernel import TABLES, ExternalWrite
-from pykubeproxy.rules.jumps import SHARED_GROUND
+from pykubeproxy.rules.jumps import FOREIGN_CHAINS
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 
 # All times are in seconds. Debounce: external writers usually run several commands.
 _DEBOUNCE = 0.1
-# After a check of external writes pause for this many times what it took; after a full check, for this many times.
+# The pauses after a check of external writes (with its maximum) and after a full check, as multiples of their duration.
 _WRITE_PAUSE, _LONGEST_WRITE_PAUSE, _FULL_CHECK_PAUSE = 5, 10.0, 1000
-# So many repairs happen at once. Each further one waits twice as long: the rules are contested.
+# The first repairs happen at once. After further ones the rules are contested, and each pause is twice as long.
 _REPAIRS_AT_ONCE, _FIRST_BACKOFF, _LONGEST_BACKOFF = 3, 0.5, 60.0
 _MOST_WRITERS = 5
-# The tables are calm this long after a repair, plus twice its backoff.
+# Reset the backoff this long after a repair, plus twice its backoff.
 _CALM = 5.0
 
 
 class DriftScope(msgspec.Struct, frozen=True):
-    """What to check: whole tables, and chains. `since` is the time of the first sign, `writers` are the suspects."""
+    """The tables and chains to check. `since` is when the first external write was noticed, `writers` are its programs."""
 
     since: float
     tables: frozenset[str] = frozenset()
@@ -46,12 +46,12 @@ class DriftSchedule:
 
     @property
     def calm_at(self) -> float:
-        """Return when the tables will have been calm for long enough after a repair; infinity if they are."""
+        """Return when a repair will have lasted long enough to reset the backoff; infinity if there is nothing to reset."""
         return self._calm_at
 
     @property
     def contested(self) -> bool:
-        """Tell whether another program keeps undoing our repairs."""
+        """Return whether another program keeps undoing our repairs."""
         return self._repairs > _REPAIRS_AT_ONCE
 
     def due(self) -> float:
@@ -60,7 +60,7 @@ class DriftSchedule:
         return max(min(debounced, self._next_full_check), self._not_before)
 
     def take(self, now: float) -> DriftScope:
-        """Return what to check now: what external writes made suspect, or everything."""
+        """Return what to check now: the scope of external writes, or everything."""
         scope, self._suspect = self._suspect or DriftScope(now), None
         if now >= self._next_full_check:
             return msgspec.structs.replace(scope, tables=frozenset(TABLES))
@@ -68,7 +68,7 @@ class DriftSchedule:
 
     def external_write(self, write: ExternalWrite, now: float) -> None:
         """Note a write of another program."""
-        chains = frozenset(key for key in write.chains if is_ours(key) or key in SHARED_GROUND)
+        chains = frozenset(key for key in write.chains if is_ours(key) or key in FOREIGN_CHAINS)
         if chains or write.tables:
             self._add(DriftScope(now, write.tables, chains, (write.writer,) if write.writer else ()))
 
@@ -81,7 +81,7 @@ class DriftSchedule:
         self._next_full_check = max(self._next_full_check, now + self._period)
 
     def checked(self, scope: DriftScope, seconds: float, now: float) -> None:
-        """Note that a check of this scope took so long."""
+        """Note that a check of this scope took this many seconds."""
         self._failures = 0
         self._not_before = max(self._not_before, now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE))
         if scope.tables.issuperset(TABLES):
@@ -100,7 +100,7 @@ class DriftSchedule:
         self._calm_at = now + _CALM + 2 * self._backoff()
 
     def calmed(self) -> None:
-        """Note that the tables have been calm for long enough."""
+        """Reset the backoff: no repair was needed for long enough."""
         self._repairs, self._calm_at = 0, math.inf
 
     def _add(self, scope: DriftScope) -> None:

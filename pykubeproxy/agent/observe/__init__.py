@@ -1,1 +1,1 @@
-"""What the agent shows of itself: health, metrics, events, status, logs of syncs."""
+"""Observe the agent: health, metrics, events, status, sync log."""

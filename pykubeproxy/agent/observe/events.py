@@ -17,7 +17,7 @@ from pykubeproxy.sources.failures import Failure
 
 _WARNING = "Warning"
 _CONTROLLER = "kube-proxy"
-# Limits of the API server, in characters; the name leaves space for the suffix that makes it unique.
+# Limits of the API server, in characters; the name leaves room for a unique suffix.
 _LONGEST_NOTE, _LONGEST_NAME, _LONGEST_INSTANCE = 1024, 230, 128
 # Further events are dropped while this many are queued. Rate in events per second.
 _LONGEST_QUEUE = 100
@@ -25,7 +25,7 @@ _RATE, _BURST = 1.0, 10
 # Seconds before each retry, and per request.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT = 5.0
-# The longest list of one Service that is read, in pieces of up to 64 KiB.
+# The maximum to read of a list of one Service, in pieces of up to 64 KiB.
 _MOST_PIECES = 64
 _BIND_FAILED = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 
@@ -47,7 +47,7 @@ class KubernetesEvent(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Where events go: here nowhere, for an agent without an API server. Any thread may call it; it never raises."""
+    """Drop events, for an agent without an API server. Any thread may call a recorder; it never raises."""
 
     def record(self, event: KubernetesEvent) -> None:
         """Queue an event without blocking; it may be dropped."""
@@ -57,7 +57,7 @@ class Recorder:
 
 
 class ApiRecorder(Recorder):
-    """Create events on the API server, from a thread of its own; log those that fail."""
+    """Create events on the API server, from a separate thread; log those that fail."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ApiRecorder(Recorder):
                 self._client.post(path, body, resource="events", idle=_TIMEOUT)
                 return
             except Failure as failure:
-                if pause is None or failure.doubtful:
+                if pause is None or failure.persistent:
                     log.warning("event not sent", reason=event.reason, note=event.note, error=str(failure))
                     return
                 if self._closing.wait(max(pause, failure.retry_after)):
@@ -154,23 +154,23 @@ def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> 
 
 
 def starting(node_name: str) -> KubernetesEvent:
-    """The proxy of a node started."""
+    """Return the event that the proxy of a node started."""
     return _on_node(node_name, "Normal", "Starting", "StartKubeProxy", "")
 
 
 def bind_failed(node_name: str, server: str, note: str) -> KubernetesEvent:
-    """The agent ends because its "health" or "metrics" server cannot bind its address (bindAddressHardFail)."""
+    """Return the event that the "health" or "metrics" `server` cannot bind its address, so the agent ends."""
     return _on_node(node_name, _WARNING, _BIND_FAILED[server], "StartKubeProxy", note)
 
 
 def port_taken(node_name: str, service: Key, port: int, reason: str) -> KubernetesEvent:
-    """The agent cannot bind a Service's health check port."""
+    """Return the event that the agent cannot bind a Service's health check port."""
     note = f"node {node_name} cannot serve the health check of {service} on port {port}: {reason}"
     return KubernetesEvent("Service", service, _WARNING, "FailedToStartServiceHealthcheck", "Listen", note)
 
 
 def service_quarantined(node_name: str, service: Key, reason: str) -> KubernetesEvent:
-    """This node does not serve a Service because iptables rejects its rules."""
+    """Return the event that this node does not serve a Service because iptables rejects its rules."""
     note = f"node {node_name} does not serve {service}: iptables rejects its rules: {reason}"
     return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
 
@@ -178,7 +178,7 @@ def service_quarantined(node_name: str, service: Key, reason: str) -> Kubernetes
 def drift_repaired(
     node_name: str, family: Family, tables: Mapping[str, str], writers: tuple[str, ...]
 ) -> KubernetesEvent:
-    """The agent repaired rules that other programs changed; `tables` maps each table to its drift."""
+    """Return the event that the agent repaired drift; `tables` maps each table to its drift."""
     drift = "; ".join(f"{table}: {text}" for table, text in tables.items())
     by = f" by {', '.join(writers)}" if writers else ""
     note = f"{family.value} rules of node {node_name} were changed{by} and are repaired: {drift}"

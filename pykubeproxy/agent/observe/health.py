@@ -79,7 +79,7 @@ class Health:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._patience = 2 * sync_period
+        self._overdue_after = 2 * sync_period
         self._clock, self._wall_clock = clock, wall_clock
         # Replaced, never changed: other threads read it.
         self._families = dict.fromkeys(families, _Times())
@@ -87,7 +87,7 @@ class Health:
         self._node_eligible = not needs_node
 
     def sync_queued(self, family: Family) -> None:
-        """A sync is due, for a change or after a failure; the oldest request since the last success counts."""
+        """Note that a sync is due, after a change or a failure; the oldest request since the last success counts."""
         self._note(family, queued=min(self._families[family].queued, self._clock()))
 
     def sync_succeeded(self, family: Family) -> None:
@@ -108,12 +108,12 @@ class Health:
         now = self._clock()
         families = {
             family: FamilyHealth(
-                last_updated=it.updated,
-                overdue=now - it.queued > self._patience,
-                contested=it.contested,
-                progressing=now - it.progress <= self._patience,
+                last_updated=times.updated,
+                overdue=now - times.queued > self._overdue_after,
+                contested=times.contested,
+                progressing=now - times.progress <= self._overdue_after,
             )
-            for family, it in self._families.items()
+            for family, times in self._families.items()
         }
         return HealthState(self._wall_clock(), families, self._node_eligible)
 
@@ -129,7 +129,7 @@ class _Times(msgspec.Struct, frozen=True):
 
 
 def health_pages(health: Health, served: Callable[[str, int], None]) -> http.Handler:
-    """Return the pages /healthz, /livez and /readyz; `served` gets the name ("healthz") and status of each answer."""
+    """Return the pages /healthz, /livez and /readyz; call `served` with name ("healthz") and status of each response."""
 
     def page(name: str) -> http.Response:
         answer = _page(name, health.state())
@@ -145,17 +145,19 @@ def _page(name: str, state: HealthState) -> http.Response:
     healthy = state.alive if live else state.ready
     passed = state.healthy if name == "healthz" else healthy
     # In kube-proxy, lastUpdated is the current time while the proxy is healthy.
-    last = state.now if passed else max((it.last_updated for it in state.families.values()), default=0)
+    last = (
+        state.now if passed else max((family.last_updated for family in state.families.values()), default=0)
+    )
     content: dict[str, object] = {"lastUpdated": timestamp(last), "currentTime": timestamp(state.now)}
     if name == "healthz":
         content["nodeEligible"] = state.node_eligible
     content["healthy"] = healthy
     content["status"] = {
         family.value: {
-            "lastUpdated": timestamp(it.last_updated),
-            "healthy": not it.stuck if live else it.ready,
+            "lastUpdated": timestamp(family_health.last_updated),
+            "healthy": not family_health.stuck if live else family_health.ready,
         }
-        for family, it in state.families.items()
+        for family, family_health in state.families.items()
     }
     return http.Response(msgspec.json.encode(content), http.JSON, 200 if passed else 503)
 

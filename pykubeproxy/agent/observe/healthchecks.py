@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
 
 class DesiredChecks:
-    """Track the health checks that follow from the syncs of all families. Call from the loop thread only."""
+    """Track which health checks to serve, from the syncs of all families. Call from the loop thread only."""
 
     def __init__(self) -> None:
         self._ports: dict[tuple[Family, PortName], tuple[int, frozenset[str]]] = {}
@@ -41,14 +41,18 @@ class DesiredChecks:
         """Update the service ports of one sync."""
         for name in report.gone:
             self._ports.pop((report.family, name), None)
-        quarantined = {it.port_name for it in report.quarantined}
+        quarantined = {port.port_name for port in report.quarantined}
         for item in report.resolved:
             key = (report.family, item.port.name)
             if item.port.health_check_node_port:
-                # A quarantined port counts as one without endpoints: clients do better on another node.
+                # A quarantined port counts as one without endpoints: a load balancer should use another node.
                 verdicts = () if item.port.name in quarantined else item.selection.verdicts
                 endpoints = (verdict.endpoint for verdict in verdicts)
-                ready = frozenset(it.endpoint.address for it in endpoints if it.local and it.endpoint.ready)
+                ready = frozenset(
+                    resolved.endpoint.address
+                    for resolved in endpoints
+                    if resolved.local and resolved.endpoint.ready
+                )
                 self._ports[key] = item.port.health_check_node_port, ready
             else:
                 self._ports.pop(key, None)
@@ -87,11 +91,11 @@ def listening_hosts(
             hosts.append(_EVERY_ADDRESS[family])
         else:
             local = sorted({ipaddress.ip_address(address) for address in addresses}, key=int)
-            hosts += [str(it) for it in local if any(it in network for network in networks)]
+            hosts += [str(address) for address in local if any(address in network for network in networks)]
     return ("",) if set(hosts) == set(_EVERY_ADDRESS.values()) else tuple(hosts)
 
 
-class _Listener(NamedTuple):
+class _CheckListener(NamedTuple):
     service: Key
     port: int
     host: str
@@ -100,8 +104,8 @@ class _Listener(NamedTuple):
 class HealthChecks:
     """Serve the health checks of Services on all addresses that serve node ports. Call from the loop thread only.
 
-    A port that cannot be bound is reported once, in the log and as an event on the Service, and tried again by `retry`.
-    `healthy` returns whether the proxy itself is healthy.
+    Report a failed bind once, in the log and as an event on the Service; `retry` tries again. `healthy` returns whether
+    the proxy itself is healthy.
     """
 
     def __init__(self, node_name: str, recorder: Recorder, healthy: Callable[[], bool]) -> None:
@@ -111,15 +115,17 @@ class HealthChecks:
         self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
         # Replaced, never changed: server threads read it.
         self._checks: Mapping[Key, Check] = {}
-        self._desired: set[_Listener] = set()
-        self._close: dict[_Listener, Callable[[], None]] = {}
-        self._reported: set[_Listener] = set()
+        self._desired: set[_CheckListener] = set()
+        self._close: dict[_CheckListener, Callable[[], None]] = {}
+        self._reported: set[_CheckListener] = set()
 
     def apply(self, checks: Mapping[Key, Check], hosts: Iterable[str]) -> None:
         """Serve exactly these checks, on these hosts."""
         self._checks = dict(checks)
         hosts = tuple(hosts)
-        self._desired = {_Listener(key, check.port, host) for key, check in checks.items() for host in hosts}
+        self._desired = {
+            _CheckListener(key, check.port, host) for key, check in checks.items() for host in hosts
+        }
         for listener in self._close.keys() - self._desired:
             self._close.pop(listener)()
         self._reported &= self._desired
@@ -141,7 +147,7 @@ class HealthChecks:
         """Close all ports."""
         self._server.close()
 
-    def _report(self, listener: _Listener, reason: str) -> None:
+    def _report(self, listener: _CheckListener, reason: str) -> None:
         self._reported.add(listener)
         service, port, host = listener
         fields = {"service": str(service), "address": host or "all", "port": port}

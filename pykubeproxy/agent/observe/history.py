@@ -1,4 +1,4 @@
-"""The last syncs and repairs, and the state of each family after its last sync."""
+"""Remember the last syncs and repairs, and the state of each family after its last sync."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from pykubeproxy.objects import Family
 _SYNCS, _REPAIRS = 50, 10
 
 
-class History:
+class SyncHistory:
     """Remember the last syncs and repairs, oldest first, with times in seconds since 1970.
 
     Call from the loop thread only; any thread may read: values are replaced, never changed.

@@ -8,8 +8,8 @@ from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind
 class Latencies:
     """Remember the trigger times of EndpointSlices until a sync applies them. Call from the loop thread only.
 
-    All times are seconds since 1970. Changes before `started` waited for this process and do not count; nor do slices
-    of families that are not served.
+    All times are seconds since 1970. Ignore changes before `started`, which waited for this process, and slices of
+    families that are not served.
     """
 
     def __init__(self, started: float, families: Iterable[Family]) -> None:

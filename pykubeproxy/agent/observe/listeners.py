@@ -9,14 +9,14 @@ from pykubeproxy import http
 from pykubeproxy.config import Address
 from pykubeproxy.http.server import Server
 
-# Between two attempts to listen on an address that is in use.
+# The pause between two attempts to bind.
 _RETRY_SECONDS = 5.0
 
 log = structlog.get_logger()
 
 
 class BindFailed(Exception):
-    """An address cannot be bound and bindAddressHardFail is set; str() is the message for the operator."""
+    """An address cannot be bound, and bindAddressHardFail is set; str() is a message for the operator."""
 
 
 class Listeners:
@@ -28,9 +28,9 @@ class Listeners:
         self._closing = threading.Event()
 
     def open(self, name: str, address: Address, page: http.Handler, setting: str) -> None:
-        """Listen on an address, which the configuration field `setting` names.
+        """Listen on the address that the configuration field `setting` names.
 
-        If that fails, raise BindFailed with `hard_fail`; otherwise retry in a thread until it works.
+        If the bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead.
         """
         server = Server(name)
         self._servers.append(server)

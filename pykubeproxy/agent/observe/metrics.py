@@ -125,17 +125,17 @@ class Metrics:
         """Report at each scrape for how long each of these watches has failed."""
         for watch in watches:
             gauge = self._unwatched.labels(watch.name.removeprefix("watch-"))
-            gauge.set_function(lambda watch=watch: it.seconds if (it := watch.outage) else 0.0)  # type: ignore[misc]
+            gauge.set_function(lambda watch=watch: outage.seconds if (outage := watch.outage) else 0.0)  # type: ignore[misc]
 
     def event_applied(self, event: Event, services: set[Key]) -> None:
-        """Count the Services that an event changed, themselves or in their endpoints."""
+        """Count the Services whose objects or endpoints an event changed."""
         kind = _KINDS[type(event.object)] if isinstance(event, Updated) else event.kind
         if services and kind in self._changes:
             self._changes[kind].inc(len(services))
             self._pending[kind] |= services
 
     def pending(self) -> tuple[int, int]:
-        """Return how many Services wait for a sync: changed themselves, and changed in their endpoints."""
+        """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
         return len(self._pending[Kind.SERVICE]), len(self._pending[Kind.ENDPOINT_SLICE])
 
     def changes_synced(self) -> None:
@@ -152,7 +152,7 @@ class Metrics:
         for table in ("filter", "nat"):
             self._rules_last.labels(table, family).set(report.rules_written.get(table, 0))
             self._rules.labels(table, family).set(report.rules.get(table, 0))
-        self._quarantined.labels(family).set(len({it.port_name.service_key for it in report.quarantined}))
+        self._quarantined.labels(family).set(len({port.port_name.service_key for port in report.quarantined}))
         self._count_without_local(report)
 
     def sync_failed(self, family: Family, full: bool, seconds: float, restore_failed: bool) -> None:
@@ -174,16 +174,16 @@ class Metrics:
         self._contested.labels(family.value).set(contested)
 
     def programmed(self, family: Family, seconds: float) -> None:
-        """A change of endpoints was applied, that long after it happened."""
+        """Observe how long after a change of endpoints its rules were applied."""
         self._programming.labels(family.value).observe(seconds)
 
     def reconciled(self, family: Family, seconds: float, deleted: int) -> None:
-        """The conntrack table was searched for stale entries."""
+        """Observe a search for stale conntrack entries, and count the deleted ones."""
         self._reconciled.labels(family.value).observe(seconds)
         self._flows.labels(family.value).inc(deleted)
 
     def health_served(self, page: str, status: int) -> None:
-        """A health page was served; /readyz is not counted, as in kube-proxy."""
+        """Count a response of a health page, except /readyz, as in kube-proxy."""
         if page in self._health_served:
             self._health_served[page].labels(str(status)).inc()
 
@@ -211,7 +211,7 @@ class Metrics:
 
 
 class _PacketCounters(Collector):
-    """The kernel's packet counters; a counter that does not exist has no metric."""
+    """Collect the kernel's packet counters; a missing counter has no metric."""
 
     def __init__(self, read: Callable[[str], int | None]) -> None:
         self._read = read
@@ -227,7 +227,7 @@ class _PacketCounters(Collector):
 
 
 class _AsKubeProxy(Collector):
-    """The registry in kube-proxy's form: no metrics without samples, and whole bucket bounds without ".0"."""
+    """Collect the registry in kube-proxy's form: no metrics without samples, and whole bucket bounds without ".0"."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -241,7 +241,7 @@ class _AsKubeProxy(Collector):
 
 
 def _whole_bound(sample: Sample) -> Sample:
-    """Bounds are labels: where both proxies run, "1.0" and "1" would be two buckets."""
+    """Return a sample with bound "1" instead of "1.0": beside kube-proxy, these would be two buckets."""
     bound = sample.labels.get("le", "")
     return sample._replace(labels={**sample.labels, "le": bound[:-2]}) if bound.endswith(".0") else sample
 

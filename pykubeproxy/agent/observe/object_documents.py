@@ -1,4 +1,4 @@
-"""The page /servicez: the objects an agent works from, for `pykubeproxy explain` and shell completion."""
+"""Encode the page /servicez: the objects of an agent, for `pykubeproxy explain` and shell completion."""
 
 import msgspec
 
@@ -23,7 +23,7 @@ class Objects(msgspec.Struct, frozen=True):
 class ObjectDocument(msgspec.Struct, frozen=True, rename="camel"):
     """The objects, and the configuration as the text of a file.
 
-    Only programs of the same version can exchange it: objects are encoded as this version stores them.
+    Only programs of the same version can exchange it: its form follows the objects of this version.
     """
 
     objects: Objects
@@ -43,7 +43,7 @@ def encode(document: ObjectDocument) -> bytes:
 
 
 def decode(text: bytes) -> ObjectDocument:
-    """Read the output of `encode`. Raise ValueError for any other text or version.
+    """Read the output of `encode`. Raises ValueError for any other text or version.
 
     Types are checked, values are not: display the result, do not program it.
     """

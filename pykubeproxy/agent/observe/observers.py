@@ -1,4 +1,4 @@
-"""The interface between the reconcile loop and everything that observes it."""
+"""Pass the events of the reconcile loop to everything that observes it."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ import structlog
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts
-from pykubeproxy.agent.observe.history import History
+from pykubeproxy.agent.observe.history import SyncHistory
 from pykubeproxy.agent.observe.latency import Latencies
 from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
 from pykubeproxy.agent.observe.metrics import Metrics
@@ -47,7 +47,7 @@ class Observers:
         self.recorder = recorder
         self.health = Health(self._families, config.iptables.sync_period, needs_node)
         self.metrics = Metrics()
-        self.history = History()
+        self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
         self._desired_checks = DesiredChecks()
@@ -83,22 +83,22 @@ class Observers:
         self.recorder.record(events.starting(self._node_name))
 
     def event_applied(self, event: Event, services: set[Key]) -> None:
-        """An event was applied to the cluster state and changed these Services."""
+        """Note that an event was applied to the cluster and changed these Services."""
         self._latencies.event_applied(event)
         self.metrics.event_applied(event, services)
 
     def node_changed(self, node: Node | None) -> None:
-        """The Node object of this node is now this one; None if there is none."""
+        """Note the current Node object of this node; None if there is none."""
         self.health.node_changed(node)
 
     def sync_queued(self) -> None:
-        """A sync is requested, and only the rate limiter delays it."""
+        """Note that a sync was requested, and only the rate limiter delays it."""
         for family in self._families:
             self.health.sync_queued(family)
             self.metrics.sync_queued(family, time.time())
 
     def sync_succeeded(self, report: SyncReport, local_addresses: tuple[str, ...]) -> None:
-        """The rules of one family reflect all events applied so far.
+        """Note that the rules of one family reflect all events applied so far.
 
         `local_addresses` are those of this node's interfaces, needed only with nodePortAddresses.
         """
@@ -116,19 +116,19 @@ class Observers:
     def sync_failed(
         self, family: Family, full: bool, seconds: float, restore_failed: bool, reason: str
     ) -> None:
-        """The sync of one family failed after `seconds`; `restore_failed` if iptables-restore was the cause."""
+        """Note that the sync of one family failed after `seconds`; `restore_failed`: because of iptables-restore."""
         self.health.sync_queued(family)
         self.metrics.sync_failed(family, full, seconds, restore_failed)
         self.history.sync_failed(family, full, seconds, time.time(), reason)
 
     def sync_progress(self, family: Family) -> None:
-        """A long sync of one family made progress."""
+        """Note that a long sync of one family made progress."""
         self.health.sync_progress(family)
 
     def drift_repaired(
         self, report: SyncReport, writers: tuple[str, ...], seconds: float, contested: bool
     ) -> None:
-        """A sync repaired drift, `seconds` after it was detected.
+        """Report that a sync repaired drift, `seconds` after it was detected.
 
         `writers` are the processes that may have caused it, if known. `contested`: the drift keeps coming back.
         """
@@ -148,13 +148,13 @@ class Observers:
         self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
     def drift_calm(self, family: Family) -> None:
-        """No other program changed the rules of one family for a while."""
+        """Note that no other program changed the rules of one family for a while."""
         if self.health.state().families[family].contested:
             log.info("drift no longer contested", family=family.value)
         self._drift_contested(family, False)
 
     def round_finished(self, succeeded: bool, node: Node | None) -> None:
-        """Every family was synced; `succeeded` if no sync failed."""
+        """Note that every family was synced; `succeeded`: no sync failed."""
         if succeeded:
             self.metrics.changes_synced()
         if self._checks:
@@ -162,7 +162,7 @@ class Observers:
             self._checks.apply(self._desired_checks.checks(), hosts)
 
     def pending(self) -> tuple[int, int]:
-        """Return how many Services wait for a sync: changed themselves, and changed in their endpoints."""
+        """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
         return self.metrics.pending()
 
     def retry_listeners(self) -> None:

@@ -18,7 +18,7 @@ from pykubeproxy.config import Config, configz, dump, flagz
 
 # The kube-proxy version whose flags, metrics and pages the agent provides.
 _EMULATED = "1.36"
-# The text of kube-proxy, to the letter: monitoring matches it.
+# The exact text of kube-proxy, which monitoring may match.
 _STATUSZ_HEAD = (
     "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting"
     " compatibility guarantees and is for debugging purposes only.\n"
@@ -96,7 +96,7 @@ def _objects(objects: Objects | None, config: Config) -> http.Response:
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str:
-    """Return the offered content type that the header Accept prefers; the first of equals and without a header."""
+    """Return the offered content type that the header Accept prefers; of equals, and without a header, the first."""
     quality: dict[str, float] = {}
     for entry in accept.split(","):
         kind, *parameters = (part.strip().lower() for part in entry.split(";"))
@@ -106,13 +106,13 @@ def preferred(accept: str, offered: Sequence[str]) -> str:
     def rank(content_type: str) -> float:
         kind = content_type.partition(";")[0]
         ranges = (kind, f"{kind.partition('/')[0]}/*", "*/*")
-        return next((quality[it] for it in ranges if it in quality), 0.0)
+        return next((quality[accepted] for accepted in ranges if accepted in quality), 0.0)
 
     return max(offered, key=rank)
 
 
 def read_filter(query: str) -> Filter:
-    """Read "namespace=NAME", "service=NAME" or "service=NAMESPACE/NAME", and "limit=NUMBER". Raise ValueError."""
+    """Read "namespace=NAME", "service=NAME" or "service=NAMESPACE/NAME", and "limit=NUMBER". Raises ValueError."""
     values = dict(parse_qsl(query, max_num_fields=8))
     namespace, _, service = values.get("service", "").strip().rpartition("/")
     limit = values.get("limit", str(Filter().limit))

@@ -12,14 +12,14 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.objects import Key, Node
 from pykubeproxy.services.cluster import Cluster
 
-# Stop listing services above this many endpoints: the loop has other work.
+# List no further services above this many endpoints, so that syncs do not wait long.
 _MOST_ENDPOINTS = 10_000
 
 _T = TypeVar("_T")
 
 
 class Query(msgspec.Struct, Generic[_T], frozen=True):
-    """A question to the loop. The asking thread waits for `future`, and cancels it on timeout."""
+    """A question to the loop. The sender waits for `future`, and cancels it on timeout."""
 
     question: Callable[[Cluster, Iterable[FamilyTables]], _T]
     future: Future[_T]
@@ -61,14 +61,14 @@ def list_objects(
     cluster: Cluster, tables: Iterable[FamilyTables], node_name: str, filter_: Filter
 ) -> Objects:
     """Return the Services that match, and the Node; with EndpointSlices if the filter names a Service."""
-    services = tuple(it for it in cluster.services() if _matches(it.key, filter_))
-    slices = (slice_ for it in services for slice_ in cluster.all_slices_of(it.key))
-    quarantined = (it for family in tables for it in family.quarantined())
+    services = tuple(service for service in cluster.services() if _matches(service.key, filter_))
+    slices = (slice_ for service in services for slice_ in cluster.all_slices_of(service.key))
+    quarantined = (port for family in tables for port in family.quarantined())
     return Objects(
         node=cluster.node(node_name) or Node(node_name),
         services=services,
         slices=tuple(slices) if filter_.service else (),
-        quarantined=tuple(it for it in quarantined if _matches(it.port_name.service_key, filter_)),
+        quarantined=tuple(port for port in quarantined if _matches(port.port_name.service_key, filter_)),
     )
 
 

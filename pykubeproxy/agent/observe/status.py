@@ -111,11 +111,11 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     - `healthy`, `ready`, `alive`: the results of /healthz, /readyz and /livez
     - `unavailable_families`: IP families that this node cannot serve, with the reason
-    - `pending_services`, `pending_endpoints`: number of Services that changed since the last sync, themselves or in their
-      endpoints
+    - `pending_services`, `pending_endpoints`: number of changed Services, and of Services with changed endpoints, since
+      the last sync
     - `syncs`: the last syncs, oldest first
     - `repairs`: the last repairs of drift, oldest first
-    - `unwatched`: objects whose watch fails, so that rules do not follow their changes
+    - `unwatched`: objects whose watch fails: rules do not follow their changes
     - `matching`: number of Services that match the filter; `services` has the ports of the first of them
     - `busy`: a sync is running, and `services` is left out
     """
@@ -149,7 +149,7 @@ def encode(status: Status) -> bytes:
 
 
 def decode(text: bytes) -> Status:
-    """Read the output of `encode`. Raise ValueError for any other text or version."""
+    """Read the output of `encode`. Raises ValueError for any other text or version."""
     try:
         status = msgspec.json.decode(text, type=Status)
     except RecursionError:
@@ -164,7 +164,7 @@ def port_statuses(resolved: ResolvedPort, family: str) -> Iterator[PortStatus]:
     port, verdicts = resolved.port, resolved.selection.verdicts
     for policy, local in (("Cluster", False), ("Local", True)):
         if frontends := policy_frontends(port, local):
-            reasons = [(it, it.local if local else it.cluster) for it in verdicts]
+            reasons = [(verdict, verdict.local if local else verdict.cluster) for verdict in verdicts]
             yield PortStatus(
                 namespace=port.name.namespace,
                 name=port.name.service,

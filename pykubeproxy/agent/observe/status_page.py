@@ -112,15 +112,15 @@ def _families(status: Status) -> Iterator[str]:
 
 
 def _quarantined(status: Status) -> Iterator[str]:
-    quarantined = [it for family in status.families for it in family.quarantined]
+    quarantined = [port for family in status.families for port in family.quarantined]
     if not quarantined:
         return
     yield f"<h2>Quarantined</h2>\n<p>{status_text.QUARANTINED}</p>"
     yield '<table class="stacked"><tr><th>Service<th>Family<th>Since<th>Reason</tr>'
-    for it in quarantined[:_QUARANTINED]:
+    for port in quarantined[:_QUARANTINED]:
         yield (
-            f"<tr><td>{escape(str(it.port_name))} <small>{escape(it.protocol)}</small><td>{escape(it.family)}"
-            f'<td>{_ago(status.now, it.since)}<td class="long">{escape(status_text.quarantine_reason(it))}</tr>'
+            f"<tr><td>{escape(str(port.port_name))} <small>{escape(port.protocol)}</small><td>{escape(port.family)}"
+            f'<td>{_ago(status.now, port.since)}<td class="long">{escape(status_text.quarantine_reason(port))}</tr>'
         )
     yield "</table>"
     yield from _more(len(quarantined) - _QUARANTINED)
@@ -226,9 +226,9 @@ def _policy(port: PortStatus) -> Iterator[str]:
     yield f"<p>{escape(frontends)} <small>policy {escape(port.policy)}</small></p>"
     if port.endpoints:
         yield '<div class="wide"><table><tr><th>Endpoint<th class="number">Share<th>State</tr>'
-        for it in port.endpoints[:_ENDPOINTS]:
-            at = escape(address_and_port(it.address, it.port))
-            yield f'<tr><td>{at}<td class="number">{percent(it.share)}<td>{escape(it.state)}</tr>'
+        for endpoint in port.endpoints[:_ENDPOINTS]:
+            at = escape(address_and_port(endpoint.address, endpoint.port))
+            yield f'<tr><td>{at}<td class="number">{percent(endpoint.share)}<td>{escape(endpoint.state)}</tr>'
         yield "</table></div>"
         yield from _more(len(port.endpoints) - _ENDPOINTS)
 

@@ -1,4 +1,4 @@
-"""The service behind /statusz and /servicez: collects the status of an agent from its parts."""
+"""Answer /statusz and /servicez: collect the status of an agent from its parts."""
 
 import threading
 import time
@@ -16,8 +16,8 @@ from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Watch
 
-# How long to wait for the loop, in seconds; a sync may take longer.
-_PATIENCE = 2.0
+# How long a client waits for the loop, in seconds; a sync may take longer.
+_TIMEOUT = 2.0
 
 _T = TypeVar("_T")
 
@@ -59,15 +59,17 @@ class StatusService:
             alive=health.alive,
             node_eligible=health.node_eligible,
             families=history.families(health),
-            unavailable_families={it.value: reason for it, reason in self._families.unsupported.items()},
+            unavailable_families={
+                family.value: reason for family, reason in self._families.unsupported.items()
+            },
             pending_services=pending_services,
             pending_endpoints=pending_endpoints,
             syncs=history.syncs,
             repairs=history.repairs,
             unwatched=tuple(
-                Unwatched(it.resource, now - it.seconds, it.reason)
+                Unwatched(outage.resource, now - outage.seconds, outage.reason)
                 for watch in self._watches
-                if (it := watch.outage)
+                if (outage := watch.outage)
             ),
             filter=filter_,
             matching=services.matching if services else 0,
@@ -76,13 +78,13 @@ class StatusService:
         )
 
     def objects(self, filter_: Filter) -> Objects | None:
-        """Return the objects the agent works from; None while a sync runs."""
+        """Return the objects of the agent; None while a sync runs."""
         return self._query(lambda cluster, tables: list_objects(cluster, tables, self._node_name, filter_))
 
     def _query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
-        # One query at a time: clients wait for each other, syncs for one query at most.
-        deadline = time.monotonic() + _PATIENCE
-        if not self._lock.acquire(timeout=_PATIENCE):
+        # One query at a time, so that a sync waits for one query at most.
+        deadline = time.monotonic() + _TIMEOUT
+        if not self._lock.acquire(timeout=_TIMEOUT):
             return None
         query = Query[_T](question, Future())
         try:

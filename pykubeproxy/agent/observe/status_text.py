@@ -29,14 +29,14 @@ def unwatched(status: Status) -> str:
     """Return which watches fail, since when and why; "" if none does."""
     if not status.unwatched:
         return ""
-    objects = ", ".join(it.objects for it in status.unwatched)
-    longest = min(status.unwatched, key=lambda it: it.since)
+    objects = ", ".join(unwatched.objects for unwatched in status.unwatched)
+    longest = min(status.unwatched, key=lambda unwatched: unwatched.since)
     since = duration(max(0.0, status.now - longest.since))
     return f"The API server has not answered for {objects} for {since}: {longest.reason}."
 
 
 def pending(status: Status) -> str:
-    """Return what waits for the next sync; "" if nothing does."""
+    """Return how many Services wait for the next sync; "" if none does."""
     counts = (
         (status.pending_services, "changed Service", ""),
         (status.pending_endpoints, "Service", " with changed endpoints"),

@@ -1,4 +1,4 @@
-"""Log syncs and changes of endpoints, to explain where packets go."""
+"""Log syncs and changes of endpoints."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort
 from pykubeproxy.services.selection import Reason, Verdict
 
-# The values of -v from which on syncs and single endpoints are logged.
+# The verbosity (-v) from which syncs and single endpoints are logged.
 SYNCS, ENDPOINTS = 2, 4
 
 log = structlog.get_logger()
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 class SyncLog:
     """Log each sync, and each endpoint that a sync added, changed or removed. Call from the loop thread only.
 
-    Endpoints are remembered only if `verbosity` asks for them.
+    Remember endpoints only if `verbosity` is at least `ENDPOINTS`.
     """
 
     def __init__(self, verbosity: int) -> None:
@@ -31,7 +31,7 @@ class SyncLog:
         """Log the sync of one family."""
         if self.verbosity >= ENDPOINTS:
             for item in report.resolved:
-                states = {it.endpoint.target: _state(it) for it in item.selection.verdicts}
+                states = {verdict.endpoint.target: _state(verdict) for verdict in item.selection.verdicts}
                 self._log_endpoints(report.family, item.port.name, states)
                 self._log_skipped(report.family, item)
             for name in report.gone:
@@ -67,7 +67,9 @@ class SyncLog:
     def _log_skipped(self, family: Family, item: ResolvedPort) -> None:
         """Log entries of EndpointSlices that do not become endpoints of this port."""
         name = item.port.name
-        now = frozenset((it.slice_name, it.address, it.reason.value) for it in item.skipped)
+        now = frozenset(
+            (skipped.slice_name, skipped.address, skipped.reason.value) for skipped in item.skipped
+        )
         for slice_name, address, reason in sorted(now - self._skipped.get((family, name), frozenset())):
             fields = {"service": str(name), "slice": slice_name, "endpoint": address or "all"}
             log.info("endpoint skipped", **fields, reason=reason)

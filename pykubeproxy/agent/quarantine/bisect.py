@@ -26,7 +26,7 @@ _ADDRESSES = {
 class Split(NamedTuple):
     """Service ports whose rules are accepted, and those whose rules are rejected, with iptables' message.
 
-    Ports that were not tried in time are in neither.
+    Ports that were not tried in time are missing.
     """
 
     accepted: frozenset[PortName]
@@ -36,12 +36,12 @@ class Split(NamedTuple):
 class Bisection:
     """Try the rules of service ports in chains that no packet traverses.
 
-    A service port's own chains are written under their names: new ones are not referenced yet, and others get the rules
-    they should have. Its rules in shared chains go to the canary chains, which nothing refers to; `clear` empties them.
-    The fixed chains, which any rule may refer to, are written along. On legacy a try replaces whole tables, so its cost
-    does not depend on the number of services; on nft each try takes about `chains_per_block` chains at most.
+    Write the own chains of a service port under their names: new ones are not referenced yet, others get their desired
+    rules. Write its rules for shared chains into the canary chains, which nothing refers to; `clear` empties them. Write
+    the fixed chains too, since any rule may refer to them. On legacy, a try replaces whole tables, so its cost does not
+    depend on the number of services. On nft, each try takes about `chains_per_block` chains at most.
 
-    After `seconds` the search ends with the first rejected port. `progress` is called after each try.
+    After `seconds`, end the search with the first rejected port. Call `progress` after each try.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Bisection:
             tried = {name: ports[name] for name in group}
             rejection = self._try(tried)
             if rejection and rejection.whole_block and len(group) == 1:
-                # A concurrent writer makes legacy reject anything once, without a reason.
+                # On legacy, a concurrent writer causes a single rejection without a reason.
                 rejection = self._try(tried)
             if rejection is None:
                 accepted.update(group)
@@ -83,7 +83,7 @@ class Bisection:
         return Split(frozenset(accepted), rejected)
 
     def accepts_plain_service(self) -> bool:
-        """Tell whether iptables accepts what every service needs; if not, blame no service. Raises KernelError."""
+        """Return whether iptables accepts an ordinary service; if not, blame no service. Raises KernelError."""
         plain = _plain_service(self._options)
         if self._try({PortName("", "", "", ""): plain}):
             return False
@@ -144,7 +144,7 @@ _CLEARED = (_NAT_CANARY, _FILTER_CANARY)
 
 
 def may_blame_service(rejection: Rejected, ports: Mapping[PortName, PortRules]) -> bool:
-    """Tell from the rejected line whether the rules of a service may be the reason."""
+    """Return whether the rules of a service may be the reason, by the rejected line."""
     if rejection.is_shortage:
         return False
     return rejection.whole_block or _port_of_line(rejection.line, ports) is not None
@@ -190,6 +190,7 @@ def _plain_service(options: RuleOptions) -> PortRules:
         health_check_node_port=0,
     )
     resolved = tuple(
-        ResolvedEndpoint(address_and_port(it, 8080), Endpoint(it), 8080, local=False) for it in endpoints
+        ResolvedEndpoint(address_and_port(address, 8080), Endpoint(address), 8080, local=False)
+        for address in endpoints
     )
     return port_rules(port, select(port, resolved, NodeTopology("")), options)

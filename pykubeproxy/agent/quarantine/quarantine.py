@@ -14,21 +14,21 @@ from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort
 
-# How long a search may take, in seconds: legacy replaces the whole table for each try. What it does not find is searched
-# for when the sync fails again. Retrying quarantined ports delays others for less long.
+# How long a search may take, in seconds: legacy replaces the whole table for each try. The next failed sync continues the
+# search. A retry of quarantined ports takes less time, since all other services wait for it.
 SEARCH_SECONDS = 60.0
 RETRY_SECONDS = 10.0
-# If so many samples of a kind are all rejected, the whole kind is.
+# If this many samples of a kind are all rejected, quarantine the whole kind.
 _SAMPLES = 10
-# A concurrent writer that takes no lock makes legacy reject anything, without a reason. Up to so many suspects are
-# therefore tried again so many times.
+# On legacy, a concurrent writer that takes no lock causes rejections without a reason. So confirm up to _FEW rejected
+# ports by _CONFIRMATIONS further tries.
 _FEW, _CONFIRMATIONS = 20, 2
 
 
 class Quarantine:
     """The quarantined service ports of one family, and the rules written in their place.
 
-    The reconcile loop owns it. `progress` is called now and then during a search, which may take a minute.
+    The reconcile loop owns it. It calls `progress` during a search, which may take a minute.
     """
 
     def __init__(self, tables: Tables, chains_per_block: int | None) -> None:
@@ -49,7 +49,7 @@ class Quarantine:
         return reject_rules(port.port, options) if quarantined.rejects_clients else note_rules(port.port)
 
     def retry(self, services: Mapping[Key, Collection[ResolvedPort]], options: RuleOptions) -> None:
-        """Release the ports of these Services whose rules are accepted now; forget ports that no longer exist.
+        """Release the ports of these Services whose rules iptables accepts now; drop ports that no longer exist.
 
         Raises KernelError.
         """
@@ -68,10 +68,10 @@ class Quarantine:
             bisection.clear()
 
     def isolate(self, failure: KernelError, resolved: Iterable[ResolvedPort], options: RuleOptions) -> bool:
-        """Quarantine the ports that made a restore of these service ports fail.
+        """Quarantine the ports that made a restore of these service ports fail. Return whether there were any.
 
-        Returns whether there were any. Do not blame services for a fault of the node: if iptables accepts no service at
-        all, none is quarantined. Raises KernelError.
+        Do not blame services for a fault of the node: if iptables rejects even an ordinary service, quarantine none.
+        Raises KernelError.
         """
         if not isinstance(failure, Rejected):
             return False
@@ -114,10 +114,10 @@ def _rules(port: ResolvedPort, options: RuleOptions) -> PortRules:
 def _rejected_by_kind(
     bisection: Bisection, ports: Mapping[PortName, ResolvedPort], rules: Mapping[PortName, PortRules]
 ) -> dict[PortName, str]:
-    """Return ports of kinds that the kernel cannot do, judged by samples, and other rejected samples.
+    """Return the ports of kinds whose samples are all rejected, and other rejected samples.
 
-    What the kernel lacks it lacks for a whole kind, and there are few kinds: trying samples takes a moment, while telling
-    hundreds of services from thousands takes minutes on legacy.
+    A missing kernel feature affects a whole kind, and there are few kinds. Trying samples takes a moment; finding
+    hundreds of ports among thousands takes minutes on legacy.
     """
     kinds: dict[Hashable, list[PortName]] = {}
     for name, port in ports.items():
@@ -133,7 +133,7 @@ def _rejected_by_kind(
 
 
 def _kind(resolved: ResolvedPort) -> Hashable:
-    """Return what decides which matches and targets the rules of a service port use."""
+    """Return the properties that decide which matches and targets the rules of a service port use."""
     port, selection = resolved.port, resolved.selection
     return (
         port.protocol,

@@ -11,7 +11,7 @@ from pykubeproxy.services.ports import PortName
 class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
     """A service port whose rules iptables rejects; `reason` is iptables' message, `since` in seconds since 1970.
 
-    `rejects_clients`: new connections are rejected; otherwise not even the reject rule is accepted and packets pass
+    `rejects_clients`: new connections are rejected; if false, iptables rejects even the reject rule, and packets pass
     unchanged.
     """
 

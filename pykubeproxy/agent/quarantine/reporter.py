@@ -22,12 +22,12 @@ class QuarantineReporter:
         self._known: dict[Family, frozenset[PortName]] = {}
 
     def sync_succeeded(self, report: SyncReport) -> bool:
-        """Report what is new since the last sync; return whether a service port was quarantined."""
+        """Report what changed since the last sync. Return whether a service port was quarantined."""
         family, before = report.family, self._known.get(report.family, frozenset())
         recorded = {name.service_key for known in self._known.values() for name in known}
-        now = {it.port_name: it for it in report.quarantined}
+        now = {port.port_name: port for port in report.quarantined}
         self._known[family] = frozenset(now)
-        new = [it for name, it in now.items() if name not in before]
+        new = [port for name, port in now.items() if name not in before]
         if others := len(new[_MOST:]):
             log.error("more services quarantined", family=family.value, services=others)
         for quarantined in new[:_MOST]:

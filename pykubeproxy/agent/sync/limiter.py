@@ -1,4 +1,4 @@
-"""When the next sync is due: at once if the rate limit allows it, and at least once an hour."""
+"""Limit the rate of syncs, retry failed ones, and request one at least once an hour."""
 
 import math
 
@@ -10,8 +10,9 @@ _FIRST_RETRY = 1.0
 class SyncLimiter:
     """Limit the rate of syncs as kube-proxy does. It reads no clock: the caller passes the time in, in seconds.
 
-    The first request is due at once. After a sync ends, `min_period` passes before the next one, which serves all requests
-    made meanwhile. A failed sync is retried after 1 s, then after 2, 4, … up to `retry_period`, or earlier on request.
+    The first request is due at once. The next sync starts `min_period` after the end of the last one at the earliest, and
+    serves all requests since then. A failed sync is retried after 1 s, then after 2, 4, … up to `retry_period`, or
+    earlier on request.
     """
 
     def __init__(self, min_period: float, retry_period: float, max_period: float = MAX_PERIOD) -> None:
@@ -24,7 +25,7 @@ class SyncLimiter:
         self._failures = 0
 
     def request(self, now: float) -> None:
-        """Request a sync; further requests before it starts change nothing."""
+        """Request a sync; further requests before it starts have no effect."""
         if self._requested is None:
             self._requested = now
 

@@ -15,16 +15,16 @@ from pykubeproxy.services.resolve import ResolvedPort
 class SyncReport(msgspec.Struct, frozen=True):
     """What one sync of one family did.
 
-    - `full`: the live tables were read, and all Services were gone through
-    - `services`, `endpoints`: how many have rules now, in all
+    - `full`: it read the live tables and went through all Services
+    - `services`, `endpoints`: how many have rules now
     - `rules`: how many rules of ours each table holds now; `rules_written`: how many of them this sync wrote
     - `seconds`: the time of each phase: read, resolve, compare, restore
     - `resolved`, `gone`: the service ports it went through, and those that no longer exist
     - `wrote`: whether anything was written or deleted
     - `installed`: the UDP frontends that a full sync found in the tables
     - `quarantined`: all quarantined service ports of the family
-    - `drift`: what it restored of changes by others
-    - `table_counts`: by which iptables-legacy notices writes of others
+    - `drift`: the drift that it repaired
+    - `table_counts`: for `TableWatch.synced`
     """
 
     family: Family

@@ -47,7 +47,7 @@ class Resolution(msgspec.Struct, frozen=True):
 def resolve(
     cluster: Cluster, family: Family, keys: Collection[Key], applied: AppliedState, context: RuleContext
 ) -> Resolution:
-    """Resolve these Services; a large number of endpoints in all changes the rule options."""
+    """Resolve these Services. Set the option `large_cluster` by the number of all endpoints."""
     services = {key: resolve_service(cluster, family, key, context) for key in keys}
     before = sum(port.endpoints for key in keys for port in applied.ports(key))
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)

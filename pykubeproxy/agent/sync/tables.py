@@ -27,7 +27,7 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.resolve import ResolvedPort
 
-# How often one sync starts over: first without kinds of services that iptables rejects, then without single ones.
+# The attempts of one sync: each further one omits the kinds of services, or single services, that iptables rejected.
 _ATTEMPTS = 3
 
 
@@ -45,20 +45,20 @@ class FamilyTables:
         self._reader = TableReader(tables)
         self._applied = AppliedState()
         self._context: RuleContext | None = None
-        # What must be rendered again; after a failure, and at the start, that is everything.
+        # The Services and shared chains to render again; a full sync, such as the first one, renders all.
         self._dirty: set[Key] = set()
         self._dirty_chains: set[ChainKey] = set()
         self._needs_resync = True
-        # Drift that was detected and not repaired yet.
+        # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
 
     @property
     def needs_resync(self) -> bool:
-        """Tell whether the next sync reads the live tables and goes through all Services."""
+        """Return whether the next sync reads the live tables and goes through all Services."""
         return self._needs_resync
 
     def require_resync(self) -> None:
-        """Trust nothing that is known of the live tables: make the next sync a full one."""
+        """Make the next sync a full one: the live tables may differ from the applied state."""
         self._needs_resync = True
 
     def services(self) -> Collection[Key]:
@@ -74,12 +74,12 @@ class FamilyTables:
         return self.quarantine.all()
 
     def detect_drift(self, scope: DriftScope) -> bool:
-        """Compare live tables, or just some chains, with the applied state; the next sync repairs what differs.
+        """Compare live tables, or just some chains, with the applied state. Return whether anything of ours differs.
 
-        Returns whether anything of ours differs. Raises KernelError.
+        The next sync repairs it. Raises KernelError.
         """
         if self._needs_resync or self._context is None:
-            return False  # The next sync goes through everything.
+            return False  # The next sync is a full one.
         reading = self._reader.read(scope.tables, scope.chains)
         options = self._context.options
         drift = rule_drift.compare(self._applied, reading.live, reading.tables, reading.chains, options)
@@ -107,7 +107,7 @@ class FamilyTables:
         raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
     def _try_sync(self, cluster: Cluster, context: RuleContext, retry_quarantined: bool) -> SyncReport | None:
-        """Return None if service ports had to be quarantined first; the next attempt goes without their rules."""
+        """Sync once. Return None if it quarantined service ports instead; the next attempt omits their rules."""
         stopwatch = _Stopwatch()
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
@@ -140,10 +140,10 @@ class FamilyTables:
         return live
 
     def _resolve(self, cluster: Cluster, context: RuleContext, everything: bool) -> Resolution:
-        """Resolve the dirty Services, or all of them; all too if the options of their rules change."""
+        """Resolve the dirty Services; all of them with `everything`, or if the options of their rules change."""
         keys: Collection[Key] = self._dirty
         if everything:
-            quarantined = {it.port_name.service_key for it in self.quarantine.all()}
+            quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
         resolution = resolve(cluster, self.family, keys, self._applied, context)
         large = resolution.context.options.large_cluster
@@ -164,7 +164,7 @@ class FamilyTables:
         return Desired(resolution.desired(self.quarantine), options, jumps, frozenset(shared), ensured)
 
     def _isolate(self, failure: SyncFailed, resolution: Resolution) -> bool:
-        """Quarantine the service ports that caused a failure; tell whether there were any. Raises SyncFailed."""
+        """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
         try:
             return self.quarantine.isolate(failure.error, resolution.ports(), resolution.context.options)
         except KernelError as error:
@@ -209,7 +209,7 @@ class FamilyTables:
 
 
 class _Stopwatch:
-    """Measures the seconds of each phase."""
+    """Measure the seconds of each phase."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -221,6 +221,6 @@ class _Stopwatch:
 
 
 def _same_service_rules(new: RuleContext, old: RuleContext) -> bool:
-    """Tell whether every service has the same rules in both contexts; jumps to node ports are not among them."""
+    """Return whether every service has the same rules in both contexts; jumps to node ports are not among them."""
     options = msgspec.structs.replace(new.options, large_cluster=old.options.large_cluster)
     return msgspec.structs.replace(new, options=options, node_port_jumps=old.node_port_jumps) == old

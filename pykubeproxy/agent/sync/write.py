@@ -1,4 +1,4 @@
-"""Write one update, rendering a chunk while iptables-restore reads the one before."""
+"""Write one update: render each chunk while iptables-restore reads the previous one."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class SyncFailed(Exception):
 
 
 class Written:
-    """What was written: chains, deleted chains, rules by table, and the ports that the applied state keeps."""
+    """Count written chains, deleted chains and rules, and collect the ports for the applied state."""
 
     def __init__(self, drift: Drift | None, ensured: Mapping[str, tuple[str, ...]]) -> None:
         self.anything = False
@@ -45,7 +45,7 @@ class Written:
             self._drift.add(chunk.chains)
 
     def drift(self) -> DriftReport:
-        """Return what was restored of changes by others."""
+        """Return the repaired drift."""
         return self._drift.report() if self._drift else NO_DRIFT
 
 

@@ -19,7 +19,7 @@ from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.flows import End, NodePortAddresses
+from pykubeproxy.services.flows import AddressAndPort, NodePortAddresses
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 
@@ -72,7 +72,7 @@ class Table:
         return True
 
 
-def end(address: str, port: int) -> End:
+def end(address: str, port: int) -> AddressAndPort:
     return ipaddress.ip_address(address).packed, port
 
 

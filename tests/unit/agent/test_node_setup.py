@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent import node_setup
-from pykubeproxy.agent.node_setup import Setting, set_up, settings
+from pykubeproxy.agent.node_setup import KernelSetting, set_up, settings
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Missing
@@ -171,8 +171,8 @@ def test_the_limit_precedes_the_buckets() -> None:
     """The same order as in kube-proxy's log."""
     first, second, *_ = settings(config(conntrack_max_per_core="1"), 1)
     assert (first, second) == (
-        Setting(MAX, 131072, at_least=True),
-        Setting(HASHSIZE, 32768, at_least=True),
+        KernelSetting(MAX, 131072, at_least=True),
+        KernelSetting(HASHSIZE, 32768, at_least=True),
     )
 
 

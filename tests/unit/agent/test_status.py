@@ -116,7 +116,7 @@ def test_services_are_filtered(proxy: Proxy) -> None:
 
 def test_a_busy_loop_leaves_out_services(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is returned, and the late query is cancelled."""
-    monkeypatch.setattr("pykubeproxy.agent.observe.status_service._PATIENCE", 0.01)
+    monkeypatch.setattr("pykubeproxy.agent.observe.status_service._TIMEOUT", 0.01)
     proxy.sync(service())
     queries: list[Query] = []
     monkeypatch.setattr(proxy, "put", queries.append)

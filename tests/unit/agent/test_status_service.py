@@ -43,7 +43,7 @@ def test_one_query_at_a_time() -> None:
 
 def test_a_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is None, and the query is cancelled."""
-    monkeypatch.setattr(status_service, "_PATIENCE", 0.05)
+    monkeypatch.setattr(status_service, "_TIMEOUT", 0.05)
     box: Box = queue.SimpleQueue()
     service = service_with(box)
     assert service.objects(Filter()) is None

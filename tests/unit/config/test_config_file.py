@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pykubeproxy.config import Address, Config, ConfigError, DetectLocalMode, LogFormat, load
-from pykubeproxy.config.model import Backend
+from pykubeproxy.config.model import IptablesBackend
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -160,7 +160,7 @@ pykubeproxy: {iptablesBackend: legacy}
     assert (conntrack.udp_timeout, conntrack.udp_stream_timeout) == (10.0, 20.0)
     assert config.feature_gates.gates == (("AllowServiceExternalIPs", False), ("B", True))
     assert not config.feature_gates.allow_service_external_ips
-    assert config.iptables_backend is Backend.LEGACY
+    assert config.iptables_backend is IptablesBackend.LEGACY
     assert config.ignored == ()
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubeproxy.config import ACTIONS, SETTINGS, Address, Config, ConfigError, LogFormat, load
-from pykubeproxy.config.model import Backend
+from pykubeproxy.config.model import IptablesBackend
 
 FILE = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -128,7 +128,7 @@ def test_beside_a_file_some_flags_win() -> None:
     assert warnings == ()
     assert (config.hostname_override, config.client.master) == ("b", "https://x")
     assert (config.logging.format, config.logging.verbosity) == (LogFormat.JSON, 4)
-    assert config.iptables_backend is Backend.NFT
+    assert config.iptables_backend is IptablesBackend.NFT
 
 
 def test_flags_that_say_what_to_do_may_be_among_them() -> None:

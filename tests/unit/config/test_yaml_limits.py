@@ -26,9 +26,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_too_much(name: str) -> None:
     """In manifests and in a configuration file, with the line of the excess."""
-    with pytest.raises(InvalidManifest, match=r"^x\.yaml:\d+: invalid YAML: its aliases stand for too much$"):
+    with pytest.raises(InvalidManifest, match=r"^x\.yaml:\d+: invalid YAML: its aliases expand to too much$"):
         read(BOMBS[name].encode(), "x.yaml")
-    with pytest.raises(ConfigError, match="its aliases stand for too much, line "):
+    with pytest.raises(ConfigError, match="its aliases expand to too much, line "):
         load(HEAD + BOMBS[name], {})
 
 

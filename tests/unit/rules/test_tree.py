@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.rules.tree import LEAF, Branch, Prefix, Tree, grow
+from pykubeproxy.rules.tree import LEAF, Branch, Prefix, Tree, build_tree
 
 WIDTH = 16
 numbers = st.sets(st.one_of(st.integers(0, 2**WIDTH - 1), st.integers(30000, 30300)), max_size=200)
@@ -15,7 +15,7 @@ def branch(prefix: Prefix) -> Branch:
 
 
 def grown(of: set[int]) -> Tree:
-    return grow({number: (f"take {number}",) for number in of}, WIDTH, branch)
+    return build_tree({number: (f"take {number}",) for number in of}, WIDTH, branch)
 
 
 def met(tree: Tree, number: int) -> list[str]:
@@ -60,7 +60,7 @@ def test_evenly_spread_numbers_need_few_visits() -> None:
     """30,000 services cost about as many visits as 30 rules."""
     width = 20
     spread = {(number * 2654435761) % 2**width for number in range(30_000)}
-    tree = grow({number: (f"take {number}",) for number in spread}, width, branch)
+    tree = build_tree({number: (f"take {number}",) for number in spread}, width, branch)
     visits = [len(met(tree, number)) for number in list(spread)[:500]]
     assert sum(visits) / len(visits) < 40
 

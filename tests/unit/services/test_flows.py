@@ -4,7 +4,7 @@ import ipaddress
 
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.flows import End, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
+from pykubeproxy.services.flows import AddressAndPort, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
 from pykubeproxy.services.resolve import resolve_ports
 from pykubeproxy.services.selection import NodeTopology
 from tests.objects import endpoint, service, slice_of
@@ -47,7 +47,7 @@ def flush_for(
     return flush
 
 
-def end(text: str) -> End:
+def end(text: str) -> AddressAndPort:
     address, _, port = text.rpartition(":")
     return ipaddress.ip_address(address.strip("[]")).packed, int(port)
 

@@ -33,7 +33,7 @@ def test_endless_line_is_a_failure() -> None:
 
     with pytest.raises(Failure, match="more than 5000 bytes") as caught:
         next(wire.lines(endless(), limit=5000))
-    assert caught.value.doubtful
+    assert caught.value.persistent
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_error_events(status: object, expired: bool) -> None:
     with pytest.raises(Failure) as caught:
         wire.event(msgspec.json.encode({"type": "ERROR", "object": status}))
     assert isinstance(caught.value, Expired) is expired
-    assert caught.value.doubtful
+    assert caught.value.persistent
     assert "\n" not in str(caught.value)
 
 
