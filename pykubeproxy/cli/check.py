@@ -31,7 +31,7 @@ from pykubeproxy.sources.access import access
 
 
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
-    """Parse a range such as "30000-32767". Raise BadParameter."""
+    """Parse a range such as "30000-32767". Raises BadParameter."""
     first, _, last = value.partition("-")
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536:
         return int(first), int(last)

@@ -49,7 +49,7 @@ def cleanup(dry_run: bool, verbose: bool, output: str) -> None:
 
 
 def clean_up_alone(verbose: bool = False, as_json: bool = False) -> bool:
-    """Clean up while holding the instance lock. Raise ClickException if an agent runs in this network namespace."""
+    """Clean up while holding the instance lock. Raises ClickException if an agent runs in this network namespace."""
     with click_errors(AlreadyRunning), InstanceLock():
         return clean_up(verbose=verbose, as_json=as_json)
 
@@ -127,7 +127,7 @@ def _installed(runner: Runner) -> Iterator[Iptables]:
 
 
 def _clean(iptables: Iptables, dry_run: bool) -> Cleaned:
-    """Clean one backend and family. Raise ClickException without permission."""
+    """Clean one backend and family. Raises ClickException without permission."""
     try:
         found = removal(_live(iptables))
         text = found.restore_input(NFT_CHAINS_PER_BLOCK if iptables.backend is Backend.NFT else None)

@@ -18,7 +18,7 @@ class NoAgent(Exception):
 
 
 def fetch(url: str, page: str, **query: str) -> bytes:
-    """Return the agent's response for a page such as "/statusz". Raise NoAgent, or UsageError for an invalid URL."""
+    """Return the agent's response for a page such as "/statusz". Raises NoAgent, or UsageError for an invalid URL."""
     address = f"{_root(url)}{page}"
     fields = "&".join(f"{name}={quote(value, safe='/')}" for name, value in query.items())
     try:
@@ -39,7 +39,7 @@ def fetch(url: str, page: str, **query: str) -> bytes:
 
 
 def _body(response: urllib3.BaseHTTPResponse) -> bytes:
-    """Return the undecoded body. Raise OSError if it exceeds the limits."""
+    """Return the undecoded body. Raises OSError if it exceeds the limits."""
     deadline, body = time.monotonic() + _MAX_SECONDS, bytearray()
     while chunk := response.read1(1 << 16, decode_content=False):
         body += chunk
@@ -49,7 +49,7 @@ def _body(response: urllib3.BaseHTTPResponse) -> bytes:
 
 
 def _root(url: str) -> str:
-    """Return a URL without its path. Raise UsageError if it is invalid."""
+    """Return a URL without its path. Raises UsageError if it is invalid."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:

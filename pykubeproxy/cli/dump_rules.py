@@ -135,7 +135,7 @@ def _tables(iptables: Iptables, query: ServiceFilter) -> tuple[Ruleset, Counters
 
 
 def _report_none(query: ServiceFilter, backend: Backend, service: str) -> None:
-    """Print to standard error that there are no services. Raise ClickException if the query names one."""
+    """Print to standard error that there are no services. Raises ClickException if the query names one."""
     where = f"in the {backend.value} tables of this node"
     if service:
         raise click.ClickException(f"there are no rules for {query} {where}")

@@ -111,7 +111,7 @@ def explain(
 def _from_agent(query: ServiceFilter, url: str | None) -> tuple[Objects, Config] | None:
     """Return the objects of a Service and the configuration of an agent; None if no agent answers at the default URL.
 
-    Raise ClickException if none answers at `url` or it does not know the Service.
+    Raises ClickException if none answers at `url` or it does not know the Service.
     """
     address, service = url or DEFAULT_URL, f"{query.namespace}/{query.name}".lstrip("/")
     try:
@@ -168,7 +168,7 @@ def _explanations(
     families: Collection[Family],
     quarantined: _Quarantined | None = None,
 ) -> Sequence[Explanation]:
-    """Return the explanations for a node. Raise ClickException if there is no such Service or port."""
+    """Return the explanations for a node. Raises ClickException if there is no such Service or port."""
     contexts = {family: context_of(config, node, family) for family in Family}
     reasons = quarantined or {}
     with click_errors(LookupError):

@@ -84,7 +84,7 @@ def action_options(command: _Command) -> _Command:
 
 
 def is_on(flags: Mapping[str, object], name: str) -> bool:
-    """Return whether the boolean flag `name` is true. Raise ClickException if it is neither true nor false."""
+    """Return whether the boolean flag `name` is true. Raises ClickException if it is neither true nor false."""
     setting = next(setting for setting in _EXITING if setting.flag == name)
     try:
         return bool(setting.kind.parse(str(flags.get(name, "false"))))
@@ -93,7 +93,7 @@ def is_on(flags: Mapping[str, object], name: str) -> bool:
 
 
 def load_config(flags: Mapping[str, object]) -> Loaded:
-    """Load the configuration from `flags` and the file of --config. Raise ClickException."""
+    """Load the configuration from `flags` and the file of --config. Raises ClickException."""
     path = str(flags.get("config", ""))
     try:
         return load(Path(path).read_bytes() if path else None, flags)
@@ -106,7 +106,7 @@ def load_config(flags: Mapping[str, object]) -> Loaded:
 
 
 def read_config(flags: Mapping[str, object]) -> Config:
-    """Load the configuration and print its warnings to standard error. Raise ClickException."""
+    """Load the configuration and print its warnings to standard error. Raises ClickException."""
     config, warnings = load_config(flags)
     for warning in warnings:
         click.echo(warning, err=True)

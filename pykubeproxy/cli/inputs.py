@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def service_filter(service: str, namespace: str) -> ServiceFilter:
-    """Parse an argument of the form [NAMESPACE/]NAME[:PORT]. Raise UsageError."""
+    """Parse an argument of the form [NAMESPACE/]NAME[:PORT]. Raises UsageError."""
     try:
         return parse_filter(service, namespace)
     except ValueError as error:
@@ -36,7 +36,7 @@ def host_name() -> str:
 def read_objects(path: str, config: Config) -> tuple[Cluster, Node]:
     """Read objects from a file, a folder or "-"; return them with the node that the configuration names.
 
-    Print skipped objects to standard error. Raise ClickException.
+    Print skipped objects to standard error. Raises ClickException.
     """
     from pykubeproxy.sources import SourceError, load_manifests
 
@@ -67,7 +67,7 @@ def context_of(config: Config, node: Node, family: Family, addresses: tuple[str,
 
 
 def all_objects(config: Config) -> tuple[Cluster, Node]:
-    """Return all objects of an API server and this node. Raise ClickException."""
+    """Return all objects of an API server and this node. Raises ClickException."""
     from pykubeproxy.sources import api_watches
 
     def list_all(client: "Client", name: str) -> Iterable[Listed]:
@@ -79,7 +79,7 @@ def all_objects(config: Config) -> tuple[Cluster, Node]:
 def objects_of(
     query: ServiceFilter, filename: str | None, config: Config, nodes: Iterable[str]
 ) -> tuple[Cluster, Node]:
-    """Return at least the objects of a Service and the Nodes `nodes`, and this node. Raise ClickException."""
+    """Return at least the objects of a Service and the Nodes `nodes`, and this node. Raises ClickException."""
     if filename is not None:
         return read_objects(filename, config)
     from pykubeproxy.sources import service_objects
@@ -90,7 +90,7 @@ def objects_of(
 
 
 def open_client(config: Config) -> "Client":
-    """Return a client of the configured API server, and send log lines to standard error. Raise SourceError."""
+    """Return a client of the configured API server, and send log lines to standard error. Raises SourceError."""
     from pykubeproxy.cli import logs
     from pykubeproxy.sources import Client
 
@@ -121,7 +121,7 @@ def _from_api_server(
 
 
 def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend:
-    """Return the backend to read; for "auto", the one whose rules serve this node. Raise KernelError.
+    """Return the backend to read; for "auto", the one whose rules serve this node. Raises KernelError.
 
     Print a note to standard error if the other backend has service-proxy rules too.
     """

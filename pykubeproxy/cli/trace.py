@@ -104,7 +104,7 @@ def trace(
 
 
 def _packet(source: str, destination: str, protocol: str) -> Packet:
-    """Parse the arguments into a packet. Raise UsageError."""
+    """Parse the arguments into a packet. Raises UsageError."""
     address, _, port = destination.rpartition(":")
     try:
         receiver = _address(address)
@@ -126,7 +126,7 @@ def _packet(source: str, destination: str, protocol: str) -> Packet:
 
 
 def _address(text: str) -> str:
-    """Return a canonical address, without brackets. Raise ValueError."""
+    """Return a canonical address, without brackets. Raises ValueError."""
     if "%" in text:
         raise ValueError("rules cannot match zones")
     return str(ipaddress.ip_address(text[1:-1] if text[:1] + text[-1:] == "[]" else text))

@@ -28,7 +28,7 @@ class ServiceFilter(msgspec.Struct, frozen=True):
 
 
 def parse_filter(text: str, namespace: str = "") -> ServiceFilter:
-    """Parse "name", "namespace/name" or either with ":port". Raise ValueError with one line."""
+    """Parse "name", "namespace/name" or either with ":port". Raises ValueError with one line."""
     before, slash, rest = text.rpartition("/")
     name, colon, port = rest.partition(":")
     if "/" in before or (slash and not before) or (text and not name) or (colon and not port):

@@ -89,7 +89,7 @@ class Difference(msgspec.Struct, frozen=True):
 def explain_all(
     cluster: Cluster, filter_: ServiceFilter, contexts: Mapping[Family, RuleContext]
 ) -> tuple[Explanation, ...]:
-    """Explain the matching Services and ports, by namespace. Raise LookupError with one line if none matches."""
+    """Explain the matching Services and ports, by namespace. Raises LookupError with one line if none matches."""
     service_filter = msgspec.structs.replace(filter_, port="")
     services = [
         service

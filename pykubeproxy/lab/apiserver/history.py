@@ -128,7 +128,7 @@ class History:
         return cursor
 
     def read(self, cursor: Cursor) -> list[Change]:
-        """Return all changes behind the cursor and move it to the end. Raise Lagging if some were trimmed."""
+        """Return all changes behind the cursor and move it to the end. Raises Lagging if some were trimmed."""
         start = cursor.position - self._dropped
         if start < 0:
             raise Lagging

@@ -78,7 +78,7 @@ def _parse_token(text: str) -> _Token:
 
 
 def _unbase64(text: str) -> bytes:
-    """Decode. Raise ValueError with the first bad byte, in the words of the real server."""
+    """Decode. Raises ValueError with the first bad byte, in the words of the real server."""
     bad = re.search(r"[^A-Za-z0-9_-]", text)
     if bad or len(text) % 4 == 1:
         position = bad.start() if bad else len(text) - 1

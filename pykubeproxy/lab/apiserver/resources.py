@@ -105,7 +105,7 @@ def find(api_version: str, plural: str) -> Resource | None:
 
 
 def of(item: JsonObject) -> Resource:
-    """Return the resource of an object. Raise ValueError for an unknown apiVersion and kind."""
+    """Return the resource of an object. Raises ValueError for an unknown apiVersion and kind."""
     api_version, kind = item.get("apiVersion"), item.get("kind")
     for resource in RESOURCES:
         if (resource.api_version, resource.kind) == (api_version, kind):

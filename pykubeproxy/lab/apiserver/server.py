@@ -61,7 +61,7 @@ class ApiServer:
         return f"{'https' if self._tls else 'http'}://{address_and_port(self.address, self.port)}"
 
     def start(self) -> Self:
-        """Listen. Raise OSError if the bind fails."""
+        """Listen. Raises OSError if the bind fails."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if self._tls else None
         if context and self._tls:
             context.load_cert_chain(*self._tls)

@@ -142,7 +142,7 @@ class Store:
             cursor.close()
 
     def changes(self, resource: Resource, cursor: Cursor) -> tuple[int, Sequence[Change]]:
-        """Return the present version and the changes up to it since the last call. Raise Lagging."""
+        """Return the present version and the changes up to it since the last call. Raises Lagging."""
         with self._lock:
             return self._version, self._histories[resource].read(cursor)
 
