@@ -125,7 +125,7 @@ def _advice(setting: KernelSetting, number: int | None) -> str:
         return "grant CAP_SYS_RESOURCE, which is needed to lower it, or set a higher --oom-score-adj"
     if number == errno.ENOENT:
         of_conntrack = "nf_conntrack" in setting.path
-        return "load the kernel module nf_conntrack" if of_conntrack else "this kernel does not have it"
+        return "load the kernel module nf_conntrack" if of_conntrack else "use a kernel that has this setting"
     return (
         f"write {setting.value} to it on the node, or run `pykubeproxy run --init-only` with the same"
         " configuration in a privileged init container"

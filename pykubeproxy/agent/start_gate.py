@@ -43,7 +43,7 @@ class StartGate:
     def obstacle(self, node: Node | None) -> str:
         """Return why this node cannot be served at all; "" if it can."""
         if self._lacks_pod_cidrs(node):
-            return f"node {self._node_name} has no podCIDRs, which detectLocalMode NodeCIDR needs"
+            return f"node {self._node_name} has no podCIDRs, which detectLocalMode NodeCIDR needs; allocate them or set another mode"
         return self._unsupported.get(primary_family(self._config, node), "")
 
     def _lacks_pod_cidrs(self, node: Node | None) -> bool:

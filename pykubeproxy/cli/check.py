@@ -53,9 +53,9 @@ def check(node_port_range: tuple[int, int], output: str, flags: dict[str, object
     """Check that this node can run the proxy, and print what to do about each problem.
 
     Check privileges, iptables, kernel features and settings, the tables of both backends, other proxies, and the API
-    server if one is configured. Kernel features are tried in a separate network namespace and nothing on the node
-    changes, so run this at any time, also before installation. Accepts the flags of `run`. The exit code is 1 if a
-    check fails, else 0.
+    server if one is configured. This tries kernel features in a separate network namespace and changes nothing on the
+    node. Run it at any time, even before installation. Accepts the flags of `run`. The exit code is 1 if a check fails,
+    else 0.
 
     \b
     sudo pykubeproxy check

@@ -44,7 +44,7 @@ def _body(response: urllib3.BaseHTTPResponse) -> bytes:
     while chunk := response.read1(1 << 16, decode_content=False):
         body += chunk
         if len(body) > _MAX_BYTES or time.monotonic() > deadline:
-            raise OSError("the response does not end")
+            raise OSError("the response exceeds 64 MiB or 30 s")
     return bytes(body)
 
 

@@ -83,7 +83,7 @@ def diff(
 ) -> None:
     """Show how the live rules of this node differ from the desired rules.
 
-    The desired rules follow from the objects of the API server, or with -f from those in PATH. With --against or
+    The desired rules are those for the objects on the API server, or in PATH with -f. With --against or
     --against-config, compare them with the rules for other objects or another configuration instead of the live rules;
     this needs no root. Only the proxy's own chains and jumps are compared, and nothing changes. Accepts the flags of
     `run`. The exit code is 0 without differences, 1 with differences and 2 on errors.

@@ -70,8 +70,8 @@ def explain(
     node or zone, and list the differences from this node. This reads objects, not live rules (see dump-rules), so it
     needs no root.
 
-    Objects and configuration come from the agent on this node; with -f from files; with flags of `run`, or if no agent
-    answers, from the API server.
+    By default, objects and configuration come from the agent on this node. With -f, objects come from files. With flags
+    of `run`, or if no agent answers, they come from the API server.
 
     \b
     pykubeproxy explain default/web:http
@@ -79,9 +79,7 @@ def explain(
     pykubeproxy explain web -f objects.yaml --hostname-override n1 --zone b
     """
     if url is not None and (filename is not None or flags):
-        raise click.UsageError(
-            "--url takes objects and configuration from an agent; remove -f and other flags"
-        )
+        raise click.UsageError("--url cannot be combined with -f or flags of `run`; remove them")
     config = read_config(flags)
     query = service_filter(service, namespace)
     if not query.name:

@@ -26,8 +26,8 @@ To inspect a scenario, keep its lab and run commands on its nodes:
 def lab() -> None:
     """Try the proxy with two nodes, some pods and an outside client, all on this machine.
 
-    The hosts are network namespaces, with a small API server and an agent on each node. The lab needs root. It
-    does not change the machine's own network, and it removes everything at its end.
+    The hosts are network namespaces. The cluster has a small API server, and an agent on each node. The lab needs
+    root. It does not change the machine's own network, and it removes everything at its end.
 
     \b
     sudo pykubeproxy lab demo
@@ -117,7 +117,7 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
 @click.option("--name", default="lab", show_default=True, help="The lab's name.")
 @output_option
 def down(name: str, output: str) -> None:
-    """Remove a lab, also one whose driver process died.
+    """Remove a lab, even if its driver process died.
 
     \b
     sudo pykubeproxy lab down

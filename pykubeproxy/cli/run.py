@@ -54,7 +54,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     config = loaded.config
     logs.set_up(config.logging.format)
     for warning in loaded.warnings:
-        log.warning(warning)
+        log.warning("configuration warning", reason=warning)
     if path := str(flags.get("write-config-to", "")):
         _write_config(config, path)
         return
@@ -72,7 +72,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         with InstanceLock():
             sys.exit(serve(order))
     except (KernelError, SourceError, BindFailed) as error:
-        log.error(str(error))
+        log.error("agent failed", error=str(error))
         sys.exit(OCCUPIED if isinstance(error, AlreadyRunning) else 1)
 
 

@@ -76,8 +76,8 @@ def trace(
     """Trace the first packet of a connection from SRC to DST:PORT through the rules of this node.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
-    drops or rejects it. Foreign rules are followed too. This sends no packet and changes nothing. With -f, it needs
-    neither root nor a network; the flags of `run` define the rules.
+    drops or rejects it. This follows foreign rules too, sends no packet and changes nothing. With -f, it needs neither
+    root nor a network; the flags of `run` define the rules.
 
     \b
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp

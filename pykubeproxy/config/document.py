@@ -48,13 +48,13 @@ def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
         _, content, duplicates = _only_document(text)
     except UnicodeDecodeError:
-        raise ConfigError("", "the configuration file is not usable: it is not UTF-8 text") from None
+        raise ConfigError("", "the configuration file is not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"the configuration file is not valid YAML: {_where(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError("", f"the configuration file must hold a {KIND}, not {show(content)}")
     names = (functools.reduce(_join, path, "") for path in duplicates if _is_section(path[:-1]))
-    return content, [f"The field {name} is given more than once; the last one counts." for name in names]
+    return content, [f"The field {name} is set more than once; the last value counts." for name in names]
 
 
 def _only_document(text: str) -> yaml.Document:

@@ -152,7 +152,7 @@ def _check(config: Config, names: Mapping[str, str]) -> None:
         reject("iptables.min_sync_period", durations.render(least), limit)
     interface = _INTERFACE_OF.get(config.detect_local.mode)
     if interface and not getattr(config.detect_local, interface):
-        allowed = f"name an interface, as the mode is {config.detect_local.mode}"
+        allowed = f"name an interface in mode {config.detect_local.mode}"
         reject(f"detect_local.{interface}", '""', allowed)
 
 

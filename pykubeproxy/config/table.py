@@ -91,7 +91,7 @@ def _hostname(text: str) -> str:
 
 def _mode(text: str) -> str:
     if text not in ("", "iptables"):
-        raise ValueError("must be iptables or empty; pykubeproxy works through iptables alone")
+        raise ValueError("must be iptables or empty; pykubeproxy has no other mode")
     return text
 
 
@@ -149,7 +149,7 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "The node's IP address; its family is the primary one. Nothing listens on it.",
             "bind_address", Zero.DEFAULT),
     Setting("healthzBindAddress", "healthz-bind-address", address(HEALTH_PORT), HEALTH_DEFAULT,
-            "Where to serve /healthz and /livez; as a flag, empty turns them off.",
+            "Where to serve /healthz, /livez and /readyz; as a flag, empty turns them off.",
             "health_address", Zero.DEFAULT_IN_FILE),
     Setting("metricsBindAddress", "metrics-bind-address", address(METRICS_PORT), METRICS_DEFAULT,
             "Where to serve /metrics, /configz and /statusz; as a flag, empty turns them off.",
@@ -258,7 +258,7 @@ OURS: tuple[Setting, ...] = (
             "The iptables variant that writes the rules; auto selects the one this node uses.",
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
-            "How to dispatch packets to services: flat (as kube-proxy), tree, or auto: tree above 200 addresses.",
+            "How to dispatch packets to services: flat (as kube-proxy), tree, or auto (tree above 200 addresses).",
             "dispatch", Zero.DEFAULT, beside_config=True, omitted=True),
 )
 
@@ -269,7 +269,7 @@ ACTIONS: tuple[Setting, ...] = (
     Setting("", "config", STRING, "", "The configuration file, a KubeProxyConfiguration."),
     Setting("", "write-config-to", STRING, "", "Write the configuration to this file and exit."),
     Setting("", "init-only", BOOL, False, "Do the setup that requires a privileged container, and exit."),
-    Setting("", "cleanup", BOOL, False, "Remove all chains and jumps, and exit."),
+    Setting("", "cleanup", BOOL, False, "Remove all service-proxy chains and jumps, and exit."),
     Setting("", "version", BOOL, False, "Print the version and exit."),
 )
 # fmt: on

@@ -137,7 +137,7 @@ class _Loader(_Base):
             return "true" if key else "false"
         if isinstance(key, int | float):
             return str(key)
-        raise MarkedYAMLError(problem="a key is not text", problem_mark=node.start_mark)
+        raise MarkedYAMLError(problem="a key is not a string", problem_mark=node.start_mark)
 
     def construct_resolved(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         value = resolve(node.value)
@@ -165,7 +165,7 @@ def _construct(loader: _Loader, node: yaml.Node) -> object:
     except Exception as error:
         # PyYAML converts the values of explicit tags such as !!timestamp without checks.
         raise MarkedYAMLError(
-            problem=f"a value does not fit: {error}", problem_mark=node.start_mark
+            problem=f"a value does not match its tag: {error}", problem_mark=node.start_mark
         ) from None
 
 
@@ -195,7 +195,7 @@ def _check_size(events: Iterable[yaml.Event]) -> None:
                 added = anchored[event.anchor]
                 size, aliased = size + added, aliased + added
                 if aliased > _MAX_ALIASED:
-                    raise _fault("its aliases expand to too much", event)
+                    raise _fault("its aliases expand to too much data", event)
             case yaml.ScalarEvent():
                 size += 1 + len(event.value)
                 if event.anchor:

@@ -85,4 +85,4 @@ class LockHeld(KernelError):
     def __init__(self, lock_file: str, holder: int | None, command: str = "") -> None:
         who = f"by process {holder}" if holder else "by a process that is not visible from here"
         who += f" ({command})" if command else ""
-        super().__init__(f"the lock {lock_file} is held {who}; end it or let it finish")
+        super().__init__(f"the lock {lock_file} is held {who}; end that process or wait for it")

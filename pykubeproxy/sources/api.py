@@ -122,7 +122,7 @@ class ApiWatch:
         try:
             return (self._list(),)
         except Failure as failure:
-            raise SourceError(f"{self._resource.plural} cannot be listed: {failure}") from None
+            raise SourceError(f"cannot list {self._resource.plural}: {failure}") from None
 
     def run(self, emit: Emit) -> NoReturn:
         """List, then watch; never return."""

@@ -66,7 +66,7 @@ def from_status(
             return Failure(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
         case 404:
             return Failure(
-                f"the API server does not serve {resource}{detail}: check its URL and that it is 1.21 or later"
+                f"the API server does not serve {resource}{detail}: check its URL, and that its version is 1.21 or later"
             )
         case 410:
             return Expired(f"the requested version is too old{detail}")
@@ -100,11 +100,11 @@ def from_exception(error: Exception, server: str) -> Failure:
         case Failure():
             return error
         case NameResolutionError():
-            return Failure(f"the name in {server} cannot be resolved{_cause(error)}")
+            return Failure(f"cannot resolve the name in {server}{_cause(error)}")
         case NewConnectionError():
             return Failure(f"no connection to {server}{_cause(error)}")
         case ConnectTimeoutError():
-            return Failure(f"no connection to {server} in time")
+            return Failure(f"connecting to {server} timed out")
         case ReadTimeoutError():
             # After a restore from a backup, a server may wait for a version that it has yet to reach.
             return Failure(f"no data from {server} for too long", persistent=True)

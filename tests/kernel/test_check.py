@@ -205,7 +205,7 @@ def test_strict_reverse_path_filtering_is_a_warning(node: Runner) -> None:
     run(node, "sysctl", "-qw", "net.ipv4.conf.up-a.rp_filter=1", "net.ipv4.conf.up-pod.rp_filter=1")
     document = checked()
     assert levels(document, "rp-filter") == ["warn"]
-    assert of(document, "rp-filter")[0]["message"] == "sources are filtered strictly on up-a"
+    assert of(document, "rp-filter")[0]["message"] == "rp_filter is strict on up-a"
     run(node, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=2")
     assert levels(checked(), "rp-filter") == ["ok"]
 

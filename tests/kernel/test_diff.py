@@ -95,7 +95,7 @@ def test_diff_shows_drift(node: Node) -> None:
         "table mangle: 1 chain added: KUBE-PROXY-CANARY",
         "1 unreferenced chain removed: KUBE-SVC-OLD",
         (
-            "ns/web:http (policy Local): 1 endpoint added: 10.244.1.5:8080; passed on before;"
+            "ns/web:http (policy Local): 1 endpoint added: 10.244.1.5:8080; no longer passed on;"
             " session affinity none → 1 h"
         ),
     ]

@@ -83,7 +83,7 @@ def test_errors_are_one_line(api: ApiServer) -> None:
     api.stop()
     result = explained(api, "default/a", *HERE)
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: services cannot be listed: ")
+    assert result.stderr.startswith("Error: cannot list services: ")
     assert len(result.stderr.splitlines()) == 1
 
 

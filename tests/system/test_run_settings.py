@@ -115,9 +115,10 @@ def test_json_log_lines(tmp_path: Path) -> None:
     flags = ("--logging-format=json", "--healthz-port=10256", f"--write-config-to={tmp_path}/config")
     done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=30, check=True)
     (line,) = map(json.loads, done.stderr.splitlines())
-    assert line["event"] == "The flag --healthz-port is deprecated; use --healthz-bind-address instead."
+    assert line["event"] == "configuration warning"
+    assert line["reason"] == "The flag --healthz-port is deprecated; use --healthz-bind-address instead."
     assert line["level"] == "warning"
-    assert line.keys() == {"event", "level", "timestamp"}
+    assert line.keys() == {"event", "level", "reason", "timestamp"}
 
 
 @pytest.mark.root

@@ -146,7 +146,7 @@ def test_error_of_a_single_try(status: int, words: str) -> None:
         api.faults.fail(status)
         with pytest.raises(SourceError, match=words) as caught:
             watches(api.url, Kind.SERVICE)[0].once()
-        assert str(caught.value).startswith("services cannot be listed: ")
+        assert str(caught.value).startswith("cannot list services: ")
         assert "\n" not in str(caught.value)
 
 

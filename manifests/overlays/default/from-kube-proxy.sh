@@ -12,7 +12,7 @@ get() {
 config=$(get config.conf)
 server=$(get kubeconfig.conf | sed -n 's|^ *server: *"\{0,1\}https://\([^"/]*\).*|\1|p')
 if [ -z "$server" ] || [[ $config != *KubeProxyConfiguration* ]]; then
-    echo "cannot read the ConfigMap kube-system/kube-proxy as kubeadm's; edit config.conf and api-server.env by hand" >&2
+    echo "the ConfigMap kube-system/kube-proxy does not have kubeadm's form; edit config.conf and api-server.env by hand" >&2
     exit 1
 fi
 

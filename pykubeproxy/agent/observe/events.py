@@ -180,8 +180,8 @@ def drift_repaired(
 ) -> KubernetesEvent:
     """Return the event that the agent repaired drift; `tables` maps each table to its drift."""
     drift = "; ".join(f"{table}: {text}" for table, text in tables.items())
-    by = f" by {', '.join(writers)}" if writers else ""
-    note = f"{family.value} rules of node {node_name} were changed{by} and are repaired: {drift}"
+    who = ", ".join(writers) or "another program"
+    note = f"{who} changed {family.value} rules of node {node_name}; pykubeproxy repaired them: {drift}"
     return _on_node(node_name, _WARNING, "DriftRepaired", "Sync", note)
 
 

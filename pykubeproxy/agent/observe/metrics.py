@@ -29,7 +29,7 @@ _KINDS = {Service: Kind.SERVICE, EndpointSlice: Kind.ENDPOINT_SLICE, Node: Kind.
 _NFACCT = {
     skeleton.INVALID_DROPPED: (
         "kubeproxy_iptables_ct_state_invalid_dropped_packets",
-        "Packets dropped because connection tracking calls them invalid",
+        "Packets dropped because connection tracking classifies them as invalid",
     ),
     skeleton.LOCALHOST_ACCEPTED: (
         "kubeproxy_iptables_localhost_nodeports_accepted_packets",
@@ -106,7 +106,7 @@ class Metrics:
         self._quarantined = gauge("services_quarantined", "Services with ports whose rules iptables rejects")
         self._unwatched = gauge(
             "unwatched_seconds",
-            "Time since the API server last answered for these objects",
+            "How long the watch of these objects has failed; 0 while it works",
             labelnames=("resource",),
         )
         self._repairs = counter(
@@ -117,7 +117,9 @@ class Metrics:
             "Time from the detection of drift until it is repaired",
             namespace="pykubeproxy",
         )
-        self._contested = gauge("drift_contested", "1 while another program keeps undoing our rules")
+        self._contested = gauge(
+            "drift_contested", "1 while another program keeps undoing drift repairs, else 0"
+        )
         self.registry.register(_PacketCounters(read_counter or _packets))
         ProcessCollector(registry=self.registry)
 

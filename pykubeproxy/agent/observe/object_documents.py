@@ -52,7 +52,7 @@ def decode(text: bytes) -> ObjectDocument:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if (versions.api_version, versions.version) != (API_VERSION, pykubeproxy.__version__):
-        raise ValueError(f"it is of version {versions.version}, and this is {pykubeproxy.__version__}")
+        raise ValueError(f"its version is {versions.version}, this is {pykubeproxy.__version__}")
     document = msgspec.json.decode(text, type=ObjectDocument)
     if len(document.config) > _LONGEST_CONFIG:
         raise ValueError(f"its configuration is longer than {_LONGEST_CONFIG} characters")

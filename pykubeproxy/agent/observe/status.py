@@ -155,7 +155,7 @@ def decode(text: bytes) -> Status:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if status.api_version != API_VERSION:
-        raise ValueError(f"it is of version {status.api_version}, not {API_VERSION}")
+        raise ValueError(f"its API version is {status.api_version}, not {API_VERSION}")
     return status
 
 

@@ -17,7 +17,7 @@ def health(status: Status) -> str:
     if contested := [family.family for family in status.families if family.contested]:
         return f"Not ready: another program keeps undoing the {listed(contested)} rules."
     if not status.ready:
-        return "Not ready: the rules are not in place yet."
+        return "Not ready: the rules are not in place or not up to date yet."
     if not status.node_eligible:
         return "Rules are up to date, but the node is leaving or unknown: load balancers should skip it."
     if status.unwatched:
@@ -32,7 +32,7 @@ def unwatched(status: Status) -> str:
     objects = ", ".join(unwatched.objects for unwatched in status.unwatched)
     longest = min(status.unwatched, key=lambda unwatched: unwatched.since)
     since = duration(max(0.0, status.now - longest.since))
-    return f"The API server has not answered for {objects} for {since}: {longest.reason}."
+    return f"Watching {objects} has failed for {since}: {longest.reason}."
 
 
 def pending(status: Status) -> str:

@@ -29,7 +29,7 @@ class QuarantineReporter:
         self._known[family] = frozenset(now)
         new = [port for name, port in now.items() if name not in before]
         if others := len(new[_MOST:]):
-            log.error("more services quarantined", family=family.value, services=others)
+            log.error("more service ports quarantined", family=family.value, service_ports=others)
         for quarantined in new[:_MOST]:
             name = quarantined.port_name
             log.error(

@@ -26,7 +26,7 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 _NO_LONGER = {
     PacketVerdict.REJECT: "no longer rejected",
     PacketVerdict.DROP: "no longer dropped",
-    PacketVerdict.PASS: "passed on before",
+    PacketVerdict.PASS: "no longer passed on",
 }
 # Present in the tables whatever the services.
 _ALWAYS = frozenset((*skeleton.JUMPS, *skeleton.SHARED, *skeleton.FIXED))
@@ -61,7 +61,7 @@ def sentences(changes: Changes) -> Iterator[str]:
     """Yield one sentence per change: first jumps and shared chains, then each service."""
     yield from _others(changes.others)
     if changes.branches:
-        yield f"{counted(len(changes.branches), 'chain')} of the dispatch tree: other rules"
+        yield f"{counted(len(changes.branches), 'chain')} of the dispatch tree: different rules"
     if changes.unreferenced:
         number = len(changes.unreferenced)
         yield f"{number} unreferenced {plural(number, 'chain')} removed: {listed(changes.unreferenced, _LISTED)}"
@@ -74,7 +74,7 @@ def service_sentences(change: ServiceChange) -> Iterator[str]:
     protocol = "" if change.name.protocol == "TCP" else f" {change.name.protocol}"
     title = f"{change.name}{protocol}"
     if not change.policies:
-        yield f"{title}: other rules with the same effect"
+        yield f"{title}: different rules with the same effect"
     match change.present:
         case (False, True):
             title += " added"
@@ -115,7 +115,7 @@ def _endpoint_changes(change: PolicyChange, before: ServiceView, after: ServiceV
         if len(pairs) == 1:
             yield "share{} {} → {}".format(others, *next(iter(pairs)))
         else:
-            yield f"other shares for {_endpoints([new for _, new in change.reweighted])}"
+            yield f"different shares for {_endpoints([new for _, new in change.reweighted])}"
     if before.verdict is not after.verdict:
         if before.verdict is not PacketVerdict.DNAT:
             yield _NO_LONGER[before.verdict]

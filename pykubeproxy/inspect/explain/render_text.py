@@ -39,7 +39,7 @@ def comparison(there: Sequence[Explanation], here: Sequence[Explanation], node: 
     where = click.style(node_title(node), bold=True)
     if not found:
         return f"\n{where} uses the same endpoints.\n"
-    lines = [f"\n{where} uses other endpoints:"]
+    lines = [f"\n{where} uses different endpoints:"]
     for (name, family, policy), group in groupby(found, lambda one: (one.name, one.family, one.policy)):
         lines.append(f"{_INDENT}{name}  {name.protocol} {family.value}, policy {policy.value}")
         for one in group:
@@ -81,8 +81,8 @@ def ignored_hints_message(ignored: IgnoredHints) -> str:
     """Return why topology hints are ignored."""
     kind = "node" if ignored.mode is TopologyMode.SAME_NODE else "zone"
     if ignored.unhinted:
-        verb = "has" if len(ignored.unhinted) == 1 else "have"
-        cause = f"{listed(ignored.unhinted, _LISTED)} {verb} none, though ready"
+        verb = "is ready but has" if len(ignored.unhinted) == 1 else "are ready but have"
+        cause = f"{listed(ignored.unhinted, _LISTED)} {verb} none"
     elif not ignored.domain:
         label = " (label topology.kubernetes.io/zone)" if kind == "zone" else ""
         cause = f"this node's {kind} is unknown{label}"
@@ -101,7 +101,7 @@ def rejection(policy: PolicyExplanation, slices: int) -> str:
         return "rejected: no EndpointSlice has the Service's name (label kubernetes.io/service-name)"
     if not policy.endpoints:
         return "rejected: the Service's EndpointSlices have no endpoint for this port"
-    return "rejected: no endpoint is ready, or terminating and still serving"
+    return "rejected: no endpoint is ready, and none is terminating and still serving"
 
 
 def summary(explanation: PortExplanation) -> Iterator[str]:
@@ -110,7 +110,7 @@ def summary(explanation: PortExplanation) -> Iterator[str]:
     if explanation.quarantined:
         yield (
             f"Quarantined, because iptables rejects its rules: {explanation.quarantined}. New clients are not served"
-            " until iptables accepts them; then:"
+            " until iptables accepts the rules. Then:"
         )
     internal, *external = frontends(port)
     yield _destination(explanation, [internal], port.internal_local, "internalTrafficPolicy")
@@ -129,11 +129,11 @@ def notes(explanation: PortExplanation) -> Iterator[str]:
         yield _internal_masquerading(explanation)
         if explanation.port.externally_accessible:
             yield (
-                "From outside, the client's address is kept (externalTrafficPolicy Local); only this node's own"
-                " address is replaced."
+                "Traffic from outside keeps the client's address (externalTrafficPolicy Local); only traffic of"
+                " this node itself is masqueraded."
                 if explanation.port.external_local
-                else "From outside, the client's address is replaced by the node's, because the endpoint may be on"
-                " another node (externalTrafficPolicy Cluster)."
+                else "For traffic from outside, the node's address replaces the client's, because the endpoint may"
+                " be on another node (externalTrafficPolicy Cluster)."
             )
 
 
@@ -207,17 +207,13 @@ def _internal_masquerading(explanation: PortExplanation) -> str:
     options = explanation.context.options
     local = options.local_traffic
     if options.masquerade_all:
-        return "At the cluster IP every client's address is replaced by the node's (masqueradeAll)."
+        return "At the cluster IP, the node's address replaces every client's address (masqueradeAll)."
     if local is None:
-        return (
-            "At the cluster IP the client's address is kept: the configuration does not define pod traffic."
-        )
+        return "At the cluster IP, traffic keeps the client's address: the configuration does not define pod traffic."
     if local.source in ("0.0.0.0/0", "::/0"):
-        return f"At the cluster IP the client's address is kept: every address counts as a pod's ({local.source})."
-    pods = f"from {local.source}" if local.source else f"that comes in by {local.interface}"
-    return (
-        f"At the cluster IP the client's address is kept for traffic {pods}, and else replaced by the node's."
-    )
+        return f"At the cluster IP, traffic keeps the client's address: every address counts as a pod's ({local.source})."
+    pods = f"from {local.source}" if local.source else f"that comes in on {local.interface}"
+    return f"At the cluster IP, traffic {pods} keeps the client's address; other traffic is masqueraded."
 
 
 def _restrictions(explanation: PortExplanation) -> Iterator[str]:

@@ -21,7 +21,7 @@ def unusable(reason: str) -> tuple[Finding, ...]:
 def not_configured() -> tuple[Finding, ...]:
     """Return the findings if no API server is configured and this is no pod."""
     reason = "no API server is configured"
-    advice = "Give the agent's --kubeconfig or --config to check it."
+    advice = "Pass the agent's --kubeconfig or --config to check it."
     return (_API.skip(reason, advice), *_skipped(reason))
 
 
@@ -37,7 +37,7 @@ def _answer(access: Access) -> Finding:
 
 def _node(access: Access, node_name: str) -> Finding:
     if access.node_error:
-        return _NODE.skip(f"Node {node_name} could not be looked up")
+        return _NODE.skip(f"cannot look up Node {node_name}")
     if not access.node:
         advice = "Set the name the cluster uses with --hostname-override; kubectl get nodes lists the names."
         return _NODE.fail(f"the cluster has no Node {node_name}", advice)
@@ -52,6 +52,8 @@ def _permissions(access: Access) -> Finding:
         advice = "Bind the account to the ClusterRole system:node-proxier, or grant these permissions."
         return _RIGHTS.fail(f"not granted: {listed(needed, 6)}", advice)
     if EVENTS in access.denied:
-        advice = "The proxy works, but its events are lost. Grant it, as system:node-proxier does."
+        advice = (
+            "The proxy works, but its events are lost. Grant the permission, as system:node-proxier does."
+        )
         return _RIGHTS.warn(f"not granted: {EVENTS}.{EVENTS.group}", advice)
     return _RIGHTS.ok("the proxy has all permissions")

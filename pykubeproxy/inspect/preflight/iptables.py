@@ -65,7 +65,7 @@ def features(trial: Trial, family: Family) -> Iterator[Finding]:
     yield from (_missing(check, feature) for feature in trial.missing)
     if trial.untested:
         message = f"features were looked up, not tried: no network namespace ({trial.untested})"
-        yield check.skip(message, "With CAP_SYS_ADMIN they are tried.")
+        yield check.skip(message, "Run with CAP_SYS_ADMIN to try them.")
     elif not trial.missing:
         yield check.ok("every feature that rules use was tried and works")
 
@@ -102,7 +102,7 @@ def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
         advice = f"Set --iptables-backend {backend.value}, so that both write to the same tables."
         return check.warn(message, advice)
     if foreign:
-        message = f"{backend.value}, not in use, has rules of others ({listed(foreign, 4)})"
+        message = f"{backend.value}, not in use, has rules of other programs ({listed(foreign, 4)})"
         return check.warn(message, f"Packets pass them too. If possible, make their owner use {used.value}.")
     return check.ok(f"the {backend.value} tables, which are not in use, are empty")
 
@@ -130,14 +130,14 @@ def other_modes(
         tables = listed(f"{'ip' if family is Family.IPV4 else 'ip6'} kube-proxy" for family in nftables)
         return LEFTOVERS.warn(
             f"a kube-proxy in nftables mode has the nftables {plural(len(nftables), 'table')} {tables}",
-            "If it no longer runs: the agent removes them when it starts.",
+            "Stop that kube-proxy if it still runs. The agent removes its tables after the first sync.",
         )
     if left := sorted({key.chain for key in chains} & _IPVS_MODE):
         return LEFTOVERS.warn(
             f"chains of a kube-proxy in ipvs mode are left ({listed(left, 4)})",
             "They do no harm without IPVS; `kube-proxy --cleanup` removes them.",
         )
-    return LEFTOVERS.ok("other modes of kube-proxy have left nothing")
+    return LEFTOVERS.ok("no leftovers of other kube-proxy modes")
 
 
 def _owned(chains: Chains) -> int:

@@ -39,12 +39,12 @@ def reverse_path(effective: Mapping[str, str]) -> Finding:
     check = Check("rp-filter")
     strict = sorted(name for name, value in effective.items() if value == _STRICT)
     if not strict:
-        return check.ok("no uplink filters sources strictly")
+        return check.ok("rp_filter is not strict on any uplink")
     if len(effective) == 1:
-        return check.ok(f"{strict[0]} filters sources strictly, which is harmless on the only uplink")
+        return check.ok(f"rp_filter is strict on {strict[0]}, which is harmless on the only uplink")
     return check.warn(
-        f"sources are filtered strictly on {listed(strict, 4)}",
-        "Replies that come in by another interface than the route back are dropped."
+        f"rp_filter is strict on {listed(strict, 4)}",
+        "The kernel drops replies that arrive on another interface than the route back uses."
         " Set net.ipv4.conf.all.rp_filter = 2 (loose) if nodes have several paths.",
     )
 
@@ -94,15 +94,15 @@ def node_ports(required: Range, local: str | None, reserved: str | None) -> Find
     """
     check, span = Check("node-ports"), f"{required[0]}-{required[1]}"
     if local is None:
-        return check.skip("the range of local ports is unknown (net.ipv4.ip_local_port_range)")
+        return check.skip("the range of ephemeral ports is unknown (net.ipv4.ip_local_port_range)")
     first, last = map(int, local.split())
     begin, end = max(first, required[0]), min(last, required[1])
     if begin > end:
-        return check.ok(f"node ports {span} do not overlap with local ports {first}-{last}")
+        return check.ok(f"node ports {span} do not overlap with ephemeral ports {first}-{last}")
     if not _uncovered(begin, end, reserved or ""):
-        return check.ok(f"node ports {span} are reserved among local ports {first}-{last}")
+        return check.ok(f"node ports {span} are reserved among ephemeral ports {first}-{last}")
     return check.warn(
-        f"local ports {first}-{last} overlap with node ports {span}",
+        f"ephemeral ports {first}-{last} overlap with node ports {span}",
         "The kernel may give a local program the port of a Service. Set net.ipv4.ip_local_reserved_ports ="
         f" {f'{reserved},{span}' if reserved else span}, or move ip_local_port_range.",
     )
@@ -165,7 +165,7 @@ def _port(flag: str, port: int, listeners: Sequence[Listener]) -> Finding:
         return check.warn(f"kube-proxy uses port {port}", "The port is free once kube-proxy has stopped.")
     if others:
         names = listed(sorted({f"{process.name} (process {process.pid})" for process in others}), 4)
-        return check.fail(f"{names} uses port {port}", f"Stop it, {elsewhere}.")
+        return check.fail(f"port {port} is in use by {names}", f"Stop it, {elsewhere}.")
     if holders:
         return check.ok(f"the agent uses port {port}")
     message = f"a process that is not visible from here uses port {port}"

@@ -100,7 +100,7 @@ def _chains(steps: Iterable[Step]) -> Iterator[str]:
 
 def _step(step: Step) -> Iterator[str]:
     start = " yes  " if step.matched else "  no  "
-    bare = without_comment(step.rule) or "(it only counts)"
+    bare = without_comment(step.rule) or "(only counts packets)"
     rule = wrapped(bare.replace(" -j ", f" -j{TIE}").replace(" -g ", f" -g{TIE}"), start, " " * 10)
     yield from rule if step.matched else (click.style(line, dim=True) for line in rule)
     # Some comments continue with a remark for authors of rules.

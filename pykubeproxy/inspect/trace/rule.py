@@ -253,7 +253,7 @@ class CompiledRule(msgspec.Struct, frozen=True):
         try:
             return self._match(packet, host)
         except (ValueError, ArithmeticError) as error:
-            return Match(0.0, f"a value in the rule cannot be read: {error}", True)
+            return Match(0.0, f"cannot parse a value in the rule: {error}", True)
 
     def _match(self, packet: Packet, host: Host) -> Match:
         total = 1.0

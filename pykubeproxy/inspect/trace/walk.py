@@ -156,7 +156,7 @@ class Walk:
         self._ruleset = ruleset
         self._host = host
         policy = End.DROP if ruleset.policies.get(start) == "DROP" else End.ACCEPT
-        step = Step(*start, f"policy {policy.value}", True, "no rule matched; the policy decides")
+        step = Step(*start, f"policy {policy.value}", True, "no rule matched; the chain's policy applies")
         for through, probability in self._chain(start, {packet: 1.0}).items():
             if policy is End.DROP:
                 self.steps.append(step)

@@ -89,7 +89,7 @@ class Routes:
         resource, query = target.resource, Query(request.query)
         key = (resource, target.namespace, target.name)
         if query.text("dryRun"):
-            raise ApiError(400, "this API server has no dryRun")
+            raise ApiError(400, "this API server does not support dryRun")
         part: Part = "status" if target.subresource else "spec"
         match verb_of(request, target):
             case "list":

@@ -21,7 +21,7 @@ GATE = "load-balancer"
 
 @scenario(
     "An ingress controller notices a changed pod address",
-    why="It watches EndpointSlices, as the agent does. Local keeps the client's address up to it.",
+    why="The controller watches EndpointSlices, as the agent does. Policy Local keeps client addresses.",
     command="pykubeproxy dump-rules default/ingress",
 )
 def ingress(run: Run) -> None:

@@ -63,4 +63,4 @@ def test_hundreds_are_summarized(logged: Lines) -> None:
     reporter = QuarantineReporter(HERE, notes)
     assert reporter.sync_succeeded(with_quarantined(*(f"svc{number}" for number in range(100))))
     assert (len(notes.events), len(logged)) == (20, 21)
-    assert [it["services"] for it in logged if "services" in it] == [80]
+    assert [it["service_ports"] for it in logged if "service_ports" in it] == [80]

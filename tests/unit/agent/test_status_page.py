@@ -150,7 +150,7 @@ def test_the_largest_page_is_below_2_mb() -> None:
     ("fields", "words"),
     [
         ({"alive": False, "ready": False, "healthy": False}, "have waited too long"),
-        ({"ready": False, "healthy": False}, "not in place yet"),
+        ({"ready": False, "healthy": False}, "not in place or not up to date yet"),
         (
             {
                 "ready": False,
@@ -172,7 +172,7 @@ def test_failing_watches_are_shown() -> None:
     """Objects, duration and the escaped reason."""
     away = (Unwatched("services", NOW - 99, "<refused>"), Unwatched("nodes", NOW - 5, "reset"))
     page = status_page(status(unwatched=away))
-    words = "The API server has not answered for services, nodes for 1 min 39 s: <refused>."
+    words = "Watching services, nodes has failed for 1 min 39 s: <refused>."
     assert words in html.unescape(seen(page))
     assert "<refused>" not in page
 

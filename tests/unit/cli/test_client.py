@@ -27,10 +27,10 @@ def without_end(_: str, connection: socket.socket) -> None:
 def test_endless_response(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a time and a size, however steadily data arrives."""
     monkeypatch.setattr(client, "_MAX_BYTES", 1 << 20)
-    assert failure(without_end) == "the response does not end"
+    assert failure(without_end) == "the response exceeds 64 MiB or 30 s"
     monkeypatch.setattr(client, "_MAX_BYTES", 1 << 60)
     monkeypatch.setattr(client, "_MAX_SECONDS", 0.2)
-    assert failure(without_end) == "the response does not end"
+    assert failure(without_end) == "the response exceeds 64 MiB or 30 s"
 
 
 def test_compressed_response_is_not_decoded() -> None:

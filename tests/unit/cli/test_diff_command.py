@@ -79,7 +79,7 @@ def test_configurations(config: Path) -> None:
     result = compared("-f", OLD, "--against-config", config, *HERE)
     assert result.exit_code == 1
     assert result.stdout.startswith(f"IPv4: the same objects with {config} →")
-    assert "ns/web:http: other rules with the same effect\n" in result.stdout
+    assert "ns/web:http: different rules with the same effect\n" in result.stdout
     assert compared("-f", OLD, "--config", config, "--against-config", config, *HERE).exit_code == 0
 
 

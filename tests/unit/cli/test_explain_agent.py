@@ -70,7 +70,7 @@ def test_its_objects_and_its_configuration(serve: Serve) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("On node1 in a:\n")
     assert "100%  10.42.1.1:8080" in result.stdout
-    assert "kept for traffic from 10.42.0.0/16" in " ".join(result.stdout.split())
+    assert "traffic from 10.42.0.0/16 keeps" in " ".join(result.stdout.split())
 
 
 def test_a_quarantined_service_is_explained(serve: Serve) -> None:
@@ -121,7 +121,7 @@ def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch) -> Non
     asked("web", "--hostname-override", "node1")
     result = asked("web", "-f", OBJECTS, "--url", "http://127.0.0.1:1")
     assert result.exit_code == 2
-    assert "remove -f and other flags" in " ".join(result.stderr.split())
+    assert "cannot be combined with -f" in " ".join(result.stderr.split())
 
 
 def test_service_unknown_to_agent(serve: Serve) -> None:
@@ -139,7 +139,7 @@ def answering(serve: Serve, body: bytes) -> str:
 def test_another_version(serve: Serve) -> None:
     """explain rejects objects of another version."""
     body = told.encode(told.ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
-    assert "it is of version 0.0.1, and this is" in asked("web", "--url", answering(serve, body)).stderr
+    assert "its version is 0.0.1, this is" in asked("web", "--url", answering(serve, body)).stderr
 
 
 OBJECTS_OF_WEB = Objects(Node("n"), (service("web"),))

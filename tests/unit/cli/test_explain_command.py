@@ -43,7 +43,7 @@ def test_other_node() -> None:
     assert headlines(result) == [
         "On node2 in zone-b:",
         "ns/web:http  TCP IPv4",
-        "node1 in zone-a uses other endpoints:",
+        "node1 in zone-a uses different endpoints:",
     ]
     assert "    10.244.1.5:8080 is used: ready\n" in result.stdout
 
@@ -53,7 +53,7 @@ def test_other_zone() -> None:
     result = explained("web", "--hostname-override", "node1", "--zone", "zone-c")
     assert headlines(result)[0] == "On node1 in zone-c:"
     assert "Hints for zones are ignored: no ready endpoint is hinted for zone-c." in result.stdout
-    assert headlines(result)[-1] == "node1 in zone-a uses other endpoints:"
+    assert headlines(result)[-1] == "node1 in zone-a uses different endpoints:"
 
 
 def test_node_alone() -> None:

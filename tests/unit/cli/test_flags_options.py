@@ -91,7 +91,7 @@ def test_config_file(tmp_path: Path) -> None:
         1,
         (
             f'Error: {path}: mode: "ipvs" is not valid: must be iptables or empty;'
-            " pykubeproxy works through iptables alone\n"
+            " pykubeproxy has no other mode\n"
         ),
     )
     assert run("--config", str(path), "--v=x")[1].startswith('Error: --v: "x" is not valid')

@@ -80,11 +80,11 @@ REFUSED = [
     ("nodePortAddresses: primary", 'nodePortAddresses: "primary" is not valid: must be a list'),
     (
         "detectLocalMode: BridgeInterface",
-        'detectLocal.bridgeInterface: "" is not valid: must name an interface, as the mode is BridgeInterface',
+        'detectLocal.bridgeInterface: "" is not valid: must name an interface in mode BridgeInterface',
     ),
     (
         "detectLocalMode: InterfaceNamePrefix",
-        'detectLocal.interfaceNamePrefix: "" is not valid: must name an interface, as the mode is InterfaceNamePrefix',
+        'detectLocal.interfaceNamePrefix: "" is not valid: must name an interface in mode InterfaceNamePrefix',
     ),
     (
         "detectLocal: {bridgeInterface: a b}",
@@ -109,7 +109,7 @@ REFUSED = [
     ),
     (
         "mode: nftables",
-        'mode: "nftables" is not valid: must be iptables or empty; pykubeproxy works through iptables alone',
+        'mode: "nftables" is not valid: must be iptables or empty; pykubeproxy has no other mode',
     ),
     ("conntrack: {min: -1}", "conntrack.min: -1 is not valid: must be a whole number, 0 or more"),
     ("conntrack: {udpTimeout: -1s}", 'conntrack.udpTimeout: "-1s" is not valid: must be 0 or more'),
@@ -167,7 +167,7 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
                 " but found another document, line 4"
             ),
         ),
-        (b"\xff\xfe\xfd", "the configuration file is not usable: it is not UTF-8 text"),
+        (b"\xff\xfe\xfd", "the configuration file is not UTF-8 text; save it as UTF-8"),
         ("[" * 100_000, "the configuration file is not valid YAML: it is nested too deeply, line 1"),
     ],
 )

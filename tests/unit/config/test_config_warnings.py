@@ -44,7 +44,7 @@ def test_duplicate_field_is_a_warning_and_the_last_counts() -> None:
         HEAD + "oomScoreAdj: 1\niptables: {masqueradeBit: 1, masqueradeBit: 2}\noomScoreAdj: 3", {}
     )
     assert sorted(warnings) == [
-        "The field iptables.masqueradeBit is given more than once; the last one counts.",
-        "The field oomScoreAdj is given more than once; the last one counts.",
+        "The field iptables.masqueradeBit is set more than once; the last value counts.",
+        "The field oomScoreAdj is set more than once; the last value counts.",
     ]
     assert (config.oom_score_adj, config.iptables.masquerade_bit) == (3, 2)

@@ -172,7 +172,7 @@ def test_changed_settings_name_the_shared_chains() -> None:
     """Services whose rules have the same effect are summarized."""
     objects = web("10.244.1.5")
     assert sentences_between(rules(objects), rules(objects, cluster_cidr="10.0.0.0/8")) == [
-        "ns/web:http: other rules with the same effect"
+        "ns/web:http: different rules with the same effect"
     ]
     assert sentences_between(rules(objects), rules(objects, iptables_masquerade_bit="15")) == [
         "table filter, KUBE-FORWARD: 1 rule removed, 1 rule added",
@@ -231,7 +231,7 @@ def test_dispatch_branches_are_distinct_from_services() -> None:
     chains = {**desired.chains, services: ("-d 10.96.0.0/16 -j KUBE-SVC-BRANCH", *rest), branch: (rule,)}
     assert sentences_between(
         Ruleset(Family.IPV4, chains), Ruleset(Family.IPV4, {**chains, branch: (rule, "-j RETURN")})
-    ) == ["1 chain of the dispatch tree: other rules"]
+    ) == ["1 chain of the dispatch tree: different rules"]
 
 
 def test_only_changed_services_are_named() -> None:

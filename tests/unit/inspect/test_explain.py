@@ -158,15 +158,15 @@ def test_masquerading_notes_agree_with_the_rules(case: str) -> None:
                 marking = [rule for rule in rules if rule.endswith("KUBE-MARK-MASQ")]
                 if rules:
                     conditional = any("! -s" in rule or "! -i" in rule for rule in marking)
-                    assert ("and else replaced" in output) == conditional
-                    assert ("every client's address is replaced" in output) == bool(
+                    assert ("other traffic is masqueraded" in output) == conditional
+                    assert ("address replaces every client's address" in output) == bool(
                         marking and not conditional
                     )
                 external = ruleset.chains.get(ChainKey("nat", f"KUBE-EXT-{chain[-16:]}"))
-                assert ("From outside" in output) == bool(external)
+                assert ("raffic from outside" in output) == bool(external)
                 if external:
                     unconditional = [rule for rule in external if "masquerade traffic for" in rule]
-                    assert ("From outside, the client's address is replaced" in output) == bool(unconditional)
+                    assert ("For traffic from outside" in output) == bool(unconditional)
 
 
 def test_comparison_with_another_node_names_differing_endpoints() -> None:
@@ -177,7 +177,7 @@ def test_comparison_with_another_node_names_differing_endpoints() -> None:
     output = click.unstyle(render_text.comparison(there, here, contexts("lb-local")[Family.IPV4].node))
     assert output.splitlines() == [
         "",
-        "node1 in zone-a uses other endpoints:",
+        "node1 in zone-a uses different endpoints:",
         "  ns1/web:http  TCP IPv4, policy Local",
         "    10.244.1.11:8080 is used: ready",
         "    10.244.2.12:8080 is not used: on another node, and the traffic policy is",
@@ -252,10 +252,10 @@ def test_skipped_entries_name_their_slice() -> None:
     [
         ({}, "the configuration does not define pod traffic"),
         ({"cluster-cidr": "0.0.0.0/0"}, "every address counts as a pod's (0.0.0.0/0)"),
-        ({"masquerade-all": "true"}, "every client's address is replaced"),
+        ({"masquerade-all": "true"}, "address replaces every client's address"),
         (
             {"detect-local-mode": "BridgeInterface", "pod-bridge-interface": "cbr0"},
-            "kept for traffic that comes in by cbr0",
+            "traffic that comes in on cbr0 keeps",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_proxy_chains_in_the_other_backend_fail() -> None:
     assert kubelet[1].startswith("the kubelet writes to legacy")
     assert unused(("nat", "PREROUTING", 1), ("filter", "DOCKER", 0)) == (
         Level.WARN,
-        "legacy, not in use, has rules of others (DOCKER and PREROUTING)",
+        "legacy, not in use, has rules of other programs (DOCKER and PREROUTING)",
     )
 
 

@@ -36,7 +36,7 @@ warn  conntrack          240000 connections of 262144 tracked (92%)
                          Raise net.netfilter.nf_conntrack_max, or
                          --conntrack-max-per-core, to 524288 in total.
 skip  api-server         no API server is configured
-                         Give the agent's --kubeconfig or --config to check it.
+                         Pass the agent's --kubeconfig or --config to check it.
 skip  node               no API server is configured
 skip  permissions        no API server is configured
 

@@ -141,7 +141,7 @@ def test_services_of_other_proxies_are_there() -> None:
             b"a: !Ref b",
             "f.yaml:1: invalid YAML: could not determine a constructor for the tag '!Ref'",
         ),
-        ("f.yaml", b"a: b\n---\n~: 1", "f.yaml:3: invalid YAML: a key is not text"),
+        ("f.yaml", b"a: b\n---\n~: 1", "f.yaml:3: invalid YAML: a key is not a string"),
         ("f.yaml", b"x: &a [*a]", "f.yaml:1: invalid YAML: anchor a is undefined or contains itself"),
         ("f.json", b'{"kind": "Node",\n "metadata"}', "f.json:2: invalid JSON: "),
         ("f.json", b'{"kind": "Node"} x', "f.json:1: invalid JSON: "),
