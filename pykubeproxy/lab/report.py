@@ -123,7 +123,8 @@ def status_document(state: Mapping[str, Any], services: Iterable[Object]) -> Doc
 
     {"apiVersion", "lab", "logs": a directory, "api": the API server's URL,
      "hosts": [{"name", "kind": "fabric", "node", "client" or "pod", "addresses": [IPv4, IPv6],
-       "node": a pod's or null, "state": a pod's, such as "ready", or null, "agent": a node's agent's pid, or null}],
+       "node": of a pod, or null, "state": of a pod, such as "ready", or null,
+       "agent": the pid of a node's agent, or null}],
      "services": [{"namespace", "name", "clusterIPs", "ports": [{"port", "protocol", "nodePort": or null}]}]}
     """
     return {

@@ -70,12 +70,12 @@ pykubeproxy:
 **File and flags.** With `--config`, flags have no effect, as with kube-proxy, except those marked *also with a file*,
 which override the file.
 
-**Changes.** The agent reads the configuration at its start only. When the file is written, or replaced by a rename, the
-agent ends with exit code 1, and its supervisor restarts it. An update of a mounted ConfigMap does not end it: restart
-the DaemonSet, as described in [operations](../operations/index.md#change-the-configuration).
+**Changes.** The agent reads the configuration only when it starts. When a program writes the file, or replaces it by a
+rename, the agent exits with code 1, and its supervisor restarts it. After an update of a mounted ConfigMap, restart the
+DaemonSet, as described in [operations](../operations/index.md#change-the-configuration).
 
-**Errors.** A misspelt field is a warning, as with kube-proxy. An invalid value is an error at the start, in one line
-that names the field and the valid values.
+**Errors.** A misspelt field causes a warning, as with kube-proxy. If a value is invalid, the agent exits at its start with
+one line that names the field and the valid values.
 
 **Values.** Scalars follow the YAML rules of kubectl and kube-proxy: `yes` and `on` are booleans, and `010` is eight.
 Durations have Go's format: `500ms`, `30s`, `1h30m`. Where 0 or an empty value means the default, the entry says so;
@@ -92,25 +92,26 @@ The `--help` of each command. Commands that need the configuration accept its [f
 omitted here.
 
 The exit code is 0 for success, 1 for an error or a negative result (such as an unhealthy agent or a difference), and 2
-for an invalid command line. `diff` exits with 2 for all errors, `run` with 3 if another pykubeproxy runs on the node.
+for an invalid command line. `diff` exits with 2 for all errors. `run` exits with 3 if another pykubeproxy runs on the
+node.
 Output has colors only on a terminal; set `NO_COLOR` to turn them off.
 """
 _METRICS = f"""# Metrics
 
 {_MARK}
 
-The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). They have kube-proxy's names,
-so dashboards and alerts for kube-proxy work unchanged; the names of additional metrics begin with `pykubeproxy_`. A
-metric with labels appears with its first sample. Durations are in seconds, times in seconds since 1970. The usual
-`process_*` metrics exist too.
+The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). kube-proxy's metrics keep their
+names, so dashboards and alerts for kube-proxy work unchanged. The names of additional metrics begin with `pykubeproxy_`. A
+metric with labels appears with its first sample. Durations are in seconds, times in seconds since 1970. The agent also
+serves the usual `process_*` metrics.
 """
 _JSON = f"""# JSON output
 
 {_MARK}
 
-With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Within this version, keys and reasons may be
-added, and no existing one changes its meaning. Where an entry has both, `reason` is a stable word for programs, and
-`message` a text for people. In the outlines below, a key without a value holds a string or what its name says.
+With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Later releases may add keys and reasons to this
+version, but do not change the meaning of existing ones. If an entry has both, `reason` is for programs and stable, and
+`message` is for people. In the outlines below, a key without a description holds a string, or what its name says.
 """
 
 
@@ -129,8 +130,8 @@ def configuration() -> str:
     replaced = ((f"`--{setting.flag}`", f"`--{setting.instead}`", setting.help) for setting in deprecated)
     parts.append(_table(("flag", "use instead", "meaning"), replaced))
     parts.append(
-        "## Settings without effect\n\nThese settings belong to other proxy modes, operating systems or Go's logging."
-        " Files and command lines with them are accepted.\n"
+        "## Settings without effect\n\nThese settings belong to other proxy modes, other operating systems or Go's"
+        " logging. pykubeproxy accepts and ignores them.\n"
     )
     without_effect = [setting for setting in SETTINGS if setting.ignored]
     ignored = ((_code(setting.field), _code(setting.flag, "--"), setting.help) for setting in without_effect)

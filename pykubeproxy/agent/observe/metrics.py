@@ -103,7 +103,9 @@ class Metrics:
             for page in ("healthz", "livez")
         }
         counter, gauge = partial(counter, namespace="pykubeproxy"), partial(gauge, namespace="pykubeproxy")
-        self._quarantined = gauge("services_quarantined", "Services with ports whose rules iptables rejects")
+        self._quarantined = gauge(
+            "services_quarantined", "Services with quarantined ports, whose rules iptables rejects"
+        )
         self._unwatched = gauge(
             "unwatched_seconds",
             "How long the watch of these objects has failed; 0 while it works",

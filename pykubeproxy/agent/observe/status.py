@@ -106,18 +106,18 @@ class Filter(msgspec.Struct, frozen=True, rename="camel"):
 class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """An agent at one moment.
 
-    This type documents its JSON form, with names in camel case. Within version pykubeproxy/v1, keys may be added.
-    Times are seconds since 1970.
+    Keys may be added. Times are seconds since 1970.
 
     - `healthy`, `ready`, `alive`: the results of /healthz, /readyz and /livez
     - `unavailable_families`: IP families that this node cannot serve, with the reason
-    - `pending_services`, `pending_endpoints`: number of changed Services, and of Services with changed endpoints, since
-      the last sync
+    - `pending_services`, `pending_endpoints`: the number of Services that changed since the last sync, themselves or
+      in their endpoints
     - `syncs`: the last syncs, oldest first
     - `repairs`: the last repairs of drift, oldest first
-    - `unwatched`: objects whose watch fails: rules do not follow their changes
-    - `matching`: number of Services that match the filter; `services` has the ports of the first of them
-    - `busy`: a sync is running, and `services` is left out
+    - `unwatched`: objects whose watch fails, so that the rules do not follow their changes
+    - `matching`: the number of Services that match the filter
+    - `services`: the ports of these Services, at most `limit` Services
+    - `busy`: a sync is running, so `services` is empty
     """
 
     api_version: str = API_VERSION

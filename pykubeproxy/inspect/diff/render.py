@@ -214,10 +214,10 @@ def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, o
         "sharesChanged": [{"address", "port", "before", "after"}]}],
       "messages": [sentence]}],
      "chains": [{"family", "table", "chain", "change", "removed": [rule], "added": [rule]}],
-     "messages": [sentence], those about services included}
+     "messages": [sentence], with those about services}
 
-    A service that changes without policies has other rules with the same effect. A chain that changes without rules
-    removed or added has them in another order. Keys may be added.
+    If a changed service has empty "policies", its new rules have the same effect. If a changed chain has empty "removed"
+    and "added", its rules are in another order. Keys may be added.
     """
     return {
         "apiVersion": API_VERSION,

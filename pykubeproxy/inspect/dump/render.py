@@ -118,10 +118,10 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
     """The services in the live rules as a document for JSON or YAML, of version pykubeproxy/v1.
 
     {"apiVersion": "pykubeproxy/v1", "services": [{
-      "namespace", "name": if unknown, "" and the chain's name,
+      "namespace", "name": "" and the chain's name if the Service is unknown,
       "port": the port's name, "" if it has none, "protocol": "TCP"|"UDP"|"SCTP",
       "family": "IPv4"|"IPv6", "policy": "Cluster"|"Local",
-      "verdict": "dnat", or "reject"|"drop"|"pass" without endpoints,
+      "verdict": "dnat" with endpoints, else "reject"|"drop"|"pass",
       "frontends": [{"kind": "cluster-ip"|"external-ip"|"load-balancer-ip"|"node-port",
                      "address": an IP, or "*" for a node port at all addresses of the node, "port": number}],
       "fromThisNode": frontends that lead here only for packets of this node and its pods,
@@ -129,8 +129,8 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
       "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null,
       "quarantined": true if it is not served because iptables rejects its rules}]}
 
-    There is one entry for each service port, family and policy. Packets and bytes count both policies, since the
-    endpoint's chain was written. Keys may be added.
+    There is one entry for each service port, family and policy. Packets and bytes count since the endpoint's chain was
+    written, for both policies together. Keys may be added.
     """
     return {"apiVersion": API_VERSION, "services": [_service(view) for view in views]}
 

@@ -43,7 +43,7 @@ def document(
       "topology": "all", "same node", "same zone", or null if hints do not apply,
       "ignoredHints": [{"kind": "node" or "zone", "value": this node's name or zone,
         "endpointsWithout": ["address:port"], "message"}],
-      "skipped": [{"slice", "address": or null for all of it, "reason", "message"}],
+      "skipped": [{"slice", "address": null for the whole slice or port, "reason", "message"}],
       "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
       "quarantined": true if it is not served because iptables rejects its rules,
       "notes": [sentence]}],
@@ -52,9 +52,9 @@ def document(
      "differences": null or {"node": {"name", "zone"}, "endpoints": [{"namespace", "name", "portName", "protocol",
       "family", "policy", "address", "port", "used", "reason", "message"}]}}
 
-    "services" has one entry for each service port and family. "ignoredAddresses" are addresses of the Services that
-    are never served. With --node or --zone, "differences" lists the endpoints that only one of the two nodes uses, with
-    the reasons on this node. Keys may be added.
+    "services" has one entry for each service port and family. "ignoredAddresses" lists addresses of the Services that
+    the agent never serves. With --node or --zone, "differences" lists the endpoints that only one of the two nodes
+    uses, with the reasons on this node. Keys may be added.
     """
     return {
         "apiVersion": API_VERSION,

@@ -114,16 +114,17 @@ def document(trace: Trace) -> dict[str, object]:
 
     {"apiVersion": "pykubeproxy/v1",
      "packet": {"protocol": "TCP"|"UDP"|"SCTP", "source", "destination", "port",
-                "from": "node" if it starts on this node, else "network", "interface": it comes in by, or ""},
+                "from": "node" if it starts on this node, else "network",
+                "interface": the incoming interface, or ""},
      "verdict": "dnat"|"reject"|"drop"|"pass", "masquerade": true if its source is replaced for every endpoint,
      "endpoints": [{"address", "port", "probability": 0 to 1, "masquerade": true if its source is replaced for this
                     endpoint}],
      "rejections": [{"verdict": "reject"|"drop", "probability", "table", "chain", "rule"}],
      "steps": [{"table", "chain", "rule", "matched": true or false, "reason": a phrase}]}
 
-    Under "dnat" the probabilities of endpoints and rejections add up to 1. A rule is the text that iptables-save prints
-    after "-A CHAIN ", or "policy DROP". Steps are in the order of the path, alternatives one after the other; rules for
-    other destinations, ports and protocols are left out. Keys may be added.
+    With verdict "dnat", the probabilities of endpoints and rejections add up to 1. A rule is the text that iptables-save
+    prints after "-A CHAIN ", or "policy DROP". Steps are in the order of the path, with alternatives one after the
+    other, and omit rules for other destinations, ports and protocols. Keys may be added.
     """
     packet = trace.packet
     return {
