@@ -6,8 +6,7 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 
 HERE, ELSEWHERE = "node1", "node2"
 

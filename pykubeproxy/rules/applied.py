@@ -10,7 +10,15 @@ import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.digests import ABSENT, AppliedChain, AppliedPort, Desired, DesiredPort, PortTotals
+from pykubeproxy.rules.digests import (
+    ABSENT,
+    CHAIN_ENTRIES,
+    AppliedChain,
+    AppliedPort,
+    Desired,
+    DesiredPort,
+    PortTotals,
+)
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.restore_text import Chain, Rules
@@ -100,11 +108,12 @@ class AppliedState:
             count[key.table] += chain.rules
         return count
 
-    def chain_counts(self) -> Mapping[str, int]:
-        """Return how many chains of ours each table holds."""
-        count = Counter(key.table for key in self._chains)
-        count["nat"] += self._totals.chains
-        return count
+    def entry_counts(self) -> Mapping[str, int]:
+        """Return how many entries of iptables-legacy our rules and chains take, by table."""
+        chains = Counter(key.table for key in self._chains)
+        chains["nat"] += self._totals.chains
+        rules = self.rule_counts()
+        return {table: rules.get(table, 0) + CHAIN_ENTRIES * chains[table] for table in rules.keys() | chains}
 
     def digests(self) -> Iterator[tuple[ChainKey, int]]:
         """Yield each chain with its digest."""

@@ -19,6 +19,8 @@ from pykubeproxy.services.ports import PortName
 
 # The digest of a missing chain; hash() never returns it.
 ABSENT = -1
+# iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
+CHAIN_ENTRIES = 2
 
 
 class DesiredPort(NamedTuple):

@@ -6,16 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from pykubeproxy.rules.applied import AppliedState
-from pykubeproxy.rules.jumps import FOREIGN_CHAINS, ensured_lines, missing_jumps
+from pykubeproxy.rules.digests import CHAIN_ENTRIES
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, is_ours, missing_jumps
 from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
 from pykubeproxy.wording import counted
 
-# iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
-_CHAIN_ENTRIES = 2
-_LINE_ENTRIES = {"-D": -1, "-N": _CHAIN_ENTRIES}
+_LINE_ENTRIES = {"-D": -1, "-N": CHAIN_ENTRIES}
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -150,19 +148,12 @@ class DriftCounter:
         )
 
 
-def own_entries(rules: Mapping[str, int], chains: Mapping[str, int]) -> dict[str, int]:
-    """Return how many entries of iptables-legacy these numbers of rules and chains take, by table."""
-    return {
-        table: rules.get(table, 0) + _CHAIN_ENTRIES * chains.get(table, 0) for table in rules.keys() | chains
-    }
-
-
 def other_entries(live: Ruleset, tables: Iterable[str]) -> dict[str, int]:
     """Return how many entries foreign chains take in these tables; a built-in chain has only those of its rules."""
     count = dict.fromkeys(tables, 0)
     for key, rules in live.chains.items():
         if key.table in count and not is_ours(key):
-            count[key.table] += len(rules) + (0 if key.chain in BUILT_IN else _CHAIN_ENTRIES)
+            count[key.table] += len(rules) + (0 if key.chain in BUILT_IN else CHAIN_ENTRIES)
     return count
 
 

@@ -1,10 +1,15 @@
-"""Find which chains belong to the proxy, and which of them foreign rules refer to."""
+"""Which chains are ours, and which rules of ours stand in foreign chains."""
+
+from collections.abc import Collection, Iterator
 
 from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 _FIXED = frozenset((*skeleton.SHARED, *skeleton.FIXED))
+# The foreign chains that hold rules of ours: built-in ones and KUBE-FIREWALL.
+FOREIGN_CHAINS = frozenset((*skeleton.JUMPS, skeleton.KUBELET_FIREWALL))
 
 
 def is_ours(key: ChainKey) -> bool:
@@ -24,3 +29,46 @@ def referenced_by_others(live: Ruleset) -> frozenset[ChainKey]:
         for rule in rules
         if "KUBE-" in rule
     )
+
+
+def ensured_lines(
+    live: Ruleset, options: RuleOptions, chains: Collection[ChainKey] = FOREIGN_CHAINS
+) -> dict[str, tuple[str, ...]]:
+    """Return the lines that add our missing rules to these chains, by table."""
+    lines: dict[str, tuple[str, ...]] = {}
+    for key in (skeleton.KUBELET_FIREWALL, *skeleton.JUMPS):
+        if key in chains and (missing := tuple(_missing_lines(live, key, options))):
+            lines[key.table] = (*lines.get(key.table, ()), *missing)
+    return lines
+
+
+def missing_jumps(live: Ruleset, chains: Collection[ChainKey]) -> dict[str, int]:
+    """Return how many of our jumps are missing in these chains, by table."""
+    missing: dict[str, int] = {}
+    for key, jumps in skeleton.JUMPS.items():
+        present = live.chains.get(key, ())
+        if key in chains and (count := sum(jump not in present for jump in jumps)):
+            missing[key.table] = missing.get(key.table, 0) + count
+    return missing
+
+
+def _missing_lines(live: Ruleset, key: ChainKey, options: RuleOptions) -> Iterator[str]:
+    """Yield the lines for one chain.
+
+    If a jump is missing, delete all our jumps and insert them again on top, in their order. The order of foreign rules
+    stays.
+    """
+    present = live.chains.get(key)
+    if key == skeleton.KUBELET_FIREWALL:
+        if present is None:
+            yield f"-N {names.KUBELET_FIREWALL}"
+        yield from (
+            f"-A {key.chain} {rule}"
+            for rule in skeleton.kubelet_firewall(options)
+            if rule not in (present or ())
+        )
+        return
+    jumps = skeleton.JUMPS[key]
+    if any(jump not in (present or ()) for jump in jumps):
+        yield from (f"-D {key.chain} {rule}" for rule in present or () if rule in jumps)
+        yield from (f"-I {key.chain} {jump}" for jump in reversed(jumps))

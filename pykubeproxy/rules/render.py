@@ -13,7 +13,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import PortRules, port_rules
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import resolve_ports
+from pykubeproxy.services.selection import resolve_ports
 
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:

@@ -11,7 +11,7 @@ import msgspec
 
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
+from pykubeproxy.services.selection import ResolvedPort
 
 # An address in network byte order, 4 or 16 bytes, and a port. As a frontend, an empty address stands for every
 # address of this node that serves node ports.

@@ -11,7 +11,7 @@ import structlog
 
 from pykubeproxy.kernel import Tables, Unreadable
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.jumps import FOREIGN_CHAINS
+from pykubeproxy.rules.ownership import FOREIGN_CHAINS
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 log = structlog.get_logger()

@@ -5,8 +5,7 @@ import math
 import msgspec
 
 from pykubeproxy.kernel import TABLES, ExternalWrite
-from pykubeproxy.rules.jumps import FOREIGN_CHAINS
-from pykubeproxy.rules.ownership import is_ours
+from pykubeproxy.rules.ownership import FOREIGN_CHAINS, is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 
 # All times are in seconds. Debounce: external writers usually run several commands.

@@ -9,8 +9,7 @@ from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.services.frontend import Frontend, policy_frontends
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
-from pykubeproxy.services.selection import Reason, Verdict
+from pykubeproxy.services.selection import Reason, ResolvedPort, Verdict
 
 
 class Sync(msgspec.Struct, frozen=True, rename="camel"):

@@ -7,8 +7,7 @@ import structlog
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import Family
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
-from pykubeproxy.services.selection import Reason, Verdict
+from pykubeproxy.services.selection import Reason, ResolvedPort, Verdict
 
 # The verbosity (-v) from which syncs and single endpoints are logged.
 SYNCS, ENDPOINTS = 2, 4

@@ -12,7 +12,7 @@ from pykubeproxy.objects import Key
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_rules
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
+from pykubeproxy.services.selection import ResolvedPort
 
 # How long a search may take, in seconds: legacy replaces the whole table for each try. The next failed sync continues the
 # search. A retry of quarantined ports takes less time, since all other services wait for it.

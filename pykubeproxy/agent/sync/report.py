@@ -9,7 +9,7 @@ from pykubeproxy.kernel import TableCounts
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.drift import NO_DRIFT, DriftReport
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
+from pykubeproxy.services.selection import ResolvedPort
 
 
 class SyncReport(msgspec.Struct, frozen=True):

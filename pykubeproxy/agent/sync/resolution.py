@@ -12,7 +12,7 @@ from pykubeproxy.rules.digests import DesiredPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import ResolvedPort, resolve_ports
 
 
 class Resolution(msgspec.Struct, frozen=True):

@@ -21,11 +21,11 @@ from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.digests import Desired
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.jumps import ensured_lines
+from pykubeproxy.rules.ownership import ensured_lines
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.services.resolve import ResolvedPort
+from pykubeproxy.services.selection import ResolvedPort
 
 # The attempts of one sync: each further one omits the kinds of services, or single services, that iptables rejected.
 _ATTEMPTS = 3
@@ -179,7 +179,6 @@ class FamilyTables:
         written: Written,
         seconds: Mapping[str, float],
     ) -> SyncReport:
-        rules = self._applied.rule_counts()
         if live is not None:
             others = rule_drift.other_entries(live, TABLES)
         else:
@@ -192,7 +191,7 @@ class FamilyTables:
             chains_written=written.chains,
             chains_deleted=written.deleted,
             rules_written=written.rules,
-            rules=rules,
+            rules=self._applied.rule_counts(),
             seconds=seconds,
             resolved=resolution.ports(),
             gone=gone,
@@ -201,9 +200,9 @@ class FamilyTables:
             quarantined=self.quarantine.all(),
             drift=written.drift(),
             table_counts=TableCounts(
-                ours=rule_drift.own_entries(rules, self._applied.chain_counts()),
+                ours=self._applied.entry_counts(),
                 others=others,
-                added=rule_drift.added_entries(desired.ensured),
+                added=rule_drift.added_entries(desired.ensured) if desired.ensured else {},
             ),
         )
 

@@ -16,8 +16,14 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, SkipReason, slice_skip_reason
 from pykubeproxy.services.frontend import Frontend, frontends, policy_frontends
 from pykubeproxy.services.ports import PortName, ServicePort, ServiceSkipReason, service_ports
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
-from pykubeproxy.services.selection import IgnoredHints, Reason, TopologyMode, ignored_hints
+from pykubeproxy.services.selection import (
+    IgnoredHints,
+    Reason,
+    ResolvedPort,
+    TopologyMode,
+    ignored_hints,
+    resolve_ports,
+)
 
 
 class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):

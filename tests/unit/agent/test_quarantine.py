@@ -19,7 +19,7 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.service import port_rules
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.resolve import resolve_ports
+from pykubeproxy.services.selection import resolve_ports
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.reports import HERE

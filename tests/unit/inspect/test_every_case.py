@@ -10,7 +10,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.frontend import FrontendKind
 from pykubeproxy.services.ports import PortName, ServicePort
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
+from pykubeproxy.services.selection import ResolvedPort, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 
 

@@ -13,7 +13,7 @@ from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint
-from pykubeproxy.services.resolve import resolve_ports
+from pykubeproxy.services.selection import resolve_ports
 from tests.packet_model import Packet as ModelPacket
 from tests.packet_model import Walker
 from tests.strategies import PODS

@@ -5,8 +5,7 @@ import pytest
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.ruleset import parse
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from tests.cases import NAMES, cluster_of, expected, load_case
 
 

@@ -5,8 +5,7 @@ import ipaddress
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import AddressAndPort, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
-from pykubeproxy.services.resolve import resolve_ports
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.objects import endpoint, service, slice_of
 
 EVERYWHERE = NodePortAddresses()

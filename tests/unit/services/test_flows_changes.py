@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from pykubeproxy.objects import EndpointPort, EndpointSlice, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import Flush, NodePortAddresses, UdpPorts
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from tests.objects import service, slice_of
 
 # Node ports have an empty address.

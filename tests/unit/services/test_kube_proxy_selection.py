@@ -17,8 +17,7 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServiceSkipReason, service_ports
-from pykubeproxy.services.resolve import ResolvedPort, resolve_ports
-from pykubeproxy.services.selection import NodeTopology, Selection
+from pykubeproxy.services.selection import NodeTopology, ResolvedPort, Selection, resolve_ports
 from tests.objects import endpoint, service, slice_of
 
 HERE = NodeTopology("node1", "zone-a")
