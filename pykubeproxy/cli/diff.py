@@ -126,7 +126,9 @@ def _other(
     side: _Side, against: str | None, against_config: str | None, flags: Mapping[str, object]
 ) -> _Side:
     """Return the side to compare with: the objects or the configuration differ, or both."""
-    config = side.config if against_config is None else read_config({**flags, "config": against_config})
+    config = side.config
+    if against_config is not None:
+        config = read_config({**flags, "config": against_config}, "--against-config")
     if against is not None:
         return _side(against, config, against_config or "")
     return _Side(_title("the same objects", against_config or ""), side.cluster, side.node, config)

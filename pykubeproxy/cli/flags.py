@@ -92,22 +92,22 @@ def is_on(flags: Mapping[str, object], name: str) -> bool:
         raise click.ClickException(f'--{name}: "{flags[name]}" is not valid: {error}') from None
 
 
-def load_config(flags: Mapping[str, object]) -> Loaded:
-    """Load the configuration from `flags` and the file of --config. Raises ClickException."""
+def load_config(flags: Mapping[str, object], option: str = "--config") -> Loaded:
+    """Load the configuration from `flags` and the file of --config, which `option` gave. Raises ClickException."""
     path = str(flags.get("config", ""))
     try:
         return load(Path(path).read_bytes() if path else None, flags)
     except OSError as error:
-        raise click.ClickException(f"--config: cannot read {path}: {error.strerror or error}") from None
+        raise click.ClickException(f"{option}: cannot read {path}: {error.strerror or error}") from None
     except ConfigError as error:
         raise click.ClickException(
             str(error) if not path or error.field.startswith("--") else f"{path}: {error}"
         ) from None
 
 
-def read_config(flags: Mapping[str, object]) -> Config:
+def read_config(flags: Mapping[str, object], option: str = "--config") -> Config:
     """Load the configuration and print its warnings to standard error. Raises ClickException."""
-    config, warnings = load_config(flags)
+    config, warnings = load_config(flags, option)
     for warning in warnings:
         click.echo(warning, err=True)
     return config

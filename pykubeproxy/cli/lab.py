@@ -4,13 +4,14 @@ import signal
 import time
 
 import click
+from urllib3.exceptions import HTTPError
 
 from pykubeproxy.cli.flags import backend_option, output_option
 from pykubeproxy.cli.terminal import echo_json
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
-from pykubeproxy.lab.machine import RunDirectory
+from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 
@@ -165,7 +166,15 @@ def status(name: str | None, output: str) -> None:
 
 
 def _show(directory: RunDirectory, output: str) -> None:
-    services = Api(f"{namespace_prefix(directory.lab)}fabric", FABRIC[0], API_PORT).items(SERVICES)
+    api = Api(f"{namespace_prefix(directory.lab)}fabric", FABRIC[0], API_PORT)
+    try:
+        services = api.items(SERVICES)
+    except (HTTPError, OSError):  # OSError: the namespace is gone
+        raise LabError(
+            f"the API server of lab {directory.lab} does not answer at {api.url};"
+            f" see {directory.logs / 'apiserver.log'},"
+            f" or remove the lab with `pykubeproxy lab down --name {directory.lab}`"
+        ) from None
     document = report.status_document(directory.read_state(), services)
     if output == "json":
         echo_json(document)

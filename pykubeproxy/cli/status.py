@@ -8,6 +8,7 @@ import msgspec
 from pykubeproxy.agent.observe.status import Status, decode
 from pykubeproxy.agent.observe.status_text import (
     QUARANTINED,
+    all_well,
     duration,
     family_state,
     health,
@@ -60,14 +61,14 @@ def status(url: str, output: str) -> None:
 def _lines(agent: Status) -> Iterator[str]:
     up = duration(max(0.0, agent.now - agent.started))
     yield f"{click.style(agent.node, bold=True)}  {agent.version}, backend {agent.backend}, up {up}"
-    yield from _wrapped(health(agent), "green" if agent.healthy and not agent.unwatched else "red")
+    yield from _wrapped(health(agent), "green" if all_well(agent) else "red")
     if away := unwatched(agent):
         yield from _wrapped(away, "red")
     yield ""
     yield f"{'FAMILY':<8}{'STATE':<18}{'SERVICES':>9}{'ENDPOINTS':>11}{'RULES':>9}  LAST UPDATED"
     for family in agent.families:
         updated = f"{duration(agent.now - family.last_updated)} ago" if family.last_updated else "never"
-        state = family_state(family)
+        state = family_state(agent, family)
         shade = "green" if state == "up to date" else "red"
         yield (
             f"{family.family:<8}{click.style(f'{state:<18}', fg=shade)}{family.services:>9}"

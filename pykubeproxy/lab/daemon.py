@@ -102,6 +102,8 @@ def select_lab(name: str | None) -> RunDirectory:
         return RunDirectory(running[0])
     if name in running:
         return RunDirectory(name)
+    if name is not None:
+        raise LabError(f"no lab {name} is running; running: {', '.join(running)}")
     raise LabError(f"select a lab with --name: {', '.join(running)}")
 
 

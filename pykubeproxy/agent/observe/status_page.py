@@ -78,7 +78,7 @@ def status_page(status: Status) -> str:
 
 def _head(status: Status, title: str) -> Iterator[str]:
     yield f"<h1>{title}</h1>"
-    kind = "good" if status.healthy and not status.unwatched else "bad"
+    kind = "good" if status_text.all_well(status) else "bad"
     yield f'<p><span class="{kind}">{escape(status_text.health(status))}</span></p>'
     up = duration(max(0.0, status.now - status.started))
     yield (
@@ -96,7 +96,7 @@ def _families(status: Status) -> Iterator[str]:
     yield '<table class="stacked"><tr><th>Family<th>State<th class="number">Services'
     yield '<th class="number">Endpoints<th class="number">Rules<th>Last updated</tr>'
     for family in status.families:
-        state = status_text.family_state(family)
+        state = status_text.family_state(status, family)
         kind = "good" if state == "up to date" else "bad"
         updated = _ago(status.now, family.last_updated) if family.last_updated else "never"
         yield (

@@ -22,7 +22,20 @@ def health(status: Status) -> str:
         return "Rules are up to date, but the node is leaving or unknown: load balancers should skip it."
     if status.unwatched:
         return "Cut off: rules are in place but do not follow changes."
+    if failed := _failing(status):
+        return f"Behind: the last {listed(failed)} sync failed; rules stay in place but may miss changes."
     return "Healthy: rules are up to date."
+
+
+def all_well(status: Status) -> bool:
+    """Return whether the agent is healthy, follows changes and has applied them."""
+    return status.healthy and not status.unwatched and not _failing(status)
+
+
+def _failing(status: Status) -> list[str]:
+    """Return the families whose last sync failed."""
+    last = {sync.family: sync for sync in status.syncs}  # oldest first
+    return [it.family for it in status.families if it.family in last and last[it.family].failure]
 
 
 def unwatched(status: Status) -> str:
@@ -52,12 +65,14 @@ def quarantine_reason(quarantined: Quarantined) -> str:
     return f"{action}: {quarantined.reason}"
 
 
-def family_state(family: FamilyStatus) -> str:
+def family_state(status: Status, family: FamilyStatus) -> str:
     """Return the state of a family in a few words."""
     if family.overdue:
         return "overdue"
     if family.contested:
         return "contested"
+    if family.family in _failing(status):
+        return "last sync failed"
     return "up to date" if family.last_updated else "not synced yet"
 
 

@@ -74,7 +74,7 @@ def service_sentences(change: ServiceChange) -> Iterator[str]:
     protocol = "" if change.name.protocol == "TCP" else f" {change.name.protocol}"
     title = f"{change.name}{protocol}"
     if not change.policies:
-        yield f"{title}: different rules with the same effect"
+        yield f"{title}: different rules for the same endpoints"
     match change.present:
         case (False, True):
             title += " added"
@@ -216,7 +216,7 @@ def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, o
      "chains": [{"family", "table", "chain", "change", "removed": [rule], "added": [rule]}],
      "messages": [sentence], with those about services}
 
-    If a changed service has empty "policies", its new rules have the same effect. If a changed chain has empty "removed"
+    If a changed service has empty "policies", its new rules are for the same endpoints. If a changed chain has empty "removed"
     and "added", its rules are in another order. Keys may be added.
     """
     return {

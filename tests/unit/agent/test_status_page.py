@@ -74,6 +74,14 @@ def seen(page: str) -> str:
     return " ".join(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
 
 
+def test_the_page_shows_a_failing_family() -> None:
+    failed = Sync(NOW, "IPv4", True, 0.4, failure="iptables-restore rejected line 7")
+    text = seen(status_page(status(syncs=(failed,))))
+    assert "Behind: the last IPv4 sync failed; rules stay in place but may miss changes." in text
+    assert "IPv4 last sync failed 2 9 0" in text
+    assert "up to date" not in text
+
+
 def test_the_page_shows_the_status() -> None:
     """Health, versions, families, syncs, and the frontends and endpoints of each service port."""
     text = seen(status_page(full()))

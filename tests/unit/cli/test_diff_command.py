@@ -79,7 +79,7 @@ def test_configurations(config: Path) -> None:
     result = compared("-f", OLD, "--against-config", config, *HERE)
     assert result.exit_code == 1
     assert result.stdout.startswith(f"IPv4: the same objects with {config} →")
-    assert "ns/web:http: different rules with the same effect\n" in result.stdout
+    assert "ns/web:http: different rules for the same endpoints\n" in result.stdout
     assert compared("-f", OLD, "--config", config, "--against-config", config, *HERE).exit_code == 0
 
 
@@ -107,3 +107,10 @@ def test_errors(arguments: tuple[object, ...]) -> None:
     result = compared(*arguments, *HERE)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_an_unreadable_configuration_names_its_option() -> None:
+    """The error names the option that has the path."""
+    result = compared("-f", OLD, "--against-config", "missing.conf", *HERE)
+    assert result.exit_code == 2
+    assert "Error: --against-config: cannot read missing.conf: No such file or directory" in result.output

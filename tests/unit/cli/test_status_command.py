@@ -60,6 +60,16 @@ def at(serve: Serve, body: bytes, code: int = 200) -> str:
     return f"http://127.0.0.1:{serve(page)}"
 
 
+def test_a_failed_sync_is_not_called_up_to_date(serve: Serve) -> None:
+    """While the last sync of a family has failed, neither the headline nor its row says that rules are up to date."""
+    failing = msgspec.structs.replace(TOLD, syncs=TOLD.syncs[:2])
+    result = asked("--url", at(serve, encode(failing)))
+    lines = click.unstyle(result.stdout).splitlines()
+    assert result.exit_code == 0
+    assert lines[1] == "Behind: the last IPv4 sync failed; rules stay in place but may miss changes."
+    assert "IPv4    last sync failed       5000      50000   160678  3 s ago" in lines
+
+
 def test_text(serve: Serve) -> None:
     """Show health, families, recent syncs and pending changes in 80 columns."""
     result = asked("--url", at(serve, encode(TOLD)))

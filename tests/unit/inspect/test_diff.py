@@ -169,10 +169,10 @@ def test_policy_local_without_local_endpoints_is_dropped() -> None:
 
 
 def test_changed_settings_name_the_shared_chains() -> None:
-    """Services whose rules have the same effect are summarized."""
+    """Services that keep their endpoints are summarized; a cluster CIDR decides what is masqueraded."""
     objects = web("10.244.1.5")
     assert sentences_between(rules(objects), rules(objects, cluster_cidr="10.0.0.0/8")) == [
-        "ns/web:http: different rules with the same effect"
+        "ns/web:http: different rules for the same endpoints"
     ]
     assert sentences_between(rules(objects), rules(objects, iptables_masquerade_bit="15")) == [
         "table filter, KUBE-FORWARD: 1 rule removed, 1 rule added",
