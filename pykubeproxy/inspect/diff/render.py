@@ -216,8 +216,8 @@ def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, o
      "chains": [{"family", "table", "chain", "change", "removed": [rule], "added": [rule]}],
      "messages": [sentence], with those about services}
 
-    If a changed service has empty "policies", its new rules are for the same endpoints. If a changed chain has empty "removed"
-    and "added", its rules are in another order. Keys may be added.
+    If a changed service has empty "policies", its new rules are for the same endpoints. If a changed chain has empty
+    "removed" and "added", its rules are in another order. Keys may be added.
     """
     return {
         "apiVersion": API_VERSION,
