@@ -31,7 +31,7 @@ class DriftScope(msgspec.Struct, frozen=True):
 class DriftSchedule:
     """Schedule the checks of one family. It reads no clock: the caller passes the time in.
 
-    All tables are checked at least every `period`, even if no external write is reported.
+    All tables are checked about every `period`, even if no external write is reported.
     """
 
     def __init__(self, period: float, now: float) -> None:
