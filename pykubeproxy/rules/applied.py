@@ -40,7 +40,6 @@ class Update(msgspec.Struct, frozen=True):
     - `fixed`, `shared`: chains to write that belong to no single Service
     - `trees`: newly rendered shared chains, with the branches below them
     - `filter_rules`: the applied rules of shared chains of table filter
-    - `referenced`: chains of table nat that foreign rules refer to: they can only be emptied
 
     `services()` renders the chains of Services again at each call, so that memory never holds all of them.
     """
@@ -51,7 +50,6 @@ class Update(msgspec.Struct, frozen=True):
     shared: tuple[Chain, ...]
     trees: Mapping[ChainKey, Tree]
     filter_rules: Mapping[ChainKey, Rules]
-    referenced: frozenset[str]
 
     def services(self) -> Iterator[ServiceUpdate]:
         """Render the Services in the order of their names, then the branches of the trees that lead to them."""
@@ -173,7 +171,6 @@ class AppliedState:
             shared=tuple(filter(self.differs, (Chain(key, tree.root) for key, tree in trees.items()))),
             trees=trees,
             filter_rules={key: chain.text for key, chain in self._chains.items() if chain.text},
-            referenced=self._referenced,
         )
 
     # Change.

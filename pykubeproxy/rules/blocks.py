@@ -123,11 +123,12 @@ def _nat_steps(
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
     # Chains to delete may refer to one another: none can be deleted before all are empty.
     empty = hash(())
-    emptied = [name for name in sorted(unused) if name not in update.referenced or unused[name] != empty]
-    deleted = [name for name in emptied if name not in update.referenced]
+    kept = {name for name in unused if update.applied.can_only_be_emptied(ChainKey("nat", name))}
+    emptied = [name for name in sorted(unused) if name not in kept or unused[name] != empty]
+    deleted = [name for name in emptied if name not in kept]
     for names in _portions(emptied, limit):
-        kept = (Chain(ChainKey("nat", name), ()) for name in names if name in update.referenced)
-        yield Chunk(empty_chains(names), tuple(kept))
+        written = tuple(Chain(ChainKey("nat", name), ()) for name in names if name in kept)
+        yield Chunk(empty_chains(names), written)
     for names in _portions(deleted, limit):
         yield Chunk(delete_chains(names), deleted=len(names))
 

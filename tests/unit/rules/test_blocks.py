@@ -134,7 +134,6 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         shared=(Chain(key, after),),
         trees={},
         filter_rules={key: before},
-        referenced=frozenset(),
     )
     Compared.count = 0
     text = "".join(chunk.text for chunk in chunks(update, None))
