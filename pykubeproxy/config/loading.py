@@ -44,21 +44,25 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
     include `ACTIONS`.
 
     With a file, only flags with `beside_config` count; each other flag causes a warning. Unknown and duplicate fields
-    cause warnings too, as in kube-proxy, which falls back to lenient decoding for v1alpha1.
+    cause warnings too, as in kube-proxy, which falls back to lenient decoding for v1alpha1. So do invalid values of
+    tolerant settings in the file.
     """
     if unknown := sorted(set(flags) - _FLAGS):
         raise ConfigError(f"--{unknown[0]}", "unknown flag")
     fields, warnings = _from_document(content)
     given: _Givens = {}
     for setting in SETTINGS:
-        kind, zero = setting.kind, setting.zero
         raw = fields.get(setting.field)
         if raw is not None:
-            given |= _given(setting, setting.field, raw, kind.read, zero is not Zero.COUNTS)
+            try:
+                given |= _given_field(setting, raw)
+            except ConfigError as error:
+                if not setting.tolerant:
+                    raise
+                warnings.append(f"The field {error.field} is ignored: {error.problem}.")
         if setting.flag in flags:
             if content is None or setting.beside_config:
-                text = flag_text(kind, flags[setting.flag])
-                given |= _given(setting, f"--{setting.flag}", text, kind.parse, zero is Zero.DEFAULT)
+                given |= _given_flag(setting, flags[setting.flag])
             warnings += _flag_warnings(setting, content is not None)
     values = _defaults(given) | {
         setting.attribute: entry.value for setting, entry in given.items() if setting.attribute
@@ -77,6 +81,15 @@ def _from_document(content: str | bytes | Mapping[str, object] | None) -> tuple[
     parsed, warnings = (content, []) if isinstance(content, Mapping) else document.parse(content)
     document.check_header(parsed)
     return document.fields(parsed), warnings + document.unknown(parsed)
+
+
+def _given_field(setting: Setting, raw: object) -> _Givens:
+    return _given(setting, setting.field, raw, setting.kind.read, setting.zero is not Zero.COUNTS)
+
+
+def _given_flag(setting: Setting, raw: object) -> _Givens:
+    text = flag_text(setting.kind, raw)
+    return _given(setting, f"--{setting.flag}", text, setting.kind.parse, setting.zero is Zero.DEFAULT)
 
 
 def _given(

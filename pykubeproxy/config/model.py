@@ -10,12 +10,13 @@ class ConfigError(Exception):
     """An invalid setting; `str()` is one line with the setting, its value and the allowed values.
 
     `field` is the path in the configuration file ("iptables.syncPeriod") or the flag ("--iptables-sync-period") that
-    set the value, or empty if the file is unusable.
+    set the value, or empty if the file is unusable. `problem` is the line without it.
     """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+        self.problem = message
 
 
 class IptablesBackend(enum.StrEnum):

@@ -58,6 +58,7 @@ class Setting:
     beside_config: whether the flag overrides the configuration file.
     omitted: whether /configz omits the default (Go's omitempty).
     instead: the replacement of a deprecated setting.
+    optional: whether the agent can do without a value from the file that it does not know.
     """
 
     field: str
@@ -70,11 +71,17 @@ class Setting:
     beside_config: bool = False
     omitted: bool = False
     instead: str = ""
+    optional: bool = False
 
     @property
     def ignored(self) -> bool:
         """Whether the setting is accepted without effect: it is for another proxy mode or operating system."""
         return not self.attribute and not self.instead
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether an invalid value in the file is a warning, and the default counts."""
+        return self.optional or self.ignored
 
 
 HEALTH_PORT = 10256
@@ -125,13 +132,13 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "client.burst", Zero.DEFAULT),
     Setting("logging.format", "logging-format", choice(LogFormat), LogFormat.TEXT,
             "The format of log lines.",
-            "logging.format", Zero.DEFAULT, beside_config=True),
+            "logging.format", Zero.DEFAULT, beside_config=True, optional=True),
     Setting("logging.flushFrequency", "log-flush-frequency", DURATION_OR_NANOSECONDS, 5.0,
             "How often to flush logs; no effect, each line is flushed.",
             zero=Zero.DEFAULT, beside_config=True),
     Setting("logging.verbosity", "v", COUNT, 0,
             "The log verbosity: 2 logs each sync, 4 each endpoint.",
-            "logging.verbosity", beside_config=True),
+            "logging.verbosity", beside_config=True, optional=True),
     Setting("logging.vmodule", "vmodule", VMODULE, (),
             "Verbosity for single source files of kube-proxy.", beside_config=True, omitted=True),
     Setting("logging.options.text.splitStream", "log-text-split-stream", BOOL, False,
@@ -259,7 +266,7 @@ OURS: tuple[Setting, ...] = (
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
             "How to dispatch packets to services: flat (as kube-proxy), tree, or auto (tree above 200 addresses).",
-            "dispatch", Zero.DEFAULT, beside_config=True, omitted=True),
+            "dispatch", Zero.DEFAULT, beside_config=True, omitted=True, optional=True),
 )
 
 SETTINGS = KUBE_PROXY + OURS

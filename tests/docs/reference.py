@@ -71,11 +71,20 @@ pykubeproxy:
 which override the file.
 
 **Changes.** The agent reads the configuration only when it starts. When a program writes the file, or replaces it by a
-rename, the agent exits with code 1, and its supervisor restarts it. After an update of a mounted ConfigMap, restart the
-DaemonSet, as described in [operations](../operations/index.md#change-the-configuration).
+rename, the agent exits with code 1, and its supervisor restarts it. With the manifests, a changed configuration restarts
+the agents, some nodes at a time, as described in [operations](../operations/index.md#change-the-configuration).
 
-**Errors.** A misspelt field causes a warning, as with kube-proxy. If a value is invalid, the agent exits at its start with
-one line that names the field and the valid values.
+**Newer files and mistakes.** The agent ignores what it can do without, logs `configuration warning`, and starts. So an older
+agent starts with the file of a newer one. It exits if a default might misdirect packets:
+
+| in the file | the agent |
+| --- | --- |
+| an unknown or misspelt field | ignores it and logs a warning, as kube-proxy does |
+| an invalid value of a setting without effect, or of one marked *an invalid value is a warning* | ignores it and logs a warning; the default counts |
+| an invalid value of any other setting, such as an unknown `mode`, `detectLocalMode` or `iptablesBackend` | exits at its start with one line that names the field and the valid values |
+| another `kind` or `apiVersion`, a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
+
+An unknown flag or an invalid value of a flag is always an error.
 
 **Values.** Scalars follow the YAML rules of kubectl and kube-proxy: `yes` and `on` are booleans, and `010` is eight.
 Durations have Go's format: `500ms`, `30s`, `1h30m`. Where 0 or an empty value means the default, the entry says so;
@@ -151,6 +160,7 @@ def _entry(setting: Setting) -> str:
         "`true` or `false`" if setting.kind is BOOL else f"`{setting.kind.name}`",
         "no default" if default in ("", "[]") else f"default `{default}`",
         "*also with a file*" * setting.beside_config,
+        "*an invalid value is a warning*" * setting.optional,
         _ZERO[setting.zero] * (default not in ("", "[]")),
     ]
     line = " · ".join(fact for fact in facts if fact)

@@ -80,3 +80,20 @@ def test_a_config_map_update_waits_for_a_restart(
     content = json.loads(fetch(METRICS, "/configz").body)["kubeproxy.config.k8s.io"]
     assert content["iptables"]["masqueradeAll"] is False
     assert saved() == rules
+
+
+def test_an_older_agent_starts_with_a_newer_file(tmp_path: Path) -> None:
+    """It logs one warning for each unknown field and value, and serves."""
+    config = tmp_path / "config.conf"
+    config.write_text(
+        HEAD + "newerMode: x\nlogging: {format: binary}\npykubeproxy: {dispatch: hash, newer: 1}\n"
+    )
+    with inside_a_namespace(), server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        flags = ("--config", str(config), "--master", api.url, "--hostname-override", "node1")
+        with running(tmp_path / "agent.log", *flags):
+            eventually(lambda: answers(HEALTH, "/readyz", 200))
+    log = (tmp_path / "agent.log").read_text()
+    assert log.count("configuration warning") == 4
+    for field in ("newerMode", "logging.format", "pykubeproxy.dispatch", "pykubeproxy.newer"):
+        assert f"The field {field} is" in log

@@ -122,7 +122,6 @@ REFUSED = [
         "featureGates: {A: 'true'}",
         "featureGates: a mapping is not valid: must map each gate's name to true or false",
     ),
-    ("logging: {format: xml}", 'logging.format: "xml" is not valid: must be text or json'),
     (
         "pykubeproxy: {iptablesBackend: x}",
         'pykubeproxy.iptablesBackend: "x" is not valid: must be auto or nft or legacy',
