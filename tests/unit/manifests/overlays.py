@@ -25,9 +25,14 @@ Object = dict[str, Any]
 @cache
 def built(overlay: str) -> tuple[Object, ...]:
     """Return the objects of an overlay; skip the test if kubectl is not installed."""
+    return build(MANIFESTS / "overlays" / overlay)
+
+
+def build(folder: Path) -> tuple[Object, ...]:
+    """Return the objects of a folder with a kustomization; skip the test if kubectl is not installed."""
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed")
-    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)]
+    command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))
