@@ -8,8 +8,10 @@ packages=(
     python3 python3-venv python3-dev gcc libc6-dev # python-iptables is built from source
     curl                                        # the examples in the documentation
     git shellcheck                              # make lint
-    podman runc debootstrap                     # make image
+    podman debootstrap                          # make image
 )
+# Docker brings a runc of its own. Debian's package would remove Docker.
+command -v runc >/dev/null || packages+=(runc)
 missing=()
 for package in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
