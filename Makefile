@@ -56,9 +56,13 @@ soak: venv ## run changes, faults and traffic together (4 minutes)
 fuzz: venv ## feed broken input to all parsers (3 minutes)
 	$(BIN)/python -m tests.fuzz
 
+# The date of what is built, so that the same commit gives the same bytes.
+COMMIT_DATE = $(shell git log -1 --format=%ct)
+
 .PHONY: image
-image: venv ## build the image with podman and test it (2 minutes)
-	$(SUDO) $(BIN)/python -m tests.image
+image: venv ## build the image with podman and test it; bill of materials in dist/ (2 minutes)
+	mkdir -p dist
+	$(SUDO) env SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/python -m tests.image $(OPTIONS)
 
 .PHONY: docs
 docs: venv ## build the documentation in build/docs and its reference pages from the code
@@ -66,9 +70,10 @@ docs: venv ## build the documentation in build/docs and its reference pages from
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: dist
-dist: venv ## build sdist and wheel in dist/ and test each in a clean environment
+dist: venv ## build sdist, wheel and its bill of materials in dist/; test each in a clean environment
 	rm -rf dist
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/hatchling build
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) $(BIN)/hatchling build
+	SOURCE_DATE_EPOCH=$(COMMIT_DATE) tests/sbom/of-wheel.sh
 	tests/setup/try-dist.sh
 
 LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade

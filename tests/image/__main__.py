@@ -1,10 +1,12 @@
 """Build the Dockerfile with podman, check the size and contents of the image, and run it as the DaemonSet does.
 
-Needs root, podman, debootstrap, a Debian mirror and a Python package index. The base image is made from Debian packages.
+Needs root, podman, debootstrap, a Debian mirror and a Python package index. The base image is made from Debian packages,
+or with --pull the Dockerfile's own. Writes the bill of materials of the image into a folder.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +14,8 @@ from pathlib import Path
 
 from pyroute2 import netns
 
+import pykubeproxy
+from tests import sbom
 from tests.image.base import PROJECT, Unavailable, base_image, require_tools
 from tests.image.podman import Podman
 
@@ -32,31 +36,52 @@ _SHELL = ("--entrypoint=/bin/sh",)
 
 def main() -> None:
     """Run `build_and_test` and report why the image cannot be built."""
-    argparse.ArgumentParser(prog="python -m tests.image", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.image", description=__doc__)
+    parser.add_argument("--pull", action="store_true", help="pull the base image that the Dockerfile names")
+    parser.add_argument("--archive", action="store_true", help="also write the image, as an OCI archive")
+    parser.add_argument("--output", type=Path, default=PROJECT / "dist", help="the folder to write into")
+    arguments = parser.parse_args()
     try:
-        build_and_test()
+        build_and_test(arguments.output, pull=arguments.pull, archive=arguments.archive)
     except Unavailable as reason:
         sys.exit(f"cannot build the image: {reason}")
 
 
-def build_and_test() -> None:
-    """Build the image in a temporary folder and test it. Raise Unavailable if this machine cannot build it."""
-    require_tools()
+def build_and_test(output: Path, *, pull: bool = False, archive: bool = False) -> None:
+    """Build the image in a temporary folder, test it and write its files into `output`.
+
+    Raise Unavailable if this machine cannot build it.
+    """
+    require_tools("podman", *(() if pull else ("debootstrap",)))
     with tempfile.TemporaryDirectory(prefix="image-") as name, Podman(Path(name, "podman")) as podman:
         folder = Path(name)
-        _say("making the base image from Debian packages")
-        base = base_image(podman, folder)
+        base = () if pull else _local_base(podman, folder)
         _say("building the Dockerfile")
         options = ("--jobs=2", "--layers=false", "--network=host", "--isolation=chroot")
-        podman("build", *options, f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(PROJECT))
+        podman("build", *options, *base, f"--tag={IMAGE}", str(PROJECT))
         _check_size(podman, folder / "pushed")
-        _check_contents(Path(podman("image", "mount", IMAGE).strip()))
+        name = f"pykubeproxy-{pykubeproxy.__version__}-image-{_architecture(podman)}"
+        root = Path(podman("image", "mount", IMAGE).strip())
+        _check_contents(root)
+        _write_bill(root, output / f"{name}.cdx.json")
         podman("image", "unmount", IMAGE)
         _run_commands(podman)
         for backend in ("nft", "legacy"):
             _run_agent(podman, backend)
         _run_conformance_cases(podman)
+        if archive:
+            podman("save", "--format=oci-archive", f"--output={output / name}.tar", IMAGE)
     _say("all tests passed")
+
+
+def _local_base(podman: Podman, folder: Path) -> tuple[str]:
+    """Make the base image and return the option that builds with it."""
+    _say("making the base image from Debian packages")
+    return (f"--build-arg=BASE={base_image(podman, folder)}",)
+
+
+def _architecture(podman: Podman) -> str:
+    return podman("image", "inspect", "--format={{.Architecture}}", IMAGE).strip()
 
 
 def _check_size(podman: Podman, folder: Path) -> None:
@@ -75,6 +100,20 @@ def _check_contents(root: Path) -> None:
         status = path.lstat()
         assert status.st_uid == status.st_gid == 0, f"{path} does not belong to root"
         assert path.is_symlink() or not status.st_mode & 0o022, f"{path} is writable for others"
+
+
+def _write_bill(root: Path, file: Path) -> None:
+    """Write the bill of materials. It names the Debian packages of the Dockerfile and the pinned Python packages."""
+    _say(f"writing {file.name}")
+    file.write_text(sbom.image(root))
+    listed = {it["purl"].partition("?")[0] for it in json.loads(file.read_text())["components"]}
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", (PROJECT / "requirements.txt").read_text(), re.MULTILINE)
+    python = {it for it in listed if it.startswith("pkg:pypi/")} - {
+        f"pkg:pypi/pykubeproxy@{pykubeproxy.__version__}"
+    }
+    assert python <= {f"pkg:pypi/{name}@{version}" for name, version in pinned}, python
+    for name in ("iptables", "kmod", "python3", "libc6"):
+        assert any(it.startswith(f"pkg:deb/debian/{name}@") for it in listed), f"{name} is not listed"
 
 
 def _run_commands(podman: Podman) -> None:

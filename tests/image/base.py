@@ -43,9 +43,9 @@ def base_image(podman: Podman, folder: Path) -> str:
     return name
 
 
-def require_tools() -> None:
+def require_tools(*tools: str) -> None:
     """Raise Unavailable if a command is missing."""
-    for tool in ("podman", "debootstrap"):
+    for tool in tools:
         if not shutil.which(tool):
             raise Unavailable(f"{tool} is not installed")
 

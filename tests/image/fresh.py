@@ -23,7 +23,7 @@ exec make --directory=/project "$@"
 
 def main() -> None:
     """Build the container's image, clone and run make."""
-    require_tools()
+    require_tools("podman", "debootstrap")
     with tempfile.TemporaryDirectory(prefix="fresh-") as folder, Podman(Path(folder, "podman")) as podman:
         image = base_image(podman, Path(folder))
         clone = f"{folder}/project.git"

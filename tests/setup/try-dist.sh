@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the wheel and the sdist of `make dist`, each into an empty virtual environment, run them there, and print their
-# hashes.
+# Install the wheel and the sdist of `make dist`, each into an empty virtual environment, run them there, and print the
+# hashes of all files.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -13,7 +13,7 @@ metadata: {name: web, namespace: default}
 spec: {type: ClusterIP, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, protocol: TCP}]}
 YAML
 
-for file in dist/*; do
+for file in dist/*.whl dist/*.tar.gz; do
     python=$(tests/setup/python.sh)
     "$python" -m venv --clear "$folder/venv"
     "$folder/venv/bin/pip" install --quiet --disable-pip-version-check "$file"
