@@ -1,0 +1,143 @@
+"""The workflows of GitHub Actions match their schema, run targets that exist, and have only the permissions they need."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# A full commit, which nobody can move, and the version it had.
+PINNED = re.compile(r"uses: [\w-]+/[\w-]+@(?P<commit>[0-9a-f]{40}) # v\d+\.\d+\.\d+")
+PUBLISHING = {"contents", "packages", "id-token", "attestations"}
+
+every_workflow = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+def jobs(file: Path) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(file.read_text())["jobs"]
+
+
+def steps(file: Path) -> Iterator[dict[str, Any]]:
+    for job in jobs(file).values():
+        yield from job["steps"]
+
+
+def scripts(file: Path) -> list[str]:
+    return [step["run"] for step in steps(file) if "run" in step]
+
+
+@every_workflow
+def test_workflow_matches_the_schema(file: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@every_workflow
+def test_workflow_runs_what_exists(file: Path) -> None:
+    """Each target is in the Makefile, each path in the project, and each option of `make image` in its program."""
+    for text in scripts(file):
+        for target in re.findall(r"\bmake ([a-z-]+)", text):
+            assert target in TARGETS
+        for path in re.findall(r"(?<![\w/])\.?[\w-]+/[\w/.-]+\.(?:sh|py)\b", text):
+            assert (ROOT / path).exists(), path
+        for options in re.findall(r'make image OPTIONS="?([^"\n]*)', text):
+            program = (ROOT / "tests/image/__main__.py").read_text()
+            assert all(f'"{option}"' in program for option in options.split())
+
+
+def test_ci_and_release_run_tests_packages_and_images() -> None:
+    """A release is published only after all of them; images are built on both architectures."""
+    for file in FILES:
+        run = "\n".join(scripts(file))
+        assert {"test", "dist", "image"} <= set(re.findall(r"\bmake ([a-z-]+)", run))
+        assert jobs(file)["image"]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    (release,) = (jobs(file) for file in FILES if file.stem == "release")
+    assert set(release["publish"]["needs"]) == release.keys() - {"publish"}
+
+
+@every_workflow
+def test_only_publishing_may_write(file: Path) -> None:
+    """No job inherits permissions, keeps credentials in the checkout, or runs without a time limit."""
+    assert yaml.safe_load(file.read_text())["permissions"] == {}
+    for name, job in jobs(file).items():
+        writes = {scope for scope, access in job["permissions"].items() if access == "write"}
+        assert writes == (PUBLISHING if name == "publish" else set())
+        assert set(job["permissions"]) == PUBLISHING if writes else {"contents"}
+        assert job["timeout-minutes"] <= 60
+    for step in steps(file):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    """Each action has the same commit everywhere."""
+    lines = [line for file in FILES for line in file.read_text().splitlines() if "uses:" in line]
+    assert lines
+    for line in lines:
+        assert PINNED.search(line), line
+    used = {step["uses"] for file in FILES for step in steps(file) if "uses" in step}
+    assert len(used) == len({it.partition("@")[0] for it in used})
+
+
+@every_workflow
+def test_scripts_are_valid_shell_without_expressions(file: Path) -> None:
+    """An expression in a script would run the text of a tag or a branch."""
+    for text in scripts(file):
+        assert "${{" not in text
+        if shutil.which("shellcheck"):
+            done = subprocess.run(
+                ["shellcheck", "--shell=bash", "-"], input=text, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stdout
+
+
+def test_release_files_are_those_that_make_writes() -> None:
+    """Names of files in the release workflow agree with those of `make dist` and `make image`."""
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    assert "FILES=dist/pykubeproxy-${GITHUB_REF_NAME#v}" in text
+    assert "${wheel%-py3-*}.cdx.json" in (ROOT / "tests/sbom/of-wheel.sh").read_text()
+    assert 'f"pykubeproxy-{pykubeproxy.__version__}-image-' in (ROOT / "tests/image/__main__.py").read_text()
+
+
+def test_push_image_prints_the_pushed_digests(tmp_path: Path) -> None:
+    """It pushes each architecture and then an index of exactly these digests."""
+    fakes = {
+        "skopeo": '[ "$1" = inspect ] && printf index || printf "sha256:${5##*-}" >"$3"',
+        "docker": "true",
+    }
+    for name, body in fakes.items():
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/log\n{body}\n')
+        tool.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [ROOT / ".github/push-image.sh", "ghcr.io/a/b", "0.1.0", "dist/x-0.1.0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    index = "sha256:1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6"
+    assert done.stdout.splitlines() == [
+        "digest-amd64=sha256:amd64",
+        "digest-arm64=sha256:arm64",
+        f"digest={index}",
+        "name=ghcr.io/a/b",
+    ]
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert "oci-archive:dist/x-0.1.0-image-arm64.tar docker://ghcr.io/a/b:0.1.0-arm64" in ran[1]
+    assert ran[2] == (
+        "docker buildx imagetools create --tag ghcr.io/a/b:0.1.0 ghcr.io/a/b@sha256:amd64 ghcr.io/a/b@sha256:arm64"
+    )
