@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 . vagrant/fetch.sh
 
 cluster=kind
-image=pykubeproxy:$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' pykubeproxy/__init__.py)
+image=localhost/pykubeproxy:$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' pykubeproxy/__init__.py)
 kubectl="kubectl --context kind-$cluster"
 downloads=${XDG_CACHE_HOME:-$HOME/.cache}/pykubeproxy
 mkdir -p "$downloads"

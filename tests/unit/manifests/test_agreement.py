@@ -110,12 +110,16 @@ def test_daemon_set_runs_on_every_node() -> None:
     assert "limits" not in container("agent")["resources"]
 
 
-@pytest.mark.parametrize("overlay", PROXIES)
-def test_image_tag_is_this_version(overlay: str) -> None:
-    """The manifests of a release run its image."""
+def images(overlay: str) -> set[str]:
     pod = one(built(overlay), "DaemonSet")["spec"]["template"]["spec"]
-    images = {it["image"] for it in (*pod["initContainers"], *pod["containers"])}
-    assert images == {f"pykubeproxy:{pykubeproxy.__version__}"}
+    return {it["image"] for it in (*pod["initContainers"], *pod["containers"])}
+
+
+@pytest.mark.parametrize("overlay", PROXIES)
+def test_images_have_a_registry_and_the_tag_of_this_version(overlay: str) -> None:
+    """No image comes from the default registry, where the name belongs to others. A placeholder cannot be pulled."""
+    name = "localhost/pykubeproxy" if overlay == "kind" else "registry.example.com/OWNER/pykubeproxy"
+    assert images(overlay) == {f"{name}:{pykubeproxy.__version__}"}
     assert version("pykubeproxy") == pykubeproxy.__version__
 
 

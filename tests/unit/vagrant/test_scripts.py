@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 def test_creates_a_cluster(bring_up: Bring) -> None:
     """The script builds and loads the image, applies the overlay and runs the smoke test, in this order."""
     ran = bring_up()
-    image = f"pykubeproxy:{pykubeproxy.__version__}"
+    image = f"localhost/pykubeproxy:{pykubeproxy.__version__}"
     cluster = "--config manifests/overlays/kind/cluster.yaml"
     steps = [
         f"docker build --tag {image} .",

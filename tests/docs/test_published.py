@@ -1,0 +1,44 @@
+"""The pages show nothing as published that is not: neither a package nor an image."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import ROOT, name, pages
+
+# No package index has the program.
+INSTALL = re.compile(
+    r"(?:pip|pipx|uv|uvx|brew|apt|apt-get|helm)\b[^\n`]*\binstall\b[^\n`/]*\bpykubeproxy\b(?![/-])"
+)
+IMAGE = re.compile(r"[\w./-]*\bpykubeproxy:[\d$]\S*")
+# OWNER is a placeholder that no registry accepts; localhost is this machine.
+PLACES = ("registry.example.com/OWNER/", "ghcr.io/OWNER/", "localhost/")
+FILES = [*pages(), *sorted((ROOT / "manifests").rglob("*.yaml")), *sorted((ROOT / "vagrant").glob("*.sh"))]
+
+
+def claims(text: str) -> list[str]:
+    """Return what a text shows as if it could be installed or pulled."""
+    images = [found for found in IMAGE.findall(text) if not found.lstrip("/").startswith(PLACES)]
+    return INSTALL.findall(text) + images
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_nothing_is_shown_as_published(file) -> None:
+    assert claims(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("pip install pykubeproxy", 1),
+        ("pipx install 'pykubeproxy'", 1),
+        ("pip install dist/pykubeproxy-0.1.0-py3-none-any.whl", 0),
+        ("docker pull pykubeproxy:0.1.0", 1),
+        ("image: docker.io/owner/pykubeproxy:0.1.0", 1),
+        ("docker push registry.example.com/OWNER/pykubeproxy:0.1.0", 0),
+        ("oci://ghcr.io/OWNER/pykubeproxy:0.1.0", 0),
+        ("kind load docker-image localhost/pykubeproxy:0.1.0", 0),
+    ],
+)
+def test_claims_are_found(text: str, number: int) -> None:
+    assert len(claims(text)) == number
