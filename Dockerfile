@@ -4,7 +4,7 @@
 # checked against the archive's signatures; a build installs their newest security updates. To renew the base image,
 # choose a newer tag debian:bookworm-DATE-slim and the digest that `docker buildx imagetools inspect TAG` prints.
 # Bookworm has iptables 1.8.9, the version that the tests and measurements use.
-ARG BASE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
+ARG BASE=docker.io/library/debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 
 FROM ${BASE} AS build
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

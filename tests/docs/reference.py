@@ -74,8 +74,8 @@ which override the file.
 rename, the agent exits with code 1, and its supervisor restarts it. With the manifests, a changed configuration restarts
 the agents, some nodes at a time, as described in [operations](../operations/index.md#change-the-configuration).
 
-**Newer files and mistakes.** The agent ignores what it can do without, logs `configuration warning`, and starts. So an older
-agent starts with the file of a newer one. It exits if a default might misdirect packets:
+**Newer files and mistakes.** The agent ignores what it can do without, logs `configuration warning`, and starts. So an
+older agent starts with the file of a newer one. It exits if a default might misdirect packets:
 
 | in the file | the agent |
 | --- | --- |
@@ -84,7 +84,7 @@ agent starts with the file of a newer one. It exits if a default might misdirect
 | an invalid value of any other setting, such as an unknown `mode`, `detectLocalMode` or `iptablesBackend` | exits at its start with one line that names the field and the valid values |
 | another `kind` or `apiVersion`, a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
 
-An unknown flag or an invalid value of a flag is always an error.
+An unknown flag is an error, and so is an invalid value of a flag that has an effect.
 
 **Values.** Scalars follow the YAML rules of kubectl and kube-proxy: `yes` and `on` are booleans, and `010` is eight.
 Durations have Go's format: `500ms`, `30s`, `1h30m`. Where 0 or an empty value means the default, the entry says so;

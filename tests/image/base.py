@@ -53,7 +53,9 @@ def require_tools(*tools: str) -> None:
 def _release() -> str:
     """Return the code name of the Debian release that the Dockerfile starts from."""
     match = re.search(
-        r"^ARG BASE=debian:([a-z]+)-\d+-slim@", (PROJECT / "Dockerfile").read_text(), re.MULTILINE
+        r"^ARG BASE=docker\.io/library/debian:([a-z]+)-\d+-slim@",
+        (PROJECT / "Dockerfile").read_text(),
+        re.MULTILINE,
     )
     assert match, "the Dockerfile's BASE is not a dated slim image of Debian"
     return match[1]

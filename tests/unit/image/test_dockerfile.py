@@ -39,11 +39,11 @@ def copies(stage: list[Step]) -> list[list[str]]:
     return [rest.split() for name, rest in stage if name == "COPY"]
 
 
-def test_base_is_pinned_by_digest(stages: list[list[Step]]) -> None:
+def test_base_is_pinned_by_registry_and_digest(stages: list[list[Step]]) -> None:
     """Both stages start from the same Debian, so that programs built in one run in the other."""
     before, build, final = stages
     (argument,) = (rest for name, rest in before if name == "ARG")
-    assert re.fullmatch(r"BASE=debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", argument)
+    assert re.fullmatch(r"BASE=docker\.io/library/debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", argument)
     assert (build[0], final[0]) == (("FROM", "${BASE} AS build"), ("FROM", "${BASE}"))
 
 
