@@ -26,10 +26,10 @@ class NotStarted(KernelError):
 
 
 class TimedOut(KernelError):
-    """A command did not end in time and was killed, with everything it started."""
+    """A command made no progress for some time and was killed, with everything it started."""
 
     def __init__(self, command: str, seconds: float) -> None:
-        super().__init__(f"{command} did not end within {seconds:g} s and was killed")
+        super().__init__(f"{command} made no progress for {seconds:g} s and was killed")
 
 
 class Failed(KernelError):

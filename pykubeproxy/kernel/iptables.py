@@ -43,7 +43,7 @@ class Tables(Protocol):
     def has_chain(self, key: ChainKey) -> bool: ...
     def has_rule(self, key: ChainKey, rule: str) -> bool: ...
     def restore(self, text: str) -> None: ...
-    def session(self) -> AbstractContextManager[RestoreSession]: ...
+    def session(self, seconds: float | None = None) -> AbstractContextManager[RestoreSession]: ...
 
 
 class Iptables(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Iptables(msgspec.Struct, frozen=True):
     tools: Tools
     runner: Runner = Runner()
     seconds: float = 60
-    """The time limit of one command."""
+    """The longest time that a command may make no progress."""
 
     @property
     def backend(self) -> Backend:
@@ -151,9 +151,12 @@ class Iptables(msgspec.Struct, frozen=True):
         with self.session() as session:
             session.write(text)
 
-    def session(self) -> IptablesSession:
-        """Return a session with iptables-restore, for writing while the caller renders more text."""
-        return IptablesSession(self.tools, self.runner, self.seconds)
+    def session(self, seconds: float | None = None) -> IptablesSession:
+        """Return a session with iptables-restore, for writing while the caller renders more text.
+
+        `seconds` limits the time without progress, if it is less than that of other commands.
+        """
+        return IptablesSession(self.tools, self.runner, min(seconds or self.seconds, self.seconds))
 
     def legacy_tables(self) -> frozenset[str]:
         """Return the tables that exist in the legacy backend of this family; creates none."""

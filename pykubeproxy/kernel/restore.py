@@ -28,8 +28,8 @@ class IptablesSession:
     """Write restore input to iptables-restore --noflush. A context manager; leaving it waits until all is in force.
 
     Each block up to COMMIT takes effect completely or not at all, and leaves chains that it does not name unchanged. A
-    rejected block ends the session. If the `with` body fails, the command is killed. `seconds` limits each command,
-    including the time to render its input. Both `write` and leaving raise Rejected, LockHeld, TimedOut, NotPermitted
+    rejected block ends the session. If the `with` body fails, the command is killed. `seconds` limits the time in which a
+    command makes no progress. Both `write` and leaving raise Rejected, LockHeld, TimedOut, NotPermitted
     and Failed.
     """
 

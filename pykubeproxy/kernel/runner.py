@@ -1,4 +1,4 @@
-"""Run commands in the C locale with a time limit; kill them with their children when it is over."""
+"""Run commands in the C locale; kill those that make no progress, with their children."""
 
 import contextlib
 import fcntl
@@ -21,6 +21,8 @@ from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
+# How many times its limit without progress a command may take in all, so that one that prints for ever ends too.
+_LONGEST = 10
 _READ = 1 << 16  # bytes
 LARGEST_PIPE = 1 << 20  # bytes, the default maximum of the kernel for any user
 
@@ -36,8 +38,9 @@ class Outcome(NamedTuple):
 class Command:
     """A running command. A context manager: a command that has not ended on exit is killed, with its children.
 
-    The command reads while the caller prepares the next text. `seconds` limits the time until its end.
-    `stopped_reading` tells whether it closed its input before it had read everything.
+    The command reads while the caller prepares the next text. `seconds` limits the time without progress: the command
+    takes input, prints something or ends. In all it may take `_LONGEST` times as long. `stopped_reading` tells whether it
+    closed its input before it had read everything.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -45,7 +48,8 @@ class Command:
         self._name = name
         self._process = process
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self._end = time.monotonic() + _LONGEST * seconds
+        self._progressed()
         self._stdin = process.stdin
         self._unwritten = memoryview(b"")
         self.stopped_reading = False
@@ -69,6 +73,7 @@ class Command:
 
         Raises TimedOut.
         """
+        self._progressed()  # the time to render the text is not the command's
         self._exchange(lambda: bool(self._unwritten))
         if self.stopped_reading:
             return
@@ -84,6 +89,7 @@ class Command:
 
     def finish(self) -> Outcome:
         """Write the rest, close the command's input and wait for its end. Raises TimedOut."""
+        self._progressed()
         self._exchange(lambda: bool(self._unwritten))
         self._close_stdin()
         self._exchange(lambda: bool(self._selector.get_map()))
@@ -114,12 +120,16 @@ class Command:
             if left <= 0:
                 raise TimedOut(self._name, self._seconds)
             for key, _ in self._selector.select(left):
+                self._progressed()
                 if key.fd not in self._output:
                     self._write_some()
                 elif data := os.read(key.fd, _READ):
                     self._output[key.fd] += data
                 else:
                     self._selector.unregister(key.fd)
+
+    def _progressed(self) -> None:
+        self._deadline = min(time.monotonic() + self._seconds, self._end)
 
     def _write_some(self) -> None:
         try:
@@ -175,7 +185,7 @@ class Runner(msgspec.Struct, frozen=True):
         """Run a command with `text` on its standard input and wait for its end.
 
         Bytes that are not UTF-8 pass through as surrogates, so that foreign rules cannot break a reader. Raises
-        Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds`.
+        Missing if there is no such command, NotStarted if it cannot be run, TimedOut after `seconds` without progress.
         """
         with self.start(argv, seconds) as command:
             if text:

@@ -88,10 +88,10 @@ class WatchedTables(msgspec.Struct, frozen=True):
             session.write(text)
 
     @contextmanager
-    def session(self) -> Iterator[RestoreSession]:
+    def session(self, seconds: float | None = None) -> Iterator[RestoreSession]:
         """Write as in `Iptables.session`. Raises KernelError too if the kernel does not answer the watch."""
         try:
-            with self.watch.own_writes(self.family) as note, self.tables.session() as session:
+            with self.watch.own_writes(self.family) as note, self.tables.session(seconds) as session:
                 yield _NotedSession(session, note)
         except OSError as error:
             reason = error.strerror or str(error)

@@ -27,8 +27,8 @@ from pykubeproxy.rules.service import Entries
 from pykubeproxy.rules.tree import Tree
 
 
-class ServiceUpdate(NamedTuple):
-    """The chains of one Service that must be written, and what to keep of all its ports afterwards."""
+class ChainUpdate(NamedTuple):
+    """Chains that must be written, and what to keep of their service ports afterwards."""
 
     chains: tuple[Chain, ...]
     ports: tuple[AppliedPort, ...] = ()
@@ -41,7 +41,7 @@ class Update(msgspec.Struct, frozen=True):
     - `trees`: newly rendered shared chains, with the branches below them
     - `filter_rules`: the applied rules of shared chains of table filter
 
-    `services()` renders the chains of Services again at each call, so that memory never holds all of them.
+    `chains()` renders the chains of service ports again at each call, so that memory never holds all of them.
     """
 
     applied: "AppliedState"
@@ -51,13 +51,13 @@ class Update(msgspec.Struct, frozen=True):
     trees: Mapping[ChainKey, Tree]
     filter_rules: Mapping[ChainKey, Rules]
 
-    def services(self) -> Iterator[ServiceUpdate]:
-        """Render the Services in the order of their names, then the branches of the trees that lead to them."""
-        for key in sorted(self.desired.services):
-            yield self.applied.compare_service(key, self.desired.services[key])
+    def chains(self) -> Iterator[ChainUpdate]:
+        """Render one service port after the other, small Services first, then the branches that lead to them."""
+        for _, key in sorted((_size(ports), key) for key, ports in self.desired.services.items()):
+            yield from self.applied.compare_service(key, self.desired.services[key])
         for tree in self.trees.values():
             branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
-            yield from (ServiceUpdate((chain,)) for chain in branches if self.applied.differs(chain))
+            yield from (ChainUpdate((chain,)) for chain in branches if self.applied.differs(chain))
 
     def replaced_chains(self) -> dict[str, int]:
         """Return the digests of the chains of table nat that the update may leave unused.
@@ -132,22 +132,20 @@ class AppliedState:
         digest = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
         return digest != hash(chain.rules)
 
-    def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> ServiceUpdate:
-        """Render the ports of a Service and return the chains that the tables lack or hold with other rules."""
-        applied = {port.name: port.chains() for port in self.ports(service)}
-        chains: list[Chain] = []
-        after: list[AppliedPort] = []
+    def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> Iterator[ChainUpdate]:
+        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
+        applied = {port.name: port for port in self.ports(service)}
         for port in ports:
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
-            after.append(kept)
-            known = applied.get(port.name, {})
-            chains += (
+            before = applied.get(port.name)
+            known = before.chains() if before else {}
+            chains = (
                 Chain(_nat(name), rules)
                 for (name, rules), digest in zip(rendered, kept.digests, strict=True)
                 if known.get(name, self._unclaimed.get(name, ABSENT)) != digest
             )
-        return ServiceUpdate(tuple(chains), tuple(after))
+            yield ChainUpdate(tuple(chains), (kept,))
 
     def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, int]:
         """Return the digests of the chains of these Services, of the trees below these roots, and of unclaimed chains."""
@@ -273,6 +271,10 @@ class AppliedState:
                 yield from (port.rules.entries for port in desired.services[service])
             else:
                 yield from (port.entries for port in self._services[service])
+
+
+def _size(ports: Iterable[DesiredPort]) -> int:
+    return sum(port.endpoints for port in ports)
 
 
 def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -> AppliedPort:

@@ -3,7 +3,7 @@
 The order of the blocks:
 
 1. filter gets the rules that reject or drop, and keeps its old ones;
-2. nat gets the chains of single services, whole services at a time;
+2. nat gets the chains of single service ports;
 3. nat's shared chains switch over to them, and chains that nothing refers to any more are deleted;
 4. filter loses the rules that no longer hold.
 
@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from pykubeproxy.rules.applied import ServiceUpdate, Update
+from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedPort
 from pykubeproxy.rules.restore_text import (
     Chain,
@@ -56,7 +56,7 @@ def chunks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
 
     A block names at most about `chains_per_block` chains: the time of iptables-nft grows with the square of their number
     (1.8.9 to 1.8.13). None means one block for each table, since iptables-legacy replaces the whole table for each
-    block. The chains of one Service always share a block.
+    block. The chains of one service port share a block if they fit; else those that others jump to go first.
     """
     early, late = _filter_steps(update.shared, update.filter_rules)
     ensured = update.desired.ensured
@@ -95,7 +95,7 @@ def _filter_steps(
 def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
     """Yield what changes in table nat: as one block if that is small, or if there is no limit."""
     limit = chains_per_block or _LEGACY_DECLARED_TOGETHER
-    batches = _batches(update.services(), limit)
+    batches = _batches(update.chains(), limit)
     first = list(itertools.islice(batches, 2))
     unused = update.replaced_chains()
     for batch in first:
@@ -112,7 +112,7 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
 
 
 def _nat_steps(
-    update: Update, batches: Iterable[ServiceUpdate], unused: dict[str, int], limit: int
+    update: Update, batches: Iterable[ChainUpdate], unused: dict[str, int], limit: int
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
     yield _written(_of_table("nat", update.fixed))
@@ -124,8 +124,8 @@ def _nat_steps(
     # Chains to delete may refer to one another: none can be deleted before all are empty.
     empty = hash(())
     kept = {name for name in unused if update.applied.can_only_be_emptied(ChainKey("nat", name))}
-    emptied = [name for name in sorted(unused) if name not in kept or unused[name] != empty]
-    deleted = [name for name in emptied if name not in kept]
+    emptied = tuple(name for name in sorted(unused) if name not in kept or unused[name] != empty)
+    deleted = tuple(name for name in emptied if name not in kept)
     for names in _portions(emptied, limit):
         written = tuple(Chain(ChainKey("nat", name), ()) for name in names if name in kept)
         yield Chunk(empty_chains(names), written)
@@ -133,7 +133,7 @@ def _nat_steps(
         yield Chunk(delete_chains(names), deleted=len(names))
 
 
-def _keep(unused: dict[str, int], batch: ServiceUpdate) -> None:
+def _keep(unused: dict[str, int], batch: ChainUpdate) -> None:
     """Remove the chains of a batch from the unused ones."""
     if unused:
         for port in batch.ports:
@@ -141,21 +141,24 @@ def _keep(unused: dict[str, int], batch: ServiceUpdate) -> None:
                 unused.pop(name, None)
 
 
-def _batches(services: Iterable[ServiceUpdate], limit: int) -> Iterator[ServiceUpdate]:
-    """Join Services to batches of at most `limit` chains, or of one Service that alone has more."""
+def _batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]:
+    """Join updates to batches of at most `limit` chains; divide one that alone has more."""
     chains: list[Chain] = []
     ports: list[AppliedPort] = []
-    for service in services:
-        if chains and service.chains and len(chains) + len(service.chains) > limit:
-            yield ServiceUpdate(tuple(chains), tuple(ports))
+    for update in updates:
+        if chains and update.chains and len(chains) + len(update.chains) > limit:
+            yield ChainUpdate(tuple(chains), tuple(ports))
             chains, ports = [], []
-        chains += service.chains
-        ports += service.ports
+        # Chains come before those they jump to, which must exist first.
+        *first, last = _portions(update.chains[::-1], limit) if len(update.chains) > limit else (update.chains,)
+        yield from (ChainUpdate(portion) for portion in first)
+        chains += last
+        ports += update.ports
     if chains or ports:
-        yield ServiceUpdate(tuple(chains), tuple(ports))
+        yield ChainUpdate(tuple(chains), tuple(ports))
 
 
-def _portions(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+def _portions(items: tuple[_T, ...], size: int) -> Iterator[tuple[_T, ...]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 

@@ -360,8 +360,8 @@ def test_a_write_right_after_our_own_is_reported(node: Node) -> None:
             return getattr(node.real, name)
 
         @contextmanager
-        def session(self) -> Iterator[RestoreSession]:
-            with node.real.session() as session:
+        def session(self, seconds: float | None = None) -> Iterator[RestoreSession]:
+            with node.real.session(seconds) as session:
                 yield session
             node.run("", "-t", "nat", "-D", "KUBE-POSTROUTING", "1")
 

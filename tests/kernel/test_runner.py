@@ -41,11 +41,34 @@ def test_hung_command_is_killed_with_its_children(tmp_path: Path) -> None:
     """After the timeout."""
     pids = tmp_path / "pids"
     script = f"echo $$ >> {pids}; (echo $BASHPID >> {pids}; exec sleep 60) & wait"
-    with pytest.raises(TimedOut, match=r"bash did not end within 0\.5 s"):
+    with pytest.raises(TimedOut, match=r"bash made no progress for 0\.5 s"):
         Runner().run(("bash", "-c", script), seconds=0.5)
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
     assert all(map(ends, started))
+
+
+def test_a_command_that_reads_slowly_is_not_killed() -> None:
+    """Each read is progress, however long all of them take together."""
+    script = "for _ in 1 2 3 4; do sleep 0.2; head -c 1000000 > /dev/null; done; cat > /dev/null"
+    assert run_with_pieces(("bash", "-c", script), ["x" * 1_000_000] * 4, seconds=0.5).exit_code == 0
+
+
+def test_a_slow_caller_is_not_the_fault_of_the_command() -> None:
+    """The time between two texts does not count."""
+
+    def pieces() -> Iterator[str]:
+        for _ in range(2):
+            time.sleep(0.4)
+            yield "x"
+
+    assert run_with_pieces(("cat",), pieces(), seconds=0.2).stdout == "xx"
+
+
+def test_a_command_that_prints_for_ever_is_killed() -> None:
+    """It makes progress, but ten times the limit is too long."""
+    with pytest.raises(TimedOut):
+        Runner().run(("sh", "-c", "while echo more; do sleep 0.02; done"), seconds=0.1)
 
 
 def test_input_output_and_exit_code_are_passed() -> None:

@@ -35,7 +35,7 @@ main()
 FAULTS = {
     "exit 4": "failed with exit code 4: it gave no reason",
     "kill -KILL $$": "was killed by signal 9",
-    "sleep 600 & wait": "did not end within 1.5 s and was killed",
+    "sleep 600 & wait": "made no progress for 1.5 s and was killed",
     "echo 'line 3: RULE_APPEND failed (Cannot allocate memory): rule in chain X' >&2; exit 4": "allocate memory",
 }
 
