@@ -1,5 +1,6 @@
 """One address family of this node: its tables, the schedule of its drift checks, and its syncs."""
 
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -8,16 +9,21 @@ import structlog
 
 from pykubeproxy.agent.drift.schedule import DriftSchedule
 from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.quarantine.schedule import RetrySchedule
 from pykubeproxy.agent.startup import OpenedFamily
+from pykubeproxy.agent.sync.limiter import TimeShare
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.agent.sync.write import SyncFailed
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError, TableWatch, system
 from pykubeproxy.objects import Family, Key, Node
-from pykubeproxy.rules.context import node_port_networks, rule_context
+from pykubeproxy.rules.context import RuleContext, node_port_networks, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
+
+# The part of the time that syncs of large Services may take.
+_DEFERRED_SHARE = 0.25
 
 log = structlog.get_logger()
 
@@ -51,15 +57,18 @@ class FamilyController:
         self._watch = watch
         self._clock = clock
         self._schedule = DriftSchedule(config.iptables.sync_period, clock())
+        self._retries = RetrySchedule()
+        self._deferred_share = TimeShare(_DEFERRED_SHARE)
         opened.tables.quarantine.progress = lambda: observers.sync_progress(self.family)
 
     def external_write(self, write: ExternalWrite) -> None:
         """Note that another program wrote to the tables of this family."""
         self._schedule.external_write(write, self._clock())
 
-    def next_check(self) -> float:
-        """Return when to call `check_drift`."""
-        return min(self._schedule.due(), self._schedule.calm_at)
+    def next_work(self) -> float:
+        """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
+        check = min(self._schedule.due(), self._schedule.calm_at)
+        return min(check, self.next_deferred(), self.next_retry())
 
     def check_drift(self) -> bool:
         """Check for drift if a check is due. Return whether the next sync has something to repair."""
@@ -82,8 +91,42 @@ class FamilyController:
             system.release_memory()
         return drifted
 
+    def next_deferred(self) -> float:
+        """Return when to call `sync_deferred`; infinity if no Service waits for it."""
+        return self._deferred_share.due() if self.tables.has_deferred else math.inf
+
+    def sync_deferred(self, cluster: Cluster, node: Node | None) -> Synced | None:
+        """Sync a large Service, which small ones do not wait for. Return as `sync` does."""
+        begun = self._clock()
+        synced = self._sync(node, lambda context: self.tables.sync_deferred(cluster, context))
+        self._deferred_share.worked(begun, self._clock())
+        return synced
+
+    def next_retry(self) -> float:
+        """Return when to call `retry_quarantined`; infinity if nothing is quarantined."""
+        return self._retries.due()
+
+    def retry_quarantined(self, cluster: Cluster) -> bool:
+        """Try quarantined service ports again that are due. Return whether the next sync must write their rules."""
+        begun = self._clock()
+        ports = self._retries.take(begun)
+        try:
+            split = self.tables.retry_quarantined(cluster, ports)
+        except KernelError as error:
+            log.warning("quarantine retry failed", family=self.family.value, error=str(error))
+            self._retries.tried(ports, begun, self._clock())
+            return False
+        waiting = self.tables.quarantine.rejected() - split.rejected.keys() - split.accepted
+        self._retries.tried([name for name in ports if name not in waiting], begun, self._clock())
+        return bool(split.accepted)
+
     def sync(self, cluster: Cluster, changed: Collection[Key], node: Node | None) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
+        synced = self._sync(node, lambda context: self.tables.sync(cluster, changed, context))
+        self._retries.follow(self.tables.quarantine.rejected(), changed, self._clock())
+        return synced
+
+    def _sync(self, node: Node | None, sync: Callable[[RuleContext], SyncReport]) -> Synced | None:
         full, begun = self.tables.needs_resync, self._clock()
         if full:
             self._schedule.resync_starts()
@@ -91,7 +134,7 @@ class FamilyController:
         try:
             facts = self._opened.facts(with_addresses=bool(config.node_port_addresses))
             context = rule_context(config, self._node_name, node, facts, family)
-            report = self.tables.sync(cluster, changed, context)
+            report = sync(context)
         except (KernelError, SyncFailed) as error:
             # The failure may have come before `tables.sync` noted what changed.
             self.tables.require_resync()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from pykubeproxy.agent.family import FamilyController
+from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop, Work
 from pykubeproxy.agent.observe.observers import Observers
@@ -76,13 +76,14 @@ class Agent:
             self._retry_listeners()
             self._repair_drift()
             if not self._may_sync():
+                self._spend_spare_time()
                 continue
             if obstacle := self._gate.obstacle(self._node):
                 log.error("cannot serve this node", reason=obstacle)
                 return 1
             succeeded = self._sync()
             if self._once:
-                return 0 if succeeded else 1
+                return 0 if succeeded and self._sync_all_deferred() else 1
 
     def _handle(self, message: Work) -> None:
         if isinstance(message, Query):
@@ -113,9 +114,9 @@ class Agent:
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
-        check = min(family.next_check() for family in self._families) if self._in_sync else math.inf
+        work = min(family.next_work() for family in self._families) if self._in_sync else math.inf
         gate = self._gate.opens_at(self._cluster, self._node)
-        return min(self._next_retry, check, max(gate, self._limiter.due()))
+        return min(self._next_retry, work, max(gate, self._limiter.due()))
 
     def _retry_listeners(self) -> None:
         now = self._clock()
@@ -129,6 +130,36 @@ class Agent:
             drifted = [family.check_drift() for family in self._families]
             if any(drifted):
                 self._sync()
+
+    def _spend_spare_time(self) -> None:
+        """Do one piece of the work that no other Service should wait for."""
+        if not self._in_sync:
+            return
+        now = self._clock()
+        for family in self._families:
+            if now >= family.next_deferred():
+                self._sync_deferred(family)
+                return
+            if now >= family.next_retry():
+                if family.retry_quarantined(self._cluster):
+                    self._request_sync()
+                return
+
+    def _sync_deferred(self, family: FamilyController) -> bool:
+        """Sync one large Service of a family. Return whether that succeeded."""
+        succeeded = self._note_sync(family.sync_deferred(self._cluster, self._node))
+        if not succeeded:
+            self._limiter.finished(self._clock(), succeeded)
+        self._observers.apply_checks(self._node)
+        return succeeded
+
+    def _sync_all_deferred(self) -> bool:
+        """Sync all large Services now. Return whether all syncs succeeded."""
+        for family in self._families:
+            while family.tables.has_deferred:
+                if not self._sync_deferred(family):
+                    return False
+        return True
 
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""
@@ -146,7 +177,9 @@ class Agent:
             for family in self._families:
                 family.tables.require_resync()
         changed, self._changed = self._changed, set()
-        results = [self._sync_family(family, changed) for family in self._families]
+        results = [
+            self._note_sync(family.sync(self._cluster, changed, self._node)) for family in self._families
+        ]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)
         self._observers.round_finished(succeeded, self._node)
@@ -158,8 +191,8 @@ class Agent:
             settle_memory()
         return succeeded
 
-    def _sync_family(self, family: FamilyController, changed: set[Key]) -> bool:
-        synced = family.sync(self._cluster, changed, self._node)
+    def _note_sync(self, synced: Synced | None) -> bool:
+        """Tell all that follow syncs about one; return whether it succeeded."""
         if synced is None:
             return False
         self._sync_log.synced(synced.report)

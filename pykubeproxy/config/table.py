@@ -267,6 +267,10 @@ OURS: tuple[Setting, ...] = (
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
             "How to dispatch packets to services: flat (as kube-proxy), tree, or auto (tree above 200 addresses).",
             "dispatch", Zero.DEFAULT, beside_config=True, omitted=True, optional=True),
+    Setting("pykubeproxy.maxServicePairs", "max-service-pairs", integer(0, 2**31 - 1), 50_000,
+            "Do not serve a Service with more pairs of a port and an endpoint, external IP, load balancer IP or source"
+            " range in an address family; 0 allows any number.",
+            "max_service_pairs", beside_config=True, omitted=True),
 )
 
 SETTINGS = KUBE_PROXY + OURS

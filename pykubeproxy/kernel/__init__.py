@@ -11,6 +11,7 @@ from pykubeproxy.kernel.errors import (
     Missing,
     NotPermitted,
     Rejected,
+    TimedOut,
     Unreadable,
 )
 from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts

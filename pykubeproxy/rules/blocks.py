@@ -95,13 +95,13 @@ def _filter_steps(
 def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
     """Yield what changes in table nat: as one block if that is small, or if there is no limit."""
     limit = chains_per_block or _LEGACY_DECLARED_TOGETHER
-    batches = _batches(update.chains(), limit)
-    first = list(itertools.islice(batches, 2))
+    batched = batches(update.chains(), limit)
+    first = list(itertools.islice(batched, 2))
     unused = update.replaced_chains()
     for batch in first:
         _keep(unused, batch)
     is_small = len(first) <= 1 and len(unused) <= limit
-    steps = _nat_steps(update, itertools.chain(first, batches), unused, limit)
+    steps = _nat_steps(update, itertools.chain(first, batched), unused, limit)
     if chains_per_block is None:
         yield from _one_block("nat", steps)
     elif is_small:
@@ -112,11 +112,11 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
 
 
 def _nat_steps(
-    update: Update, batches: Iterable[ChainUpdate], unused: dict[str, int], limit: int
+    update: Update, batched: Iterable[ChainUpdate], unused: dict[str, int], limit: int
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
     yield _written(_of_table("nat", update.fixed))
-    for batch in batches:
+    for batch in batched:
         _keep(unused, batch)
         yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
     shared = _written(_of_table("nat", update.shared))
@@ -141,7 +141,7 @@ def _keep(unused: dict[str, int], batch: ChainUpdate) -> None:
                 unused.pop(name, None)
 
 
-def _batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]:
+def batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]:
     """Join updates to batches of at most `limit` chains; divide one that alone has more."""
     chains: list[Chain] = []
     ports: list[AppliedPort] = []
@@ -150,7 +150,9 @@ def _batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate
             yield ChainUpdate(tuple(chains), tuple(ports))
             chains, ports = [], []
         # Chains come before those they jump to, which must exist first.
-        *first, last = _portions(update.chains[::-1], limit) if len(update.chains) > limit else (update.chains,)
+        *first, last = (
+            _portions(update.chains[::-1], limit) if len(update.chains) > limit else (update.chains,)
+        )
         yield from (ChainUpdate(portion) for portion in first)
         chains += last
         ports += update.ports

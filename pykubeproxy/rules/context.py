@@ -30,12 +30,16 @@ class KernelFacts(msgspec.Struct, frozen=True):
 
 
 class RuleContext(msgspec.Struct, frozen=True):
-    """The context of the rules of one family, from the configuration, the Node object and the kernel."""
+    """The context of the rules of one family, from the configuration, the Node object and the kernel.
+
+    A Service with more than `max_service_pairs` is not served; 0 means any number.
+    """
 
     node: NodeTopology
     options: RuleOptions
     node_port_jumps: tuple[str, ...]
     allow_external_ips: bool = True
+    max_service_pairs: int = 0
 
 
 def rule_context(
@@ -62,6 +66,7 @@ def rule_context(
         options=options,
         node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
+        max_service_pairs=config.max_service_pairs,
     )
 
 

@@ -10,23 +10,32 @@ from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
 from pykubeproxy.rules.restore_text import Chain, Rules, block, join, write_chains
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import PortRules, port_rules
+from pykubeproxy.rules.service import PortRules, port_rules, reject_service
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import resolve_ports
+from pykubeproxy.services.size import oversized
 
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     """Return the chains for all Services of a cluster, without the jumps in the built-in chains."""
     family, node, external_ips = context.options.family, context.node, context.allow_external_ips
+    limit = context.max_service_pairs
+    too_large = {
+        it.key: found for it in cluster.services() if (found := oversized(cluster, it.key, family, limit))
+    }
     resolved = [
         port
         for service in cluster.services()
+        if service.key not in too_large
         for port in resolve_ports(cluster, service.key, family, node, external_ips)
     ]
     endpoints = sum(len(port.selection.verdicts) for port in resolved)
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
     rules = {port.port.name: port_rules(port.port, port.selection, options) for port in resolved}
+    rules |= {
+        whole_service(key): reject_service(key, it.cluster_ip, options) for key, it in too_large.items()
+    }
     return assemble(rules, options, context.node_port_jumps)
 
 

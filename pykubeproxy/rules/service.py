@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.balancing import balance, endpoint_rules
 from pykubeproxy.rules.options import RuleOptions
@@ -73,6 +74,13 @@ def reject_rules(port: ServicePort, options: RuleOptions) -> PortRules:
         (skeleton.FILTER_NODEPORTS, _health_check(port)),
     )
     return PortRules(tuple((key, tuple(rules)) for key, rules in chains if rules))
+
+
+def reject_service(service: Key, cluster_ip: str, options: RuleOptions) -> PortRules:
+    """Return one rule that rejects new connections to all ports of a quarantined Service at its cluster IP."""
+    comment = f"{service} {QUARANTINED_COMMENT}"
+    text = rule(destination=host(cluster_ip), comment=comment, target=_reject(options))
+    return PortRules(((skeleton.FILTER_SERVICES, (text,)),))
 
 
 def note_rules(port: ServicePort) -> PortRules:

@@ -28,6 +28,11 @@ class PortName(msgspec.Struct, frozen=True, order=True):
         return Key(self.namespace, self.service)
 
 
+def whole_service(service: Key) -> PortName:
+    """Return the name under which a Service is treated as one, without a port and a protocol."""
+    return PortName(service.namespace, service.name, "", "")
+
+
 class ServicePort(msgspec.Struct, frozen=True):
     """One port of a Service in one family: its frontends and traffic policies.
 
@@ -76,6 +81,7 @@ class ServiceSkipReason(enum.Enum):
     NO_CLUSTER_IP = "it has no cluster IP yet"
     REJECTED_CLUSTER_IP = "its cluster IP is not a valid service address"
     OTHER_FAMILY = "it has no cluster IP of this family"
+    OVERSIZED = "it has more pairs of a port and an endpoint or address than maxServicePairs allows"
 
 
 def service_ports(

@@ -83,7 +83,7 @@ class FakeIptables:
         return rule in self.tables.get(key.table, {}).get(key.chain, ())
 
     @contextmanager
-    def session(self, seconds: float | None = None) -> Iterator["FakeSession"]:  # noqa: ARG002
+    def session(self, seconds: float | None = None) -> Iterator["FakeSession"]:
         """See Iptables.session; the input is applied at the end."""
         session = FakeSession()
         yield session

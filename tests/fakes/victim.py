@@ -19,7 +19,7 @@ from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.process import inside_a_namespace, running
 
-_CHAIN = names.cluster_chain(PortName("default", "victim", "", "TCP"))
+_PORT = PortName("default", "victim", "", "TCP")
 # Pauses in seconds. Those between the victim's changes are random, so that minSyncPeriod (1 s) delays each differently.
 _BETWEEN_ACTS = 0.2
 _BETWEEN_CHANGES = (1.0, 2.0)
@@ -38,7 +38,7 @@ class Victim:
         self._slice = api.store.create(slice_of("victim", "10.244.9.1"))
         # A lock of its own: listing rules does not delay the agent.
         self._environment = {**os.environ, "XTABLES_LOCKFILE": str(log.with_name("listing.lock"))}
-        self._command = (f"iptables-{backend}", "-w", "-t", "nat", "-S", _CHAIN)
+        self._command = (f"iptables-{backend}", "-w", "-t", "nat", "-S", names.cluster_chain(_PORT))
         self._count = 1
 
     def is_served(self) -> bool:
@@ -97,7 +97,7 @@ class Victim:
 
     def _has(self, address: str) -> bool:
         listed = subprocess.run(self._command, capture_output=True, text=True, env=self._environment)
-        return f"-> {address}:8080" in listed.stdout
+        return names.endpoint_chain(_PORT, f"{address}:8080") in listed.stdout
 
 
 @contextmanager

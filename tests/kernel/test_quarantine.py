@@ -1,5 +1,7 @@
 """Quarantine services whose rules iptables rejects and serve all others, in both backends and the fake."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from pykubeproxy.agent.quarantine import quarantine
@@ -14,7 +16,7 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import Entries, PortRules, port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ServicePort
+from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import Selection
 from tests.fakes.rules import GivenRules
 from tests.objects import service, slice_of
@@ -65,7 +67,18 @@ class SyncedTables:
 
     def sync(self, *events: Event) -> SyncReport:
         touched = {key for event in events for key in self.cluster.apply(event)}
-        return self.tables.sync(self.cluster, touched, self.rules_context)
+        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in touched]
+        report = self.tables.sync(self.cluster, touched, self.rules_context)
+        return self.retry(due) or report
+
+    def retry_all(self) -> SyncReport | None:
+        return self.retry([it.port_name for it in self.tables.quarantined()])
+
+    def retry(self, ports: Sequence[PortName]) -> SyncReport | None:
+        """Try quarantined ports again, and return the sync that serves those that iptables accepts."""
+        if self.tables.retry_quarantined(self.cluster, ports).accepted:
+            return self.tables.sync(self.cluster, (), self.rules_context)
+        return None
 
     def saved(self) -> dict[ChainKey, tuple[str, ...]]:
         """Return our chains."""
@@ -154,15 +167,15 @@ def test_a_changed_service_enters_and_leaves_quarantine(
     assert synced.saved() == before
 
 
-def test_a_full_sync_retries_quarantined_services(
-    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a change of the Service."""
+def test_quarantined_services_are_retried(synced: SyncedTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a change of the Service."""
     assert quarantined(synced.sync(*pair("good", 1), *pair("bad-entry", 2))) == ["bad-entry"]
     monkeypatch.setattr(quarantine, "port_rules", port_rules)
     assert quarantined(synced.sync(*pair("good2", 3))) == ["bad-entry"]
-    synced.tables.require_resync()
-    assert quarantined(synced.sync()) == []
+    report = synced.retry_all()
+    assert report
+    assert not report.full
+    assert quarantined(report) == []
     assert synced.served() == {"10.96.1.1/32", "10.96.1.2/32", "10.96.1.3/32"}
 
 
@@ -197,7 +210,7 @@ def is_stable(synced: SyncedTables) -> bool:
     """Return whether a full sync leaves the tables unchanged."""
     synced.tables.require_resync()
     before = synced.saved()
-    # The sync may retry quarantined services.
+    synced.retry_all()
     synced.sync()
     return synced.saved() == before
 

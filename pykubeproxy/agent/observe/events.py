@@ -170,8 +170,8 @@ def port_taken(node_name: str, service: Key, port: int, reason: str) -> Kubernet
 
 
 def service_quarantined(node_name: str, service: Key, reason: str) -> KubernetesEvent:
-    """Return the event that this node does not serve a Service because iptables rejects its rules."""
-    note = f"node {node_name} does not serve {service}: iptables rejects its rules: {reason}"
+    """Return the event that this node does not serve a Service or one of its ports."""
+    note = f"node {node_name} does not serve {service}: {reason}"
     return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
 
 

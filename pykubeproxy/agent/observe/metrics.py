@@ -104,7 +104,7 @@ class Metrics:
         }
         counter, gauge = partial(counter, namespace="pykubeproxy"), partial(gauge, namespace="pykubeproxy")
         self._quarantined = gauge(
-            "services_quarantined", "Services with quarantined ports, whose rules iptables rejects"
+            "services_quarantined", "Services in quarantine, with ports that are not served"
         )
         self._unwatched = gauge(
             "unwatched_seconds",

@@ -157,6 +157,10 @@ class Observers:
         """Note that every family was synced; `succeeded`: no sync failed."""
         if succeeded:
             self.metrics.changes_synced()
+        self.apply_checks(node)
+
+    def apply_checks(self, node: Node | None) -> None:
+        """Open and close health check ports as the latest syncs require."""
         if self._checks:
             hosts = listening_hosts(self._config, node, self._addresses)
             self._checks.apply(self._desired_checks.checks(), hosts)

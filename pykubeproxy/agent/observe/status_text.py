@@ -7,7 +7,7 @@ from pykubeproxy.agent.observe.status import FamilyStatus, Status, Sync
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.wording import counted, listed
 
-QUARANTINED = "iptables rejects their rules. Each is retried when it changes, and once an hour."
+QUARANTINED = "They are not served. Each is tried again when it changes, and once an hour."
 
 
 def health(status: Status) -> str:

@@ -1,12 +1,15 @@
 """Find the services whose rules iptables-restore rejects, by bisection."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from pykubeproxy.kernel import Rejected, Tables
+from pykubeproxy.kernel import Rejected, Tables, TimedOut
 from pykubeproxy.objects import Endpoint, Protocol, address_and_port
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.applied import ChainUpdate
+from pykubeproxy.rules.blocks import batches
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.restore_text import Chain, block, delete_chains, empty_chains, write_chains
 from pykubeproxy.rules.ruleset import ChainKey
@@ -14,6 +17,9 @@ from pykubeproxy.rules.service import PortRules, port_rules
 from pykubeproxy.services.endpoints import ResolvedEndpoint
 from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import NodeTopology, select
+
+# How long iptables may make no progress in a try, in seconds.
+TRY_SECONDS = 10.0
 
 _MANGLE_CANARY, _NAT_CANARY, _FILTER_CANARY = skeleton.CANARIES
 # Documentation addresses (RFC 5737, RFC 3849): a cluster IP and two endpoints.
@@ -24,7 +30,7 @@ _ADDRESSES = {
 
 
 class Split(NamedTuple):
-    """Service ports whose rules are accepted, and those whose rules are rejected, with iptables' message.
+    """Service ports whose rules are accepted, and those whose rules are rejected, with the reason.
 
     Ports that were not tried in time are missing.
     """
@@ -39,9 +45,10 @@ class Bisection:
     Write the own chains of a service port under their names: new ones are not referenced yet, others get their desired
     rules. Write its rules for shared chains into the canary chains, which nothing refers to; `clear` empties them. Write
     the fixed chains too, since any rule may refer to them. On legacy, a try replaces whole tables, so its cost does not
-    depend on the number of services. On nft, each try takes about `chains_per_block` chains at most.
+    depend on the number of services. On nft, each try takes about `chains_per_block` chains at most, or one service port.
 
-    After `seconds`, end the search with the first rejected port. Call `progress` after each try.
+    A try in which iptables makes no progress for `TRY_SECONDS` counts as rejected. After `seconds`, end the search with
+    the first rejected port. Call `progress` after each try.
     """
 
     def __init__(
@@ -60,26 +67,29 @@ class Bisection:
         self._fixed = tuple(Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
 
     def split(self, ports: Mapping[PortName, PortRules]) -> Split:
-        """Split service ports by whether their rules are accepted. Raises KernelError for other failures."""
+        """Split service ports by whether their rules are accepted, the first ones first.
+
+        Raises KernelError for other failures.
+        """
         accepted: set[PortName] = set()
         rejected: dict[PortName, str] = {}
-        groups = self._batches(ports)
+        groups = deque(self._batches(ports))
         while groups and (not rejected or time.monotonic() < self._deadline):
-            group = groups.pop()
+            group = groups.popleft()
             tried = {name: ports[name] for name in group}
-            rejection = self._try(tried)
-            if rejection and rejection.whole_block and len(group) == 1:
+            failure = self._try(tried)
+            if failure and failure.whole_block and len(group) == 1:
                 # On legacy, a concurrent writer causes a single rejection without a reason.
-                rejection = self._try(tried)
-            if rejection is None:
+                failure = self._try(tried)
+            if failure is None:
                 accepted.update(group)
             elif len(group) == 1:
-                rejected[group[0]] = rejection.message
-            elif culprit := _port_of_line(rejection.line, tried):
-                rejected[culprit] = rejection.message
-                groups.append([name for name in group if name != culprit])
+                rejected[group[0]] = failure.reason
+            elif culprit := _port_of_line(failure.line, tried):
+                rejected[culprit] = failure.reason
+                groups.appendleft([name for name in group if name != culprit])
             else:
-                groups += (group[: len(group) // 2], group[len(group) // 2 :])
+                groups.extendleft((group[len(group) // 2 :], group[: len(group) // 2]))
         return Split(frozenset(accepted), rejected)
 
     def accepts_plain_service(self) -> bool:
@@ -98,34 +108,42 @@ class Bisection:
         """Empty the canary chains again. Raises KernelError."""
         self._tables.restore("".join(block(key.table, empty_chains([key.chain])) for key in _CLEARED))
 
-    def _try(self, ports: Mapping[PortName, PortRules]) -> Rejected | None:
+    def _try(self, ports: Mapping[PortName, PortRules]) -> "_Failure | None":
         try:
-            with self._tables.session() as session:
-                for table in ("mangle", "filter", "nat"):
-                    session.write(self._block(table, ports))
+            with self._tables.session(TRY_SECONDS) as session:
+                for text in self._blocks(ports):
+                    session.write(text)
         except Rejected as rejection:
             if rejection.is_shortage:
                 raise
-            return rejection
+            reason = f"iptables rejects its rules: {rejection.message}"
+            return _Failure(reason, rejection.line, rejection.whole_block)
+        except TimedOut:
+            return _Failure(f"iptables makes no progress with its rules for {TRY_SECONDS:g} s")
         finally:
             self._progress()
         return None
 
-    def _block(self, table: str, ports: Mapping[PortName, PortRules]) -> str:
-        fixed = [chain for chain in self._fixed if chain.key.table == table]
-        owned = [
-            Chain(ChainKey("nat", name), texts)
+    def _blocks(self, ports: Mapping[PortName, PortRules]) -> Iterator[str]:
+        """Yield the blocks of a try: one for each table, several for the chains of one large service port."""
+        yield self._block("mangle", [])
+        yield self._block("filter", [_canary_chain(_FILTER_CANARY, ports)])
+        own = (
+            ChainUpdate(tuple(Chain(ChainKey("nat", name), texts) for name, texts in rules.chains()))
             for rules in ports.values()
-            if table == "nat"
-            for name, texts in rules.chains()
-        ]
-        entries = [entry for rules in ports.values() for entry in rules.entries]
-        tried = [
-            Chain(canary, tuple(text for key, texts in entries if key.table == table for text in texts))
-            for canary in _CLEARED
-            if canary.table == table
-        ]
-        return block(table, write_chains(fixed), write_chains(owned), write_chains(tried))
+        )
+        if self._limit is None:
+            chains = [chain for update in own for chain in update.chains]
+            yield self._block("nat", [*chains, _canary_chain(_NAT_CANARY, ports)])
+            return
+        *first, last = [list(update.chains) for update in batches(own, self._limit)] or [[]]
+        for chains in first:
+            yield self._block("nat", chains)
+        yield self._block("nat", [*last, _canary_chain(_NAT_CANARY, ports)])
+
+    def _block(self, table: str, chains: list[Chain]) -> str:
+        fixed = [chain for chain in self._fixed if chain.key.table == table]
+        return block(table, write_chains(fixed), write_chains(chains))
 
     def _batches(self, ports: Mapping[PortName, PortRules]) -> list[list[PortName]]:
         batches: list[list[PortName]] = []
@@ -141,6 +159,20 @@ class Bisection:
 
 
 _CLEARED = (_NAT_CANARY, _FILTER_CANARY)
+
+
+class _Failure(NamedTuple):
+    """Why a try failed. `line` is the rejected line, if known; with `whole_block`, any line may be the cause."""
+
+    reason: str
+    line: str = ""
+    whole_block: bool = False
+
+
+def _canary_chain(canary: ChainKey, ports: Mapping[PortName, PortRules]) -> Chain:
+    """Return a canary chain with all rules that these ports have in shared chains of its table."""
+    entries = (entry for rules in ports.values() for entry in rules.entries)
+    return Chain(canary, tuple(text for key, texts in entries if key.table == canary.table for text in texts))
 
 
 def may_blame_service(rejection: Rejected, ports: Mapping[PortName, PortRules]) -> bool:

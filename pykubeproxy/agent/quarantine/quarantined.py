@@ -1,4 +1,4 @@
-"""The value that describes a quarantined service port."""
+"""The value that describes a quarantined service port, or a whole Service."""
 
 from typing import Self
 
@@ -9,10 +9,10 @@ from pykubeproxy.services.ports import PortName
 
 
 class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
-    """A service port whose rules iptables rejects; `reason` is iptables' message, `since` in seconds since 1970.
+    """A service port that is not served for a `reason`; `since` is in seconds since 1970.
 
     `rejects_clients`: new connections are rejected; if false, iptables rejects even the reject rule, and packets pass
-    unchanged.
+    unchanged. `port` and `protocol` are "" for a whole Service, which is too large; only its cluster IP rejects clients.
     """
 
     family: str

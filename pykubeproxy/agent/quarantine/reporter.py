@@ -45,7 +45,7 @@ class QuarantineReporter:
                 self._recorder.record(
                     service_quarantined(self._node_name, name.service_key, quarantined.reason)
                 )
-        resolved = {item.port.name for item in report.resolved}
-        for name in sorted((before - now.keys()) & resolved):
+        existing = {item.port.name.service_key for item in report.resolved}
+        for name in sorted(name for name in before - now.keys() if name.service_key in existing):
             log.info("service released from quarantine", service=str(name), family=family.value)
         return bool(new)

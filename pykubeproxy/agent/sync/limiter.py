@@ -1,4 +1,4 @@
-"""Limit the rate of syncs, retry failed ones, and request one at least once an hour."""
+"""Limit the rate of syncs, retry failed ones, request one at least once an hour; limit work to a share of the time."""
 
 import math
 
@@ -46,3 +46,19 @@ class SyncLimiter:
 
     def _retry_delay(self) -> float:
         return min(self._retry_period, _FIRST_RETRY * 2.0 ** min(self._failures - 1, 16))
+
+
+class TimeShare:
+    """Limit work to a share of the time. It reads no clock: the caller passes the time in, in seconds."""
+
+    def __init__(self, share: float) -> None:
+        self._pause = 1 / share - 1
+        self._due = -math.inf
+
+    def due(self) -> float:
+        """Return when the next piece of work may start."""
+        return self._due
+
+    def worked(self, begun: float, now: float) -> None:
+        """Note that a piece of work has ended."""
+        self._due = now + self._pause * (now - begun)

@@ -10,15 +10,21 @@ from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.digests import DesiredPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
+from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort, resolve_ports
+from pykubeproxy.services.size import Oversized, oversized
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """The ports of the Services to render, by name, and the context of their rules."""
+    """The ports of the Services to render, by name, and the context of their rules.
+
+    `oversized` are those of the Services that are too large to be served; they have no ports here.
+    """
 
     services: Mapping[Key, tuple[ResolvedPort, ...]]
+    oversized: Mapping[Key, Oversized]
     context: RuleContext
 
     def ports(self) -> tuple[ResolvedPort, ...]:
@@ -28,17 +34,21 @@ class Resolution(msgspec.Struct, frozen=True):
     def desired(self, quarantine: Quarantine) -> dict[Key, tuple[DesiredPort, ...]]:
         """Return the rules of all service ports, or what replaces them in quarantine."""
         options = self.context.options
-        return {
+        desired = {
             key: tuple(
                 DesiredPort(port.port.name, quarantine.rules(port, options), len(port.selection.verdicts))
                 for port in ports
             )
             for key, ports in self.services.items()
         }
+        for key, it in self.oversized.items():
+            rules = reject_service(key, it.cluster_ip, options)
+            desired[key] = (DesiredPort(whole_service(key), rules, 0),)
+        return desired
 
     def gone(self, applied: AppliedState) -> tuple[PortName, ...]:
         """Return the service ports that had rules and no longer exist."""
-        names = {port.port.name for port in self.ports()}
+        names = {port.port.name for port in self.ports()} | set(map(whole_service, self.oversized))
         return tuple(
             port.name for key in self.services for port in applied.ports(key) if port.name not in names
         )
@@ -48,18 +58,29 @@ def resolve(
     cluster: Cluster, family: Family, keys: Collection[Key], applied: AppliedState, context: RuleContext
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints."""
-    services = {key: resolve_service(cluster, family, key, context) for key in keys}
+    limit = context.max_service_pairs
+    too_large = {key: it for key in keys if (it := oversized(cluster, key, family, limit))}
+    services = {key: () if key in too_large else _ports(cluster, family, key, context) for key in keys}
     before = sum(port.endpoints for key in keys for port in applied.ports(key))
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
     options = msgspec.structs.replace(context.options, large_cluster=large)
-    return Resolution(services, msgspec.structs.replace(context, options=options))
+    return Resolution(services, too_large, msgspec.structs.replace(context, options=options))
 
 
 def resolve_service(
     cluster: Cluster, family: Family, service: Key, context: RuleContext
 ) -> tuple[ResolvedPort, ...]:
-    """Return the ports of one Service, by name. A manifest may use a name twice: the last one counts, as in `render`."""
+    """Return the ports of one Service, by name; none if it is oversized.
+
+    A manifest may use a name twice: the last one counts, as in `render`.
+    """
+    if oversized(cluster, service, family, context.max_service_pairs):
+        return ()
+    return _ports(cluster, family, service, context)
+
+
+def _ports(cluster: Cluster, family: Family, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
     ports = resolve_ports(cluster, service, family, context.node, context.allow_external_ips)
     named = {port.port.name: port for port in ports}
     return tuple(named[name] for name in sorted(named))

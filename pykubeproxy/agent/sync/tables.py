@@ -7,6 +7,7 @@ import msgspec
 
 from pykubeproxy.agent.drift.reader import TableReader
 from pykubeproxy.agent.drift.schedule import DriftScope
+from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.agent.sync.report import SyncReport
@@ -15,7 +16,7 @@ from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
 from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import drift as rule_drift
-from pykubeproxy.rules import skeleton
+from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.digests import Desired
@@ -26,7 +27,10 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import ResolvedPort
+from pykubeproxy.services.size import count_pairs
 
+# Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
+LARGE_PAIRS = 5000
 # The attempts of one sync: each further one omits the kinds of services, or single services, that iptables rejected.
 _ATTEMPTS = 3
 
@@ -49,6 +53,8 @@ class FamilyTables:
         self._dirty: set[Key] = set()
         self._dirty_chains: set[ChainKey] = set()
         self._needs_resync = True
+        # Large Services that wait for `sync_deferred`, the one that waits longest first.
+        self._deferred: dict[Key, None] = {}
         # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
 
@@ -70,8 +76,13 @@ class FamilyTables:
         return resolve_service(cluster, self.family, service, self._context) if self._context else ()
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """Return the service ports whose rules iptables rejects."""
+        """Return the service ports and Services in quarantine."""
         return self.quarantine.all()
+
+    @property
+    def has_deferred(self) -> bool:
+        """Return whether a large Service waits for `sync_deferred`."""
+        return bool(self._deferred)
 
     def detect_drift(self, scope: DriftScope) -> bool:
         """Compare live tables, or just some chains, with the applied state. Return whether anything of ours differs.
@@ -96,25 +107,49 @@ class FamilyTables:
     def sync(self, cluster: Cluster, changed: Collection[Key], context: RuleContext) -> SyncReport:
         """Make the tables follow the cluster, in which the `changed` Services have changed since the last call.
 
-        Raises KernelError and SyncFailed; then the next sync is a full one.
+        Large Services may keep their rules until `sync_deferred`. Raises KernelError and SyncFailed; then the next sync
+        is a full one.
         """
         self._dirty.update(changed)
+        return self._sync(cluster, context)
+
+    def sync_deferred(self, cluster: Cluster, context: RuleContext) -> SyncReport:
+        """Sync the large Service that waits longest, after any small one. Raises as `sync` does."""
+        return self._sync(cluster, context, next(iter(self._deferred), None))
+
+    def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
+        """Try quarantined service ports again; those that iptables accepts get their rules with the next sync.
+
+        Raises KernelError.
+        """
+        if self._context is None:
+            return Split(frozenset(), {})
+        services = dict.fromkeys(name.service_key for name in ports)
+        resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
+        found = [resolved[name] for name in ports if name in resolved]
+        split = self.quarantine.retry(found, self._context.options)
+        self._dirty |= {name.service_key for name in split.accepted}
+        return split
+
+    def _sync(self, cluster: Cluster, context: RuleContext, turn: Key | None = None) -> SyncReport:
         if self._context and not _same_service_rules(context, self._context):
             self.require_resync()
-        for attempt in range(_ATTEMPTS):
-            if report := self._try_sync(cluster, context, retry_quarantined=attempt == 0):
+        for _ in range(_ATTEMPTS):
+            if report := self._try_sync(cluster, context, turn):
                 return report
         raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
-    def _try_sync(self, cluster: Cluster, context: RuleContext, retry_quarantined: bool) -> SyncReport | None:
-        """Sync once. Return None if it quarantined service ports instead; the next attempt omits their rules."""
+    def _try_sync(self, cluster: Cluster, context: RuleContext, turn: Key | None) -> SyncReport | None:
+        """Sync once, with the large Service whose `turn` it is.
+
+        Return None if it quarantined service ports instead; the next attempt omits their rules.
+        """
         stopwatch = _Stopwatch()
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
-        resolution = self._resolve(cluster, context, everything=full)
-        if retry_quarantined:
-            self.quarantine.retry(resolution.services, resolution.context.options)
+        resolution = self._resolve(cluster, context, live, turn, everything=full)
+        self.quarantine.resolved(resolution.services, resolution.oversized)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
         update = self._applied.update_to(desired)
@@ -132,6 +167,8 @@ class FamilyTables:
         self._context, self._drift, self._needs_resync = resolution.context, None, False
         self._dirty.clear()
         self._dirty_chains.clear()
+        for key in resolution.services:
+            self._deferred.pop(key, None)
         return report
 
     def _adopt_live_tables(self) -> Ruleset:
@@ -139,17 +176,36 @@ class FamilyTables:
         self._applied.adopt(live)
         return live
 
-    def _resolve(self, cluster: Cluster, context: RuleContext, everything: bool) -> Resolution:
-        """Resolve the dirty Services; all of them with `everything`, or if the options of their rules change."""
-        keys: Collection[Key] = self._dirty
+    def _resolve(
+        self, cluster: Cluster, context: RuleContext, live: Ruleset | None, turn: Key | None, everything: bool
+    ) -> Resolution:
+        """Resolve the dirty Services, and the large one whose turn it is; defer other large ones.
+
+        Resolve all Services with `everything`, or if the options of their rules change.
+        """
+        keys = self._dirty | ({turn} if turn else set())
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
-        resolution = resolve(cluster, self.family, keys, self._applied, context)
+        waiting = {key for key in keys if key != turn and self._may_wait(cluster, key, context, live)}
+        resolution = resolve(cluster, self.family, keys - waiting, self._applied, context)
         large = resolution.context.options.large_cluster
         if not everything and self._context and large != self._context.options.large_cluster:
-            return self._resolve(cluster, context, everything=True)
+            return self._resolve(cluster, context, live, turn, everything=True)
+        self._deferred |= dict.fromkeys(sorted(waiting))
         return resolution
+
+    def _may_wait(self, cluster: Cluster, key: Key, context: RuleContext, live: Ruleset | None) -> bool:
+        """Return whether a Service is large and can keep the rules it has, if any, until it is its turn."""
+        service, pairs = cluster.service(key), count_pairs(cluster, key, self.family)
+        if service is None or not LARGE_PAIRS < pairs <= (context.max_service_pairs or pairs):
+            return False
+        if key in self._applied.services() or live is None:
+            return True
+        # After a restart, the applied state does not know the chains that an earlier agent wrote.
+        ports = (PortName(*key, port.name, port.protocol.value) for port in service.ports)
+        chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
+        return not any(ChainKey("nat", chain) in live.chains for chain in chains)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""

@@ -48,7 +48,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     - `frontends`: the frontends under this policy
     - `from_this_node`: under external policy Local, the frontends that lead here only from this node and its pods
     - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
-    - `quarantined`: not served, because iptables rejects its rules
+    - `quarantined`: not served, in quarantine; the agent's status has the reason
     - `source_ranges`: the sources allowed at load balancer IPs; empty for all
     - `chain`: the balancing chain; "" without endpoints
     """

@@ -21,8 +21,8 @@ _REJECTIONS = {
     PacketVerdict.PASS: "no endpoints, and no rule that rejects packets",
 }
 _QUARANTINED = {
-    PacketVerdict.REJECT: "rejected: quarantined, because iptables rejects its rules",
-    PacketVerdict.PASS: "passed on: quarantined, because iptables rejects its rules",
+    PacketVerdict.REJECT: "rejected: quarantined (`pykubeproxy status` has the reason)",
+    PacketVerdict.PASS: "passed on: quarantined (`pykubeproxy status` has the reason)",
 }
 # Makes the last column of an endpoint.
 Remark = Callable[[ServiceView, EndpointView], str]
@@ -127,7 +127,7 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
       "fromThisNode": frontends that lead here only for packets of this node and its pods,
       "endpoints": [{"address", "port", "share": 0 to 1, "packets", "bytes"}],
       "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null,
-      "quarantined": true if it is not served because iptables rejects its rules}]}
+      "quarantined": true if it is not served, in quarantine}]}
 
     There is one entry for each service port, family and policy. Packets and bytes count since the endpoint's chain was
     written, for both policies together. Keys may be added.

@@ -24,6 +24,7 @@ from pykubeproxy.services.selection import (
     ignored_hints,
     resolve_ports,
 )
+from pykubeproxy.services.size import oversized
 
 
 class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +56,7 @@ class PortExplanation(msgspec.Struct, frozen=True):
 
     - `topology`: None if policy Cluster, the only one that uses hints, does not apply
     - `slices`: the number of EndpointSlices considered
-    - `quarantined`: why iptables rejects its rules; "" if it does not, or no agent was asked
+    - `quarantined`: why an agent quarantined it; "" if it did not, or no agent was asked
     """
 
     family: Family
@@ -126,6 +127,9 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
     ports: list[PortExplanation] = []
     found = {family: service_ports(service, family, on.allow_external_ips) for family, on in contexts.items()}
     skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}
+    for family, context in contexts.items():
+        if family not in skipped and oversized(cluster, service.key, family, context.max_service_pairs):
+            skipped[family] = ServiceSkipReason.OVERSIZED
     for family, context in contexts.items():
         if family not in skipped:
             slices = cluster.slices_of(service.key, family)

@@ -45,7 +45,7 @@ def document(
         "endpointsWithout": ["address:port"], "message"}],
       "skipped": [{"slice", "address": null for the whole slice or port, "reason", "message"}],
       "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
-      "quarantined": true if it is not served because iptables rejects its rules,
+      "quarantined": true if it is not served, in quarantine,
       "notes": [sentence]}],
      "skippedServices": [{"namespace", "name", "family", "reason", "message"}],
      "ignoredAddresses": [{"namespace", "name", "field", "address", "message"}],

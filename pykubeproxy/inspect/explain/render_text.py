@@ -109,8 +109,7 @@ def summary(explanation: PortExplanation) -> Iterator[str]:
     port = explanation.port
     if explanation.quarantined:
         yield (
-            f"Quarantined, because iptables rejects its rules: {explanation.quarantined}. New clients are not served"
-            " until iptables accepts the rules. Then:"
+            f"Quarantined: {explanation.quarantined}. New clients are not served until iptables accepts the rules. Then:"
         )
     internal, *external = frontends(port)
     yield _destination(explanation, [internal], port.internal_local, "internalTrafficPolicy")

@@ -1,11 +1,14 @@
 """The agent's reconcile loop, on a test clock and tables in memory."""
 
+import re
 from concurrent.futures import Future
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest.mock import call, create_autospec
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from pykubeproxy.agent import loop
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
@@ -14,6 +17,7 @@ from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query, list_services
 from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.sync import tables
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
@@ -417,3 +421,71 @@ def test_a_long_sync_reports_progress(family: FakeFamily, clock: Clock) -> None:
     family.live.rejects = lambda rule: "ns/web" in rule and "-j DNAT" in rule
     run(family, clock, *STARTED, *at(2, STOP), observers=observers)
     assert observers.sync_progress.call_args_list[0] == call(Family.IPV4)
+
+
+def test_a_large_service_delays_no_small_one(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is synced on its own, and then waits three times as long as that took."""
+    monkeypatch.setattr(tables, "LARGE_PAIRS", 2)
+    synced: list[tuple[float, set[str]]] = []
+    restore = family.live.restore
+
+    def slow_with_large_services(text: str) -> None:
+        names_written = set(re.findall(r"ns/(web|large):http -> ", text))
+        synced.append((clock.now - 1000, names_written))
+        if "large" in names_written:
+            clock.now += 2.0
+        restore(text)
+
+    family.live.restore = slow_with_large_services  # type: ignore[method-assign]
+    large = service("large", cluster_ip="10.96.0.11")
+    small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
+    changes = [Updated(slice_of(*(f"10.244.2.{n + k}" for k in range(3)), service="large")) for n in range(9)]
+    steps = [step for n, change in enumerate(changes) for step in at(10.5 + n, change)]
+    steps += [step for n, change in enumerate(small) for step in at(10 + 2 * n, change)]
+    run(family, clock, *STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
+    turns = [when for when, services in synced if services == {"large"}]
+    assert [after - before for before, after in pairwise(turns)] == [8.0, 8.0][: len(turns) - 1]
+    assert len(turns) >= 2
+    assert not any(len(services) > 1 for _, services in synced)
+
+
+def test_once_syncs_large_services_too(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "LARGE_PAIRS", 0)
+    code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
+    assert code == 0
+    assert family.rules(WEB)
+
+
+def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:
+    """A second after its change; its rules are written with the sync that follows."""
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    steps = (
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        *at(15, Updated(slice_of("10.244.1.67"))),
+        *at(16, STOP),
+    )
+    run(family, clock, *STARTED, *steps)
+    assert family.tables.quarantined() == ()
+    assert family.rules(WEB)
+
+
+def test_a_failing_retry_is_logged(family: FakeFamily, clock: Clock) -> None:
+    """And repeated, not at once."""
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+
+    def fail() -> None:
+        family.live.failure = BROKEN
+
+    steps = (
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        (11, fail),
+        *at(15, Updated(slice_of("10.244.1.67"))),
+        *at(100, STOP),
+    )
+    with capture_logs() as logged:
+        run(family, clock, *STARTED, *steps)
+    assert 0 < [line["event"] for line in logged].count("quarantine retry failed") < 10

@@ -45,7 +45,11 @@ def test_flagz_has_kube_proxys_flags_and_ours(port: int) -> None:
     assert got.headers["Content-Type"] == expected.headers["Content-Type"]
     lines = got.body.splitlines()
     assert [it for it in lines if it in expected.body.splitlines()] == expected.body.splitlines()
-    assert set(lines) - set(expected.body.splitlines()) == {"dispatch: auto", "iptables-backend: auto"}
+    assert set(lines) - set(expected.body.splitlines()) == {
+        "dispatch: auto",
+        "iptables-backend: auto",
+        "max-service-pairs: 50000",
+    }
 
 
 def test_statusz_equals_kube_proxys_except_versions() -> None:

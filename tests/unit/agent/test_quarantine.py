@@ -13,7 +13,7 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables, SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Failed, Rejected
-from pykubeproxy.kernel.errors import LockHeld
+from pykubeproxy.kernel.errors import LockHeld, TimedOut
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -41,7 +41,11 @@ class SyncedTables:
         rules_context = rule_context(
             load(None, {}).config, HERE, None, KernelFacts(nfacct=False), Family.IPV4
         )
-        return self.tables.sync(self.cluster, touched, rules_context)
+        due = [it.port_name for it in self.tables.quarantined() if it.port_name.service_key in touched]
+        report = self.tables.sync(self.cluster, touched, rules_context)
+        if self.tables.retry_quarantined(self.cluster, due).accepted:
+            return self.tables.sync(self.cluster, (), rules_context)
+        return report
 
     def refused(self) -> int:
         return sum("REJECT" in rule for rule in self.live.save().chains[skeleton.FILTER_SERVICES])
@@ -208,8 +212,52 @@ def test_a_timed_out_bisection_stops_after_one_rejected_service() -> None:
     rendered = {it.port.name: port_rules(it.port, it.selection, rules_context.options) for it in items}
     bisection = bisect.Bisection(synced.live, rules_context.options, None, -1.0, lambda: None)
     taken, refused = bisection.split(rendered)
-    assert [it.service for it in taken] == ["svc4"]
-    assert [it.service for it in refused] == ["svc3"]
+    assert [it.service for it in taken] == []
+    assert [it.service for it in refused] == ["svc1"]
+
+
+def hang_on(synced: SyncedTables, pattern: str) -> None:
+    """Make iptables hang with input that matches."""
+    restore = synced.live.restore
+
+    def hanging_restore(text: str) -> None:
+        if re.search(pattern, text):
+            raise TimedOut("iptables-restore", 60)
+        restore(text)
+
+    synced.live.restore = hanging_restore  # type: ignore[method-assign]
+
+
+def test_a_service_with_which_iptables_hangs_is_quarantined(synced: SyncedTables) -> None:
+    """It is found among others, and only it."""
+    hang_on(synced, r"-A \S+ .*--to-destination 10\.244\.0\.6:")
+    report = synced.sync(*numbered(*range(5, 60)))
+    assert quarantined(report) == ["svc6"]
+    assert report.quarantined[0].reason == "iptables makes no progress with its rules for 10 s"
+    assert (report.services, synced.refused()) == (55, 1)
+
+
+def test_no_service_is_blamed_if_iptables_hangs_with_any(synced: SyncedTables) -> None:
+    hang_on(synced, "-j DNAT")
+    with pytest.raises(SyncFailed, match="no progress"):
+        synced.sync(*numbered(5, 6))
+    assert synced.tables.quarantined() == ()
+
+
+def test_one_timeout_blames_no_service(synced: SyncedTables) -> None:
+    """A busy node may cause it once."""
+    restore, hangs = synced.live.restore, [True] * 2
+
+    def restore_later(text: str) -> None:
+        if "10.244.0.6:" in text and hangs:
+            hangs.pop()
+            raise TimedOut("iptables-restore", 60)
+        restore(text)
+
+    synced.live.restore = restore_later  # type: ignore[method-assign]
+    with pytest.raises(SyncFailed):
+        synced.sync(*numbered(5, 6))
+    assert synced.sync().quarantined == ()
 
 
 def test_a_rejection_without_a_reason_is_retried() -> None:
@@ -255,7 +303,7 @@ def test_quarantined_services_are_retried_on_empty_tables(synced: SyncedTables) 
     synced.live.rejects = lambda rule: False
     synced.live.tables.clear()
     synced.tables.require_resync()
-    assert quarantined(synced.sync()) == []
+    assert quarantined(synced.sync(Updated(slice_of("10.244.0.9", service="svc1")))) == []
 
 
 def test_progress_is_reported_per_restore(synced: SyncedTables) -> None:

@@ -76,7 +76,7 @@ def test_its_objects_and_its_configuration(serve: Serve) -> None:
 def test_a_quarantined_service_is_explained(serve: Serve) -> None:
     """The agent knows whom it does not serve; how another node fares it does not."""
     url = agent(serve)
-    said = "Quarantined, because iptables rejects its rules: No such file."
+    said = "Quarantined: No such file."
     assert said in " ".join(asked("api", "--url", url).stdout.split())
     (entry,) = json.loads(asked("api", "--url", url, "-o", "json").stdout)["services"]
     assert (entry["quarantined"], entry["notes"][0].startswith(said)) == (True, True)

@@ -1,0 +1,51 @@
+"""The size of a Service, which decides what its rules cost.
+
+Nothing in Kubernetes limits it: ports, endpoints and addresses multiply, up to millions of rules for one Service.
+"""
+
+from collections import Counter
+
+import msgspec
+
+from pykubeproxy.objects import Family, Key, family_of
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ServiceSkipReason, service_ports
+
+
+class Oversized(msgspec.Struct, frozen=True):
+    """A Service that is not served in one family, because it has more `pairs` than `limit`. See `count_pairs`."""
+
+    service: Key
+    cluster_ip: str
+    pairs: int
+    limit: int
+
+
+def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
+    """Return how many pairs of a port and an endpoint, or of a port and an address, a Service has in one family.
+
+    Addresses are external IPs, load balancer IPs and source ranges. A port without any counts as one pair; an endpoint
+    counts once for each slice that lists it. 0 if there is no such Service.
+    """
+    service = cluster.service(key)
+    if service is None:
+        return 0
+    given = (*service.external_ips, *service.load_balancer_ips, *service.source_ranges)
+    addresses = sum(family_of(address) is family for address in given)
+    endpoints: Counter[tuple[str | None, str]] = Counter()
+    for slice_ in cluster.slices_of(key, family):
+        for port in slice_.ports:
+            endpoints[port.name, port.protocol.value] += len(slice_.endpoints)
+    return sum(max(1, addresses + endpoints[port.name, port.protocol.value]) for port in service.ports)
+
+
+def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:
+    """Return why a Service is too large to be served; None if it is not. A `limit` of 0 allows any size."""
+    pairs = count_pairs(cluster, key, family) if limit else 0
+    service = cluster.service(key)
+    if pairs <= limit or service is None:
+        return None
+    ports = service_ports(service, family)
+    if isinstance(ports, ServiceSkipReason):
+        return None
+    return Oversized(key, ports[0].cluster_ip, pairs, limit)

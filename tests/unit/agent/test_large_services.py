@@ -1,0 +1,150 @@
+"""Large Services wait for their turn; oversized ones are not served."""
+
+import pytest
+
+from pykubeproxy.agent.sync import tables as sync_tables
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.render import render
+from pykubeproxy.services.cluster import Cluster
+from tests.fakes.iptables import FakeIptables
+from tests.objects import service, slice_of
+from tests.strategies import NODE
+
+SMALL = (Updated(service("small")), Updated(slice_of("10.244.1.5", service="small")))
+
+
+def large(*hosts: int) -> tuple[Event, ...]:
+    made = service("large", cluster_ip="10.96.0.11")
+    return Updated(made), Updated(slice_of(*(f"10.244.2.{host}" for host in hosts), service="large"))
+
+
+def context(limit: int = 0) -> RuleContext:
+    config = load(None, {"max-service-pairs": str(limit)}).config
+    return rule_context(config, NODE, None, KernelFacts(nfacct=False), Family.IPV4)
+
+
+class Node:
+    """A cluster and its tables; more than two pairs make a Service large."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.context = context(limit)
+        self.cluster = Cluster()
+        self.live = FakeIptables()
+        self.start()
+
+    def start(self) -> None:
+        self.tables = FamilyTables(self.live, 200)
+
+    def sync(self, *events: Event) -> SyncReport:
+        changed = {key for event in events for key in self.cluster.apply(event)}
+        return self.tables.sync(self.cluster, changed, self.context)
+
+    def targets(self) -> set[str]:
+        """Return the endpoints that rules lead to."""
+        rules = (rule for chain in self.live.save().chains.values() for rule in chain)
+        return {rule.rpartition(" ")[2] for rule in rules if "-j DNAT" in rule}
+
+
+@pytest.fixture(autouse=True)
+def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_tables, "LARGE_PAIRS", 2)
+
+
+def test_a_new_large_service_waits_for_its_turn() -> None:
+    """A small one of the same sync is served before."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    assert node.targets() == {"10.244.1.5:8080"}
+    assert node.tables.has_deferred
+    report = node.tables.sync_deferred(node.cluster, node.context)
+    assert (report.full, len(node.targets()), node.tables.has_deferred) == (False, 4, False)
+
+
+def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
+    node = Node()
+    node.sync(*large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    node.sync(*large(2, 3, 4), *SMALL)
+    assert {"10.244.1.5:8080", "10.244.2.1:8080"} < node.targets()
+    node.tables.sync_deferred(node.cluster, node.context)
+    assert "10.244.2.1:8080" not in node.targets()
+    assert "10.244.2.4:8080" in node.targets()
+
+
+def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    node.tables.require_resync()
+    assert node.sync(*large(1, 2, 4)).full
+    assert "10.244.2.3:8080" in node.targets()
+    node.tables.sync_deferred(node.cluster, node.context)
+    assert not node.tables.has_deferred
+    assert "10.244.2.3:8080" not in node.targets()
+
+
+def test_a_restart_keeps_a_large_service_served() -> None:
+    """The new agent does not know the rules that the old one wrote."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    node.start()
+    assert not node.sync().wrote
+    assert not node.tables.has_deferred
+
+
+def test_a_deleted_or_smaller_service_does_not_wait() -> None:
+    node = Node()
+    node.sync(*large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    node.sync(*large(1, 2))
+    assert node.targets() == {"10.244.2.1:8080", "10.244.2.2:8080"}
+    node.sync(*large(1, 2, 3))
+    assert node.tables.has_deferred
+    node.sync(Deleted(Kind.SERVICE, Key("ns", "large")))
+    assert not node.tables.has_deferred
+    assert node.targets() == set()
+
+
+def test_an_oversized_service_is_quarantined_with_both_numbers() -> None:
+    """One rule rejects connections to all its ports; `render` agrees, and others are served."""
+    node = Node(limit=2)
+    report = node.sync(*SMALL, *large(1, 2, 3))
+    (quarantined,) = report.quarantined
+    assert (str(quarantined.port_name), quarantined.port_name.protocol) == ("ns/large", "")
+    assert quarantined.reason == (
+        "it has 3 pairs of a port and an endpoint or address, more than maxServicePairs, 2"
+    )
+    assert node.targets() == {"10.244.1.5:8080"}
+    (rule,) = node.live.save().chains[skeleton.FILTER_SERVICES]
+    assert rule.startswith('-d 10.96.0.11/32 -m comment --comment "ns/large is quarantined" -j REJECT')
+    rendered = render(node.cluster, node.context)
+    live = node.live.save().chains
+    assert {key: live[key] for key in rendered.chains} == rendered.chains
+    assert not node.tables.has_deferred
+
+
+def test_a_served_service_that_becomes_oversized_loses_its_rules() -> None:
+    """And gets them back when it is small enough; `since` stays meanwhile."""
+    node = Node(limit=2)
+    node.sync(*SMALL, *large(1, 2))
+    assert len(node.targets()) == 3
+    (first,) = node.sync(*large(1, 2, 3)).quarantined
+    (second,) = node.sync(*large(1, 2, 3, 4)).quarantined
+    assert first.since == second.since
+    assert len(node.targets()) == 1
+    report = node.sync(*large(3))
+    assert (report.quarantined, node.targets()) == ((), {"10.244.1.5:8080", "10.244.2.3:8080"})
+    assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
+
+
+def test_a_deleted_oversized_service_leaves_quarantine() -> None:
+    node = Node(limit=2)
+    node.sync(*large(1, 2, 3))
+    assert node.sync(Deleted(Kind.SERVICE, Key("ns", "large"))).quarantined == ()
+    assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()

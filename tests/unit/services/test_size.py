@@ -1,0 +1,63 @@
+"""The size of a Service, in pairs of a port and an endpoint or address."""
+
+import pytest
+
+from pykubeproxy.objects import EndpointPort, Family, Key, Port, Protocol, Service, Updated
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.size import count_pairs, oversized
+from tests.objects import service, slice_of
+
+WEB = Key("ns", "web")
+PORTS = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 4))
+
+
+def cluster(*objects: object) -> Cluster:
+    made = Cluster()
+    for it in objects:
+        made.apply(Updated(it))  # type: ignore[arg-type]
+    return made
+
+
+def pairs(*objects: object, family: Family = Family.IPV4) -> int:
+    return count_pairs(cluster(*objects), WEB, family)
+
+
+def test_each_endpoint_counts_once_for_each_port() -> None:
+    ports = tuple(EndpointPort(port.name, Protocol.TCP, 8080) for port in PORTS)
+    slices = (slice_of("10.0.0.1", "10.0.0.2", name=name, ports=ports) for name in "ab")
+    assert pairs(service(ports=PORTS), *slices) == 3 * 4
+
+
+def test_a_port_without_endpoints_counts_as_one_pair() -> None:
+    """Endpoints of other names, protocols and families do not count."""
+    other = slice_of("10.0.0.1", ports=(EndpointPort("p1", Protocol.UDP, 53),))
+    assert pairs(service(ports=PORTS), other, slice_of("fd00::1")) == 3
+    assert count_pairs(cluster(), WEB, Family.IPV4) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("external_ips", ("192.0.2.1", "192.0.2.2", "2001:db8::1")),
+        ("load_balancer_ips", ("192.0.2.1", "192.0.2.2", "2001:db8::1")),
+        ("source_ranges", ("192.0.2.0/24", "198.51.100.0/24", "2001:db8::/32")),
+    ],
+)
+def test_each_address_of_the_family_counts_once_for_each_port(field: str, values: tuple[str, ...]) -> None:
+    made = service(ports=PORTS, **{field: values})
+    assert pairs(made) == 3 * 2
+    assert pairs(made, family=Family.IPV6) == 3 * 1
+
+
+def test_a_service_is_oversized_above_the_limit() -> None:
+    """The value has both numbers; 0 allows any number."""
+    made = cluster(service(), slice_of("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    found = oversized(made, WEB, Family.IPV4, 2)
+    assert found
+    assert (found.service, found.cluster_ip, found.pairs, found.limit) == (WEB, "10.96.0.10", 3, 2)
+    assert [oversized(made, WEB, Family.IPV4, limit) for limit in (3, 0)] == [None, None]
+
+
+def test_a_service_that_is_not_served_is_not_oversized() -> None:
+    headless = Service("ns", "web", headless=True, ports=PORTS)
+    assert oversized(cluster(headless), WEB, Family.IPV4, 1) is None
