@@ -69,10 +69,11 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
             assert (str(quarantined.port_name), quarantined.rejects_clients) == ("default/bad", True)
             page = fetch(METRICS, "/statusz", accept="text/html").body
             assert "default/bad" in page.partition("Quarantined")[2]
-            assert "Quarantined: 1. iptables rejects their rules." in command("status")
+            assert "Quarantined: 1. They are not served." in command("status")
             dumped = command("dump-rules", "bad", "--iptables-backend", backend)
             assert (
-                "cluster IP 10.96.0.10:80 rejected: quarantined, because iptables rejects its rules" in dumped
+                "cluster IP 10.96.0.10:80 rejected: quarantined (`pykubeproxy status` has the reason)"
+                in dumped
             )
             assert log.read_text().count("service quarantined") == 1
 
