@@ -66,7 +66,7 @@ def rejecting_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
             quarantined, path = rule.comment.endswith(QUARANTINED_COMMENT), (RulePosition(key, index),)
             if quarantined and not rule.target and rule.destination:
                 frontend = Frontend(FrontendKind.CLUSTER_IP, rule.destination, _comment_port(rule))
-            elif rule.target in ("REJECT", "DROP") and rule.port:
+            elif rule.target in ("REJECT", "DROP") and (rule.port or quarantined):
                 address = rule.destination or ANY_LOCAL
                 frontend = Frontend(kind if rule.destination else FrontendKind.NODE_PORT, address, rule.port)
             else:

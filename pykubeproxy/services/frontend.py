@@ -29,7 +29,10 @@ _LABELS = {
 
 
 class Frontend(msgspec.Struct, frozen=True):
-    """An address and port; the address of a node port is one of the node's, or `ANY_LOCAL`."""
+    """An address and port; the address of a node port is one of the node's, or `ANY_LOCAL`.
+
+    The port is 0 for all ports of the cluster IP of a quarantined Service.
+    """
 
     kind: FrontendKind
     address: str
@@ -37,6 +40,8 @@ class Frontend(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Such as "cluster IP 10.96.0.10:80" or "node port 30080"."""
+        if not self.port:
+            return f"{_LABELS[self.kind]} {self.address}, all ports"
         at = str(self.port) if self.address == ANY_LOCAL else address_and_port(self.address, self.port)
         return f"{_LABELS[self.kind]} {at}"
 

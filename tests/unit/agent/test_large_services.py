@@ -1,16 +1,22 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
+import click
 import pytest
 
 from pykubeproxy.agent.sync import tables as sync_tables
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
+from pykubeproxy.inspect.dump.model import views
+from pykubeproxy.inspect.dump.render import table
+from pykubeproxy.inspect.explain.model import explain_all
+from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ServiceSkipReason
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.strategies import NODE
@@ -148,3 +154,21 @@ def test_a_deleted_oversized_service_leaves_quarantine() -> None:
     node.sync(*large(1, 2, 3))
     assert node.sync(Deleted(Kind.SERVICE, Key("ns", "large"))).quarantined == ()
     assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
+
+
+def test_dump_rules_shows_an_oversized_service() -> None:
+    """With all its ports as one."""
+    node = Node(limit=2)
+    node.sync(*large(1, 2, 3))
+    text = click.unstyle(table(views(node.live.save(), {})))
+    assert "ns/large" in text
+    assert "cluster IP 10.96.0.11, all ports" in text
+    assert "rejected: quarantined" in text
+
+
+def test_explain_says_that_a_service_is_oversized() -> None:
+    node = Node(limit=2)
+    node.sync(*SMALL, *large(1, 2, 3))
+    found = explain_all(node.cluster, ServiceFilter(name="large"), {Family.IPV4: node.context})
+    assert found[0].skipped == {Family.IPV4: ServiceSkipReason.OVERSIZED}
+    assert found[0].ports == ()
