@@ -59,7 +59,7 @@ class FamilyController:
         self._schedule = DriftSchedule(config.iptables.sync_period, clock())
         self._retries = RetrySchedule()
         self._deferred_share = TimeShare(_DEFERRED_SHARE)
-        opened.tables.quarantine.progress = lambda: observers.sync_progress(self.family)
+        opened.tables.on_progress(observers.progress)
 
     def external_write(self, write: ExternalWrite) -> None:
         """Note that another program wrote to the tables of this family."""

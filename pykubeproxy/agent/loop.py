@@ -8,7 +8,7 @@ import structlog
 
 from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
-from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop, Work
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.observe.sync_log import SyncLog
@@ -59,7 +59,7 @@ class Agent:
         self._cluster = Cluster()
         self._changed: set[Key] = set()
         self._node: Node | None = None
-        self._sync_requested = False
+        self._change_since = math.inf  # when the oldest change arrived that no sync was queued for
         self._in_sync = False  # since the first successful sync
         self._next_retry = now + config.iptables.sync_period
         self._last_resync = now
@@ -67,12 +67,14 @@ class Agent:
     def run(self) -> int:
         """Reconcile until a Stop arrives, and return the exit status. The rules stay in place."""
         while True:
-            for message in self._mailbox.take(self._next_wakeup() - self._clock()):
+            for message in self._wait():
+                self._observers.progress()
                 if isinstance(message, Stop):
                     level = log.error if message.code else log.info
                     level("stopping, rules stay in place", reason=message.reason)
                     return message.code
                 self._handle(message)
+            self._mailbox.handled()
             self._retry_listeners()
             self._repair_drift()
             if not self._may_sync():
@@ -84,6 +86,13 @@ class Agent:
             succeeded = self._sync()
             if self._once:
                 return 0 if succeeded and self._sync_all_deferred() else 1
+
+    def _wait(self) -> list[Message]:
+        seconds = self._next_wakeup() - self._clock()
+        self._observers.idle()
+        messages = self._mailbox.take(seconds)
+        self._observers.progress()
+        return messages
 
     def _handle(self, message: Work) -> None:
         if isinstance(message, Query):
@@ -109,8 +118,9 @@ class Agent:
         return bool(services) or self._node != before or isinstance(event, Listed)
 
     def _request_sync(self) -> None:
-        self._limiter.request(self._clock())
-        self._sync_requested = True
+        now = self._clock()
+        self._limiter.request(now)
+        self._change_since = min(self._change_since, self._mailbox.waiting_since(), now)
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
@@ -164,9 +174,9 @@ class Agent:
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""
         now, gate = self._clock(), self._gate.opens_at(self._cluster, self._node)
-        if self._sync_requested and now >= gate:
-            self._sync_requested = False
-            self._observers.sync_queued()
+        if self._change_since < math.inf and now >= gate:
+            self._observers.sync_queued(self._change_since)
+            self._change_since = math.inf
         return now >= max(gate, self._limiter.due())
 
     def _sync(self) -> bool:

@@ -1,6 +1,9 @@
 """The messages that other threads send to the reconcile loop."""
 
-import queue
+import math
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,20 +31,37 @@ _LONGEST_WAIT = 3600.0
 
 
 class Mailbox:
-    """A queue of messages. Any thread or signal handler may call `put`; only the reconcile loop calls `take`."""
+    """A queue of messages. Any thread may call `put` and `waiting_since`; only the reconcile loop calls `take`."""
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._messages: list[Message] = []
+        # When the oldest message arrived, of those that wait and of those that the loop has taken.
+        self._arrived = self._taken = math.inf
 
     def put(self, message: Message) -> None:
-        self._queue.put(message)
+        with self._changed:
+            self._messages.append(message)
+            # A client's query is no change, and the loop answers a query only between two syncs.
+            if not isinstance(message, Query):
+                self._arrived = min(self._arrived, self._clock())
+            self._changed.notify()
 
     def take(self, seconds: float) -> list[Message]:
         """Return all messages; if there are none, wait up to `seconds` (may be infinite) for one."""
-        messages: list[Message] = []
-        try:
-            messages.append(self._queue.get(timeout=min(max(seconds, 0.0), _LONGEST_WAIT)))
-            while True:
-                messages.append(self._queue.get_nowait())
-        except queue.Empty:
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages, min(max(seconds, 0.0), _LONGEST_WAIT))
+            messages, self._messages = self._messages, []
+            self._taken, self._arrived = self._arrived, math.inf
             return messages
+
+    def handled(self) -> None:
+        """Note that the loop has handled all messages that it took."""
+        with self._changed:
+            self._taken = math.inf
+
+    def waiting_since(self) -> float:
+        """Return when the oldest message arrived that the loop has not handled yet; infinity if there is none."""
+        with self._changed:
+            return min(self._taken, self._arrived)

@@ -16,6 +16,7 @@ from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
 from pykubeproxy.agent.node_setup import set_up
 from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
+from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
@@ -53,13 +54,16 @@ def serve(options: RunOptions) -> int:
     client = _client(config) if options.manifests is None else None
     set_up(config)
     without_garbage_collection()
-    families = open_families(config, None if options.once else mailbox.put)
+    heartbeat = Heartbeat()
+    families = open_families(config, None if options.once else mailbox.put, heartbeat.progress)
     watches = api_watches(client, node_name) if client else (ManifestWatch(options.manifests or ""),)
     _log_start(node_name, families)
 
     recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder()
     names = [opened.tables.family for opened in families.opened]
-    observers = Observers(config, node_name, names, recorder, needs_node=client is not None)
+    observers = Observers(
+        config, node_name, names, recorder, client is not None, mailbox.waiting_since, heartbeat
+    )
     flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)
     agent = Agent(
         config,

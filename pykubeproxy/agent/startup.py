@@ -53,10 +53,14 @@ class Families(msgspec.Struct, frozen=True):
     watch: kernel.TableWatch | None = None
 
 
-def open_families(config: Config, on_write: Callable[[kernel.ExternalWrite], None] | None = None) -> Families:
+def open_families(
+    config: Config,
+    on_write: Callable[[kernel.ExternalWrite], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Families:
     """Open the tables of all supported families. Raises KernelError if a required kernel feature or tool is missing.
 
-    `on_write` is called for writes of other programs to the tables.
+    `on_write` is called for writes of other programs to the tables, `progress` whenever a command starts, reads or writes.
     """
     backend = provide_modules(config)
     watch = _watch(backend, on_write) if on_write else None
@@ -68,14 +72,17 @@ def open_families(config: Config, on_write: Callable[[kernel.ExternalWrite], Non
             advice="run `pykubeproxy check`",
         )
     reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
-    opened = tuple(_open(backend, family, watch) for family, reason in reasons.items() if not reason)
+    opened = tuple(
+        _open(backend, family, watch, progress) for family, reason in reasons.items() if not reason
+    )
     return Families(backend, opened, {family: reason for family, reason in reasons.items() if reason}, watch)
 
 
-def _open(backend: kernel.Backend, family: Family, watch: kernel.TableWatch | None) -> OpenedFamily:
-    iptables = kernel.open_iptables(
-        backend, family, kernel.Runner(started=watch.command_started if watch else None)
-    )
+def _open(
+    backend: kernel.Backend, family: Family, watch: kernel.TableWatch | None, progress: Callable[[], None]
+) -> OpenedFamily:
+    started = watch.command_started if watch else None
+    iptables = kernel.open_iptables(backend, family, kernel.Runner(started=started, progress=progress))
     features = kernel.probe_features(iptables).require()
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
     tables = kernel.WatchedTables(iptables, watch) if watch else iptables

@@ -43,12 +43,19 @@ class Command:
     closed its input before it had read everything.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        seconds: float,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
         assert process.stdin and process.stdout and process.stderr
         self._name = name
         self._process = process
         self._seconds = seconds
         self._end = time.monotonic() + _LONGEST * seconds
+        self._progress = progress
         self._progressed()
         self._stdin = process.stdin
         self._unwritten = memoryview(b"")
@@ -121,6 +128,7 @@ class Command:
                 raise TimedOut(self._name, self._seconds)
             for key, _ in self._selector.select(left):
                 self._progressed()
+                self._progress()
                 if key.fd not in self._output:
                     self._write_some()
                 elif data := os.read(key.fd, _READ):
@@ -151,12 +159,14 @@ class Runner(msgspec.Struct, frozen=True):
     """Run commands, here or behind a prefix such as ("ip", "netns", "exec", NAME).
 
     `environment` overrides that of this process; XTABLES_LOCKFILE in it names another lock file for the legacy tables.
-    `started` is called with the process id of each command before it gets any input.
+    `started` is called with the process id of each command before it gets any input, `progress` when a command starts
+    and whenever it takes input or gives output.
     """
 
     prefix: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
     started: Callable[[int], None] | None = None
+    progress: Callable[[], None] = lambda: None
 
     def has(self, command: str) -> bool:
         """Return whether the command is on PATH or in a system folder."""
@@ -164,6 +174,7 @@ class Runner(msgspec.Struct, frozen=True):
 
     def start(self, argv: Sequence[str], seconds: float = 60) -> Command:
         """Start a command that gets its input piece by piece. Raises Missing, NotStarted."""
+        self.progress()
         try:
             process = subprocess.Popen(
                 [*self.prefix, *argv],
@@ -179,7 +190,7 @@ class Runner(msgspec.Struct, frozen=True):
             raise NotStarted([*self.prefix, *argv][0], error.strerror or str(error)) from None
         if self.started:
             self.started(process.pid)
-        return Command(argv[0], process, seconds)
+        return Command(argv[0], process, seconds, self.progress)
 
     def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
         """Run a command with `text` on its standard input and wait for its end.

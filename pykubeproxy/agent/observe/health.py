@@ -16,47 +16,43 @@ _AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 _NEVER = "0001-01-01T00:00:00Z"
 
 
+# How long our rules may be missing, in seconds; most repairs take less than one.
+_MISSING_AFTER = 5.0
+
+
 class FamilyHealth(msgspec.Struct, frozen=True):
     """The state of one family.
 
     - `last_updated`: the last successful sync, in ns since 1970, or 0
-    - `overdue`: a change has waited too long for a sync, or syncs keep failing
-    - `contested`: another program keeps undoing the rules
-    - `progressing`: a long sync made progress recently
+    - `overdue`: a change has waited too long for a sync, syncs keep failing, or missing rules are not written back
+    - `contested`: another program keeps undoing the rules; this says nothing about the rules of this moment
     """
 
     last_updated: int
     overdue: bool
     contested: bool
-    progressing: bool
 
     @property
     def ready(self) -> bool:
-        """Whether the rules are in place, up to date and not contested."""
+        """Whether the rules are in place and up to date."""
         return self.last_updated > 0 and not self.overdue and not self.contested
-
-    @property
-    def stuck(self) -> bool:
-        """Whether syncs make no progress, so that a restart may help."""
-        return self.overdue and not self.progressing
 
 
 class HealthState(msgspec.Struct, frozen=True):
-    """The health of the proxy and of its node at one moment, `now` in ns since 1970."""
+    """The health of the proxy and of its node at one moment, `now` in ns since 1970.
+
+    `alive`: the reconcile loop does not hang (/livez). A restart would not help against anything else.
+    """
 
     now: int
     families: dict[Family, FamilyHealth]
     node_eligible: bool
-
-    @property
-    def alive(self) -> bool:
-        """Whether no family is stuck: /livez."""
-        return not any(family.stuck for family in self.families.values())
+    alive: bool
 
     @property
     def ready(self) -> bool:
         """Whether all families are ready: /readyz."""
-        return all(family.ready for family in self.families.values())
+        return self.alive and all(family.ready for family in self.families.values())
 
     @property
     def healthy(self) -> bool:
@@ -67,8 +63,9 @@ class HealthState(msgspec.Struct, frozen=True):
 class Health:
     """Track the health of each family and of the node. Call from the loop thread only; any thread may call `state`.
 
-    A family is overdue when a sync has been queued for more than twice `sync_period` (seconds). With `needs_node`, an
-    unknown node is not eligible for traffic.
+    A family is overdue when a sync has been queued for more than twice `sync_period` (seconds), or when a message has
+    waited that long for the loop: `waiting_since` returns since when, infinity if none waits. `hung` returns whether
+    the loop hangs. With `needs_node`, an unknown node is not eligible for traffic.
     """
 
     def __init__(
@@ -76,25 +73,30 @@ class Health:
         families: Iterable[Family],
         sync_period: float,
         needs_node: bool = True,
+        waiting_since: Callable[[], float] = lambda: math.inf,
+        hung: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._overdue_after = 2 * sync_period
+        self._waiting_since, self._hung = waiting_since, hung
         self._clock, self._wall_clock = clock, wall_clock
         # Replaced, never changed: other threads read it.
         self._families = dict.fromkeys(families, _Times())
         self._needs_node = needs_node
         self._node_eligible = not needs_node
 
-    def sync_queued(self, family: Family) -> None:
-        """Note that a sync is due, after a change or a failure; the oldest request since the last success counts."""
-        self._note(family, queued=min(self._families[family].queued, self._clock()))
+    def sync_queued(self, family: Family, since: float | None = None) -> None:
+        """Note that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
+        since = self._clock() if since is None else since
+        self._note(family, queued=min(self._families[family].queued, since))
 
     def sync_succeeded(self, family: Family) -> None:
-        self._note(family, updated=self._wall_clock(), queued=math.inf)
+        self._note(family, updated=self._wall_clock(), queued=math.inf, missing=math.inf)
 
-    def sync_progress(self, family: Family) -> None:
-        self._note(family, progress=self._clock())
+    def rules_missing(self, family: Family, since: float | None) -> None:
+        """Note since when rules of ours are missing; None if none are."""
+        self._note(family, missing=math.inf if since is None else since)
 
     def drift_contested(self, family: Family, contested: bool) -> None:
         self._note(family, contested=contested)
@@ -105,17 +107,17 @@ class Health:
 
     def state(self) -> HealthState:
         """Return the current state."""
-        now = self._clock()
+        now, waiting = self._clock(), self._waiting_since()
         families = {
             family: FamilyHealth(
                 last_updated=times.updated,
-                overdue=now - times.queued > self._overdue_after,
+                overdue=now - min(times.queued, waiting) > self._overdue_after
+                or now - times.missing > _MISSING_AFTER,
                 contested=times.contested,
-                progressing=now - times.progress <= self._overdue_after,
             )
             for family, times in self._families.items()
         }
-        return HealthState(self._wall_clock(), families, self._node_eligible)
+        return HealthState(self._wall_clock(), families, self._node_eligible, alive=not self._hung())
 
     def _note(self, family: Family, **changes: float) -> None:
         self._families[family] = msgspec.structs.replace(self._families[family], **changes)
@@ -124,7 +126,7 @@ class Health:
 class _Times(msgspec.Struct, frozen=True):
     updated: int = 0
     queued: float = math.inf
-    progress: float = -math.inf
+    missing: float = math.inf
     contested: bool = False
 
 
@@ -140,7 +142,6 @@ def health_pages(health: Health, served: Callable[[str, int], None]) -> http.Han
 
 
 def _page(name: str, state: HealthState) -> http.Response:
-    # A family that was never synced fails /healthz and /readyz, but not /livez: a restart would not help.
     live = name == "livez"
     healthy = state.alive if live else state.ready
     passed = state.healthy if name == "healthz" else healthy
@@ -155,7 +156,7 @@ def _page(name: str, state: HealthState) -> http.Response:
     content["status"] = {
         family.value: {
             "lastUpdated": timestamp(family_health.last_updated),
-            "healthy": not family_health.stuck if live else family_health.ready,
+            "healthy": state.alive and (live or family_health.ready),
         }
         for family, family_health in state.families.items()
     }

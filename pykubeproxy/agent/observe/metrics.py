@@ -42,10 +42,15 @@ class Metrics:
     """All metrics of the agent; methods are named after the events of Observers. Points in time are seconds since 1970.
 
     Call from the loop thread only; any thread may call `health_served`, `reconciled`, `pending` and `page`.
-    `read_counter` returns the packets of an nfacct counter, or None; it is called at each scrape.
+    Two functions are called at each scrape: `read_counter` returns the packets of an nfacct counter, or None;
+    `busy_seconds` returns how long the loop has made no progress.
     """
 
-    def __init__(self, read_counter: Callable[[str], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        read_counter: Callable[[str], int | None] | None = None,
+        busy_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         # kube-proxy has no series NAME_created.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -106,6 +111,11 @@ class Metrics:
         self._quarantined = gauge(
             "services_quarantined", "Services in quarantine, with ports that are not served"
         )
+        gauge(
+            "loop_busy_seconds",
+            "How long the reconcile loop has been busy without progress; 0 while it waits for changes",
+            labelnames=(),
+        ).set_function(busy_seconds)
         self._unwatched = gauge(
             "unwatched_seconds",
             "How long the watch of these objects has failed; 0 while it works",

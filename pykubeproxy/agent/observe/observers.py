@@ -1,5 +1,6 @@
 """Pass the events of the reconcile loop to everything that observes it."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -8,6 +9,7 @@ import structlog
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts
+from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.history import SyncHistory
 from pykubeproxy.agent.observe.latency import Latencies
 from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
@@ -30,7 +32,7 @@ class Observers:
     """Fan out loop events to health, metrics, health check ports and the event recorder.
 
     Call from the loop thread only; any thread may call `pending` and read `health`, `metrics` and `history`.
-    No port opens before `serve`. With `needs_node`, an unknown node counts as ineligible for traffic.
+    No port opens before `serve`; see Health for `needs_node` and `waiting_since`.
     """
 
     def __init__(
@@ -40,13 +42,17 @@ class Observers:
         families: Iterable[Family],
         recorder: events.Recorder,
         needs_node: bool = True,
+        waiting_since: Callable[[], float] = lambda: math.inf,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._config = config
         self._node_name = node_name
         self._families = tuple(families)
         self.recorder = recorder
-        self.health = Health(self._families, config.iptables.sync_period, needs_node)
-        self.metrics = Metrics()
+        self._heartbeat = heartbeat = heartbeat or Heartbeat()
+        sync_period = config.iptables.sync_period
+        self.health = Health(self._families, sync_period, needs_node, waiting_since, heartbeat.hung)
+        self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds)
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
@@ -66,6 +72,7 @@ class Observers:
         Raises BindFailed, after recording an event, if an address is in use and bindAddressHardFail is set.
         """
         config = self._config
+        self._heartbeat.progress()  # a start that hangs is seen too
         self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
         health = health_pages(self.health, self.metrics.health_served)
         metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
@@ -82,6 +89,14 @@ class Observers:
                 raise
         self.recorder.record(events.starting(self._node_name))
 
+    def progress(self) -> None:
+        """Note that the loop starts a step of its work; call it often."""
+        self._heartbeat.progress()
+
+    def idle(self) -> None:
+        """Note that the loop waits for messages."""
+        self._heartbeat.idle()
+
     def event_applied(self, event: Event, services: set[Key]) -> None:
         """Note that an event was applied to the cluster and changed these Services."""
         self._latencies.event_applied(event)
@@ -91,10 +106,10 @@ class Observers:
         """Note the current Node object of this node; None if there is none."""
         self.health.node_changed(node)
 
-    def sync_queued(self) -> None:
-        """Note that a sync was requested, and only the rate limiter delays it."""
+    def sync_queued(self, since: float) -> None:
+        """Note that a change that arrived at `since` requires a sync, and only the rate limiter delays it."""
         for family in self._families:
-            self.health.sync_queued(family)
+            self.health.sync_queued(family, since)
             self.metrics.sync_queued(family, time.time())
 
     def sync_succeeded(self, report: SyncReport, local_addresses: tuple[str, ...]) -> None:
@@ -120,10 +135,6 @@ class Observers:
         self.health.sync_queued(family)
         self.metrics.sync_failed(family, full, seconds, restore_failed)
         self.history.sync_failed(family, full, seconds, time.time(), reason)
-
-    def sync_progress(self, family: Family) -> None:
-        """Note that a long sync of one family made progress."""
-        self.health.sync_progress(family)
 
     def drift_repaired(
         self, report: SyncReport, writers: tuple[str, ...], seconds: float, contested: bool

@@ -13,7 +13,7 @@ QUARANTINED = "They are not served. Each is tried again when it changes, and onc
 def health(status: Status) -> str:
     """Return the health of the agent in one sentence."""
     if not status.alive:
-        return "Not healthy: changes have waited too long for a sync."
+        return "Not healthy: the reconcile loop hangs; the kubelet restarts the agent."
     if contested := [family.family for family in status.families if family.contested]:
         return f"Not ready: another program keeps undoing the {listed(contested)} rules."
     if not status.ready:

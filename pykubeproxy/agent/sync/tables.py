@@ -1,7 +1,7 @@
 """Sync the tables of one family: resolve what changed, compare it with the applied state, write the difference."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -46,6 +46,7 @@ class FamilyTables:
         self.quarantine = Quarantine(tables, chains_per_block)
         self._tables = tables
         self._chains_per_block = chains_per_block
+        self._progress: Callable[[], None] = lambda: None
         self._reader = TableReader(tables)
         self._applied = AppliedState()
         self._context: RuleContext | None = None
@@ -57,6 +58,10 @@ class FamilyTables:
         self._deferred: dict[Key, None] = {}
         # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
+
+    def on_progress(self, progress: Callable[[], None]) -> None:
+        """Call this function after each step of a sync, such as each chunk that was written."""
+        self._progress = self.quarantine.progress = progress
 
     @property
     def needs_resync(self) -> bool:
@@ -144,7 +149,7 @@ class FamilyTables:
 
         Return None if it quarantined service ports instead; the next attempt omits their rules.
         """
-        stopwatch = _Stopwatch()
+        stopwatch = _Stopwatch(self._progress)
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
@@ -155,7 +160,7 @@ class FamilyTables:
         update = self._applied.update_to(desired)
         stopwatch.lap("compare")
         try:
-            written = write_update(self._tables, update, self._chains_per_block, self._drift)
+            written = write_update(self._tables, update, self._chains_per_block, self._drift, self._progress)
         except SyncFailed as failure:
             if self._isolate(failure, resolution):
                 return None
@@ -264,15 +269,17 @@ class FamilyTables:
 
 
 class _Stopwatch:
-    """Measure the seconds of each phase."""
+    """Measure the seconds of each phase, and call `progress` after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[], None]) -> None:
+        self._progress = progress
         self.laps: dict[str, float] = {}
         self._last = time.monotonic()
 
     def lap(self, phase: str) -> None:
         now = time.monotonic()
         self.laps[phase], self._last = now - self._last, now
+        self._progress()
 
 
 def _same_service_rules(new: RuleContext, old: RuleContext) -> bool:

@@ -1,7 +1,7 @@
 """Write one update: render each chunk while iptables-restore reads the previous one."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pykubeproxy.agent.quarantine.bisect import owner_of_line
 from pykubeproxy.kernel import KernelError, Rejected, Tables
@@ -50,15 +50,23 @@ class Written:
 
 
 def write_update(
-    tables: Tables, update: Update, chains_per_block: int | None, drift: Drift | None
+    tables: Tables,
+    update: Update,
+    chains_per_block: int | None,
+    drift: Drift | None,
+    progress: Callable[[], None] = lambda: None,
 ) -> Written:
-    """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed."""
+    """Write an update in blocks of about `chains_per_block` chains; `drift` is what it repairs. Raises SyncFailed.
+
+    Calls `progress` after each chunk.
+    """
     written = Written(drift, update.desired.ensured)
     try:
         with tables.session() as session:
             for chunk in chunks(update, chains_per_block):
                 session.write(chunk.text)
                 written.add(chunk)
+                progress()
     except KernelError as error:
         ports = {port.name: port.rules for ports in update.desired.services.values() for port in ports}
         service = owner_of_line(error.line, ports) if isinstance(error, Rejected) else ""

@@ -1,12 +1,17 @@
 """The health of the agent, and the pages /healthz, /livez and /readyz."""
 
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from pykubeproxy.agent.mailbox import Mailbox, Stop
 from pykubeproxy.agent.observe.health import Health, health_pages, timestamp
+from pykubeproxy.agent.observe.heartbeat import Heartbeat
+from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.objects import Family, Node
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
@@ -26,6 +31,9 @@ class Time:
     def pass_(self, seconds: float) -> None:
         self.seconds += seconds
 
+    def __call__(self) -> float:
+        return self.seconds
+
     def wall(self) -> int:
         return START + int(self.seconds * 1e9)
 
@@ -35,8 +43,15 @@ class Setting:
 
     def __init__(self, serve: Serve, needs_node: bool = True) -> None:
         self.time = Time()
+        self.heartbeat, self.mailbox = Heartbeat(self.time), Mailbox(self.time)
         self.health = Health(
-            Family, SYNC_PERIOD, needs_node, clock=lambda: self.time.seconds, wall_clock=self.time.wall
+            Family,
+            SYNC_PERIOD,
+            needs_node,
+            self.mailbox.waiting_since,
+            self.heartbeat.hung,
+            clock=self.time,
+            wall_clock=self.time.wall,
         )
         self.counted: list[tuple[str, int]] = []
         self._port = serve(
@@ -68,18 +83,45 @@ def node(serve: Serve) -> Setting:
     return setting
 
 
-def test_livez_passes_while_a_sync_makes_progress(node: Setting) -> None:
-    """/healthz and /readyz fail."""
-    node.health.sync_queued(Family.IPV4)
+def test_a_hung_loop_fails_all_pages(node: Setting) -> None:
+    """After 90 s in one step; the log says where it hangs, once."""
+    node.heartbeat.progress()
+    node.time.pass_(90)
+    assert node.statuses() == (200, 200, 200)
+    node.time.pass_(0.1)
+    with capture_logs() as logs:
+        assert node.statuses() == (503, 503, 503)
+        assert not node.content("livez")["status"]["IPv4"]["healthy"]
+    assert [(entry["event"], entry["seconds"]) for entry in logs] == [("reconcile loop hung", 90)]
+    assert ", statuses (test_health.py:" in logs[0]["at"]
+    node.heartbeat.progress()
+    assert node.statuses() == (200, 200, 200)
+
+
+def test_a_long_sync_that_progresses_is_no_hang(node: Setting) -> None:
+    for _ in range(20):
+        node.heartbeat.progress()
+        node.time.pass_(80)
+    assert node.statuses() == (200, 200, 200)
+
+
+def test_an_unhandled_change_is_overdue_after_two_sync_periods(node: Setting) -> None:
+    """It counts from its arrival in the mailbox, even if the loop never takes it."""
+    node.mailbox.put(Stop(0, ""))
+    node.time.pass_(60)
+    assert node.statuses() == (200, 200, 200)
+    node.time.pass_(0.1)
+    assert node.statuses() == (503, 200, 503)
+    node.mailbox.take(0)
+    assert node.statuses() == (503, 200, 503)
+    node.mailbox.handled()
+    assert node.statuses() == (200, 200, 200)
+
+
+def test_a_query_of_a_client_is_no_change(node: Setting) -> None:
+    node.mailbox.put(Query(lambda *_: None, Future()))
     node.time.pass_(1000)
-    assert node.ask("livez").status == 503
-    node.health.sync_progress(Family.IPV4)
-    node.time.pass_(50)
-    assert [node.ask(page).status for page in ("livez", "healthz", "readyz")] == [200, 503, 503]
-    assert node.content("livez")["status"]["IPv4"]["healthy"]
-    assert not node.content("readyz")["status"]["IPv4"]["healthy"]
-    node.time.pass_(20)
-    assert node.ask("livez").status == 503
+    assert node.statuses() == (200, 200, 200)
 
 
 @pytest.mark.parametrize(
@@ -142,28 +184,24 @@ def test_timestamps_have_gos_format(ns: int, text: str) -> None:
     assert timestamp(ns) == text
 
 
-def test_an_overdue_sync_fails_all_pages(node: Setting) -> None:
-    """A sync queued for more than twice syncPeriod fails all pages until it succeeds."""
+def test_an_overdue_sync_is_not_ready_but_alive(node: Setting) -> None:
+    """After twice syncPeriod, until it succeeds. A restart would not help against iptables that fails."""
     node.health.sync_queued(Family.IPV6)
     node.time.pass_(30)
     node.health.sync_queued(Family.IPV6)
     node.time.pass_(30)
     assert node.statuses() == (200, 200, 200)
     node.time.pass_(0.001)
-    assert node.statuses() == (503, 503, 503)
-    content = node.content("livez")
-    assert (
-        content["healthy"],
-        content["status"]["IPv4"]["healthy"],
-        content["status"]["IPv6"]["healthy"],
-    ) == (
-        False,
-        True,
-        False,
-    )
+    assert node.statuses() == (503, 200, 503)
+    for page, ready in (("livez", True), ("readyz", False)):
+        content = node.content(page)
+        assert (content["healthy"], content["status"]["IPv6"]["healthy"]) == (ready, ready)
+        assert content["status"]["IPv4"]["healthy"]
     assert content["lastUpdated"] == timestamp(START)
     node.health.sync_succeeded(Family.IPV4)
-    assert node.statuses() == (503, 503, 503)
+    assert node.statuses() == (503, 200, 503)
+    node.time.pass_(3600)
+    assert node.statuses() == (503, 200, 503)
     node.health.sync_succeeded(Family.IPV6)
     assert node.statuses() == (200, 200, 200)
 
@@ -189,7 +227,7 @@ def test_before_the_first_sync_a_node_is_alive_but_not_ready(serve: Serve) -> No
     assert node.statuses() == (503, 200, 503)
     # A first sync that keeps failing.
     node.time.pass_(61)
-    assert node.statuses() == (503, 503, 503)
+    assert node.statuses() == (503, 200, 503)
     node.health.sync_succeeded(Family.IPV6)
     assert node.statuses() == (200, 200, 200)
 

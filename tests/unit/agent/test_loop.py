@@ -415,12 +415,53 @@ def test_a_query_is_answered_without_a_sync(family: FakeFamily, clock: Clock) ->
     assert len(family.live.texts) == 1
 
 
-def test_a_long_sync_reports_progress(family: FakeFamily, clock: Clock) -> None:
-    """While it bisects the services."""
+def test_a_long_sync_reports_progress(clock: Clock) -> None:
+    """For each event, phase and chunk, and for each try while it bisects the services."""
+    counts = []
+    for rejected in (False, True):
+        family, observers = FakeFamily(), create_autospec(Observers, instance=True)
+        family.live.rejects = lambda rule, yes=rejected: yes and "ns/web" in rule and "-j DNAT" in rule
+        objects = (Listed(Kind.SERVICE, (service(), service("b"))), LISTS[1], Listed(Kind.NODE, (HERE,)))
+        run(family, clock, *at(1, *objects), *at(2, STOP), observers=observers)
+        names_ = [name for name, _, _ in observers.method_calls]
+        begun = len(names_) - 1 - names_[::-1].index("sync_queued")
+        counts.append(names_[begun : names_.index("sync_succeeded")].count("progress"))
+    without, with_bisection = counts
+    assert without > 4  # the phases, and at least one chunk
+    assert with_bisection > without + 4
+
+
+def test_a_loop_that_waits_is_idle(family: FakeFamily, clock: Clock) -> None:
+    """It is busy from each message on."""
     observers = create_autospec(Observers, instance=True)
-    family.live.rejects = lambda rule: "ns/web" in rule and "-j DNAT" in rule
-    run(family, clock, *STARTED, *at(2, STOP), observers=observers)
-    assert observers.sync_progress.call_args_list[0] == call(Family.IPV4)
+    states = []
+
+    class Watched(ScriptedMailbox):
+        def take(self, seconds: float) -> list[Message]:
+            states.append([name for name, _, _ in observers.method_calls if name in ("idle", "progress")][-1])
+            return super().take(seconds)
+
+    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
+    script = Watched(clock, *STARTED, *at(20, STOP))
+    flows = create_autospec(FlowCleaner, instance=True)
+    assert Agent(config(), NODE, families, script, observers, flows, clock=clock).run() == 0  # type: ignore[arg-type]
+    assert set(states) == {"idle"}
+    assert observers.method_calls[-1] == call.progress()
+
+
+def test_a_change_counts_from_its_arrival(family: FakeFamily, clock: Clock) -> None:
+    """Not from when the loop gets to it."""
+    observers = create_autospec(Observers, instance=True)
+
+    class Late(ScriptedMailbox):
+        def waiting_since(self) -> float:
+            return clock.now - 40
+
+    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
+    script = Late(clock, *STARTED, *at(20, STOP))
+    flows = create_autospec(FlowCleaner, instance=True)
+    assert Agent(config(), NODE, families, script, observers, flows, clock=clock).run() == 0  # type: ignore[arg-type]
+    assert observers.sync_queued.call_args == call(1001.0 - 40)
 
 
 def test_a_large_service_delays_no_small_one(

@@ -157,7 +157,7 @@ def test_the_largest_page_is_below_2_mb() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"alive": False, "ready": False, "healthy": False}, "have waited too long"),
+        ({"alive": False, "ready": False, "healthy": False}, "the reconcile loop hangs"),
         ({"ready": False, "healthy": False}, "not in place or not up to date yet"),
         (
             {
