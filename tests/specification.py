@@ -279,5 +279,13 @@ EVENTS = {
         f"{_AGENT}events.py::test_failures_are_warnings",
         f"{_SYSTEM}agent_drift.py::test_repairs_are_reported",
     ),
+    "DriftContested": (
+        f"{_AGENT}events.py::test_failures_are_warnings",
+        f"{_SYSTEM}agent_drift.py::test_contested_repairs_back_off",
+    ),
+    "DriftCalm": (
+        f"{_AGENT}events.py::test_the_end_of_contention_is_normal",
+        f"{_SYSTEM}agent_drift.py::test_contested_repairs_back_off",
+    ),
     "ServiceQuarantined": (f"{_AGENT}events.py::test_failures_are_warnings",),
 }

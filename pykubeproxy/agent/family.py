@@ -59,6 +59,7 @@ class FamilyController:
         self._schedule = DriftSchedule(config.iptables.sync_period, clock())
         self._retries = RetrySchedule()
         self._deferred_share = TimeShare(_DEFERRED_SHARE)
+        self._drifted = False  # the next sync repairs detected drift
         opened.tables.on_progress(observers.progress)
 
     def external_write(self, write: ExternalWrite) -> None:
@@ -67,29 +68,53 @@ class FamilyController:
 
     def next_work(self) -> float:
         """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
-        check = min(self._schedule.due(), self._schedule.calm_at)
+        check = min(self._schedule.due(), self._schedule.look_at(), self._schedule.calm_at)
         return min(check, self.next_deferred(), self.next_retry())
 
     def check_drift(self) -> bool:
-        """Check for drift if a check is due. Return whether the next sync has something to repair."""
+        """Check for drift if a check is due. Return whether the next sync has something to repair.
+
+        If the backoff delays the check, only find out whether rules are missing.
+        """
         begun = self._clock()
         if begun >= self._schedule.calm_at:
             self._schedule.calmed()
             self._observers.drift_calm(self.family)
         if begun < self._schedule.due():
+            if begun >= self._schedule.look_at():
+                self._look(begun)
             return False
         scope = self._schedule.take(begun)
         try:
-            drifted = self.tables.detect_drift(scope)
+            synced = not self.tables.needs_resync
+            drift = self.tables.detect_drift(scope)
         except KernelError as error:
             log.warning("drift check failed", family=self.family.value, error=str(error))
             self._schedule.check_failed(scope, self._clock())
             return False
         now = self._clock()
         self._schedule.checked(scope, now - begun, now)
+        if synced:
+            self._observers.rules_missing(self.family, scope.since if drift and drift.missing else None)
         if scope.tables:
             system.release_memory()
-        return drifted
+        self._drifted = drift is not None
+        return self._drifted
+
+    def _look(self, begun: float) -> None:
+        """Look at external writes whose check the backoff delays: the node must not be ready without its rules."""
+        scope = self._schedule.suspected
+        if scope is None:
+            return
+        try:
+            drift = self.tables.find_drift(scope)
+        except KernelError:
+            drift = None  # The check that follows reports it.
+        now = self._clock()
+        missing = drift is not None and drift.missing
+        self._schedule.looked(now - begun, now, missing)
+        if missing:
+            self._observers.rules_missing(self.family, scope.since)
 
     def next_deferred(self) -> float:
         """Return when to call `sync_deferred`; infinity if no Service waits for it."""
@@ -146,6 +171,9 @@ class FamilyController:
             self._watch.synced(family, report.table_counts)
         if full:
             self._schedule.resynced(self._clock())
+        if full or self._drifted:
+            self._drifted = False
+            self._observers.rules_missing(family, None)
         if report.drift.tables:
             self._report_repair(report)
         networks = node_port_networks(config, context.options.node_ip, family)

@@ -9,10 +9,12 @@ from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.digests import CHAIN_ENTRIES
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, is_ours, missing_jumps
-from pykubeproxy.rules.restore_text import Chain
+from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
 from pykubeproxy.wording import counted
 
+# Foreign rules at either end of a chain leave ours in place; recognise up to this many.
+_MOST_ADDED = 1000
 _LINE_ENTRIES = {"-D": -1, "-N": CHAIN_ENTRIES}
 
 
@@ -24,6 +26,7 @@ class Drift(msgspec.Struct, frozen=True):
     - `unknown`: chains under our names that we did not write
     - `missing_jumps`: how many of our jumps the built-in chains lack, by table
     - `ensured`: the lines that restore our rules in foreign chains, by table
+    - `missing`: rules of ours are missing or in another order, unlike if foreign ones were added at an end
     - `since`: when it was first suspected, on the loop's clock
     - `writers`: the programs that may have caused it
     """
@@ -34,6 +37,7 @@ class Drift(msgspec.Struct, frozen=True):
     unknown: frozenset[ChainKey]
     missing_jumps: Mapping[str, int]
     ensured: Mapping[str, tuple[str, ...]]
+    missing: bool
     since: float = 0.0
     writers: tuple[str, ...] = ()
 
@@ -102,7 +106,14 @@ def compare(
     ensured = ensured_lines(live, options, shared)
     if not (changed or unknown or ensured):
         return None
-    return Drift(live, frozenset(tables), changed, unknown, missing_jumps(live, shared), ensured)
+    missing = bool(ensured) or any(not _holds(live.chains.get(key, ()), digests[key]) for key in changed)
+    return Drift(live, frozenset(tables), changed, unknown, missing_jumps(live, shared), ensured, missing)
+
+
+def _holds(rules: Rules, digest: int) -> bool:
+    """Return whether the rules with this digest are among `rules`, after or before a few others."""
+    added = range(1, min(_MOST_ADDED, len(rules)) + 1)
+    return any(hash(rules[count:]) == digest or hash(rules[:-count]) == digest for count in added)
 
 
 class DriftCounter:

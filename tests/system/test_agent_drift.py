@@ -171,7 +171,7 @@ def events(at: Site) -> list[dict[str, object]]:
 
 
 def test_contested_repairs_back_off(tmp_path: Path) -> None:
-    """The node is not ready meanwhile, and recovers when the writer stops."""
+    """An alert, an event and `status` say so; the node is not ready only while its rules are missing for seconds."""
     with site("nft", tmp_path) as at:
         before, stop, begun = at.ours(4), threading.Event(), time.monotonic()
 
@@ -181,16 +181,36 @@ def test_contested_repairs_back_off(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=undo)
         thread.start()
-        eventually(lambda: answers(HEALTH, "/readyz", 503))
+        eventually(lambda: at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1)
+        assert answers(HEALTH, "/readyz", 200)
+        # A repair that waits for 8 s leaves the node without its rules for longer than 5 s.
+        eventually(lambda: answers(HEALTH, "/readyz", 503), seconds=30)
+        assert answers(HEALTH, "/healthz", 503)
         assert answers(HEALTH, "/livez", 200)
-        assert at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
         # Three at once and one after a pause; later ones are limited by the backoff.
         assert at.metric("pykubeproxy_drift_repairs_total") <= 4 + (time.monotonic() - begun)
         stop.set()
         thread.join()
         eventually(lambda: at.ours(4) == before)
-        eventually(lambda: answers(HEALTH, "/readyz", 200), seconds=30)
-        assert "drift no longer contested" in at.log.read_text()
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        assert at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
+        assert fetch(METRICS, "/statusz", accept="application/json").body.count('"contested":true') == 1
+        eventually(lambda: "drift no longer contested" in at.log.read_text(), seconds=60)
+        contested = ("DriftContested", "DriftCalm")
+        eventually(lambda: {it["reason"] for it in events(at)}.issuperset(contested))
+        assert [it["reason"] for it in events(at) if it["reason"] in contested] == list(contested)
+
+
+def test_contention_about_added_rules_leaves_the_node_ready(tmp_path: Path) -> None:
+    """Our rules are in place all the time."""
+    with site("nft", tmp_path) as at:
+        begun, codes = time.monotonic(), set()
+        while time.monotonic() - begun < 20:
+            at.iptables(4, "-t filter -A KUBE-FORWARD -p tcp --dport 7777 -j ACCEPT")
+            codes.add(fetch(HEALTH, "/healthz").status)
+            time.sleep(0.2)
+        assert at.metric('pykubeproxy_drift_contested{ip_family="IPv4"}') == 1
+        assert codes == {200}
 
 
 def test_drift_during_syncs_is_repaired(backend: str, tmp_path: Path) -> None:

@@ -185,5 +185,17 @@ def drift_repaired(
     return _on_node(node_name, _WARNING, "DriftRepaired", "Sync", note)
 
 
+def drift_contested(node_name: str, family: Family) -> KubernetesEvent:
+    """Return the event that another program undoes each repair."""
+    note = f"another program keeps undoing {family.value} rules of node {node_name}; pykubeproxy waits longer before each repair"
+    return _on_node(node_name, _WARNING, "DriftContested", "Sync", note)
+
+
+def drift_calm(node_name: str, family: Family) -> KubernetesEvent:
+    """Return the event that no other program undoes repairs any more."""
+    note = f"no other program undoes {family.value} rules of node {node_name} any more"
+    return _on_node(node_name, "Normal", "DriftCalm", "Sync", note)
+
+
 def _on_node(node_name: str, type_: str, reason: str, action: str, note: str) -> KubernetesEvent:
     return KubernetesEvent("Node", Key("", node_name), type_, reason, action, note)

@@ -35,7 +35,7 @@ class FamilyHealth(msgspec.Struct, frozen=True):
     @property
     def ready(self) -> bool:
         """Whether the rules are in place and up to date."""
-        return self.last_updated > 0 and not self.overdue and not self.contested
+        return self.last_updated > 0 and not self.overdue
 
 
 class HealthState(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Health:
         self._note(family, queued=min(self._families[family].queued, since))
 
     def sync_succeeded(self, family: Family) -> None:
-        self._note(family, updated=self._wall_clock(), queued=math.inf, missing=math.inf)
+        self._note(family, updated=self._wall_clock(), queued=math.inf)
 
     def rules_missing(self, family: Family, since: float | None) -> None:
         """Note since when rules of ours are missing; None if none are."""

@@ -154,14 +154,21 @@ class Observers:
         if contested:
             log.error("drift contested, backing off", family=family.value)
         self.metrics.drift_repaired(family, tables, seconds)
+        if contested and not self._is_contested(family):
+            self.recorder.record(events.drift_contested(self._node_name, family))
         self._drift_contested(family, contested)
         self.history.drift_repaired(Repair(time.time(), family.value, seconds, report.drift.tables, writers))
         self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
+    def rules_missing(self, family: Family, since: float | None) -> None:
+        """Note since when rules of one family have been missing, on the loop's clock; None if they are in place."""
+        self.health.rules_missing(family, since)
+
     def drift_calm(self, family: Family) -> None:
         """Note that no other program changed the rules of one family for a while."""
-        if self.health.state().families[family].contested:
+        if self._is_contested(family):
             log.info("drift no longer contested", family=family.value)
+            self.recorder.record(events.drift_calm(self._node_name, family))
         self._drift_contested(family, False)
 
     def round_finished(self, succeeded: bool, node: Node | None) -> None:
@@ -191,6 +198,9 @@ class Observers:
         if self._checks:
             self._checks.close()
         self.recorder.close(_CLOSE_SECONDS)
+
+    def _is_contested(self, family: Family) -> bool:
+        return self.health.state().families[family].contested
 
     def _drift_contested(self, family: Family, contested: bool) -> None:
         self.health.drift_contested(family, contested)

@@ -14,22 +14,26 @@ def health(status: Status) -> str:
     """Return the health of the agent in one sentence."""
     if not status.alive:
         return "Not healthy: the reconcile loop hangs; the kubelet restarts the agent."
-    if contested := [family.family for family in status.families if family.contested]:
-        return f"Not ready: another program keeps undoing the {listed(contested)} rules."
+    contested = listed([family.family for family in status.families if family.contested])
+    if contested and not status.ready:
+        return f"Not ready: another program keeps undoing the {contested} rules."
     if not status.ready:
         return "Not ready: the rules are not in place or not up to date yet."
     if not status.node_eligible:
         return "Rules are up to date, but the node is leaving or unknown: load balancers should skip it."
     if status.unwatched:
         return "Cut off: rules are in place but do not follow changes."
+    if contested:
+        return f"Contested: rules are up to date, but another program keeps undoing the {contested} rules."
     if failed := _failing(status):
         return f"Behind: the last {listed(failed)} sync failed; rules stay in place but may miss changes."
     return "Healthy: rules are up to date."
 
 
 def all_well(status: Status) -> bool:
-    """Return whether the agent is healthy, follows changes and has applied them."""
-    return status.healthy and not status.unwatched and not _failing(status)
+    """Return whether the agent is healthy, follows changes, has applied them, and no other program undoes its rules."""
+    contested = any(family.contested for family in status.families)
+    return status.healthy and not status.unwatched and not _failing(status) and not contested
 
 
 def _failing(status: Status) -> list[str]:

@@ -89,25 +89,29 @@ class FamilyTables:
         """Return whether a large Service waits for `sync_deferred`."""
         return bool(self._deferred)
 
-    def detect_drift(self, scope: DriftScope) -> bool:
-        """Compare live tables, or just some chains, with the applied state. Return whether anything of ours differs.
+    def find_drift(self, scope: DriftScope) -> Drift | None:
+        """Compare live tables, or just some chains, with the applied state. Return what differs; change nothing.
 
-        The next sync repairs it. Raises KernelError.
+        Returns None if the next sync is a full one. Raises KernelError.
         """
         if self._needs_resync or self._context is None:
-            return False  # The next sync is a full one.
+            return None
         reading = self._reader.read(scope.tables, scope.chains)
         options = self._context.options
-        drift = rule_drift.compare(self._applied, reading.live, reading.tables, reading.chains, options)
+        return rule_drift.compare(self._applied, reading.live, reading.tables, reading.chains, options)
+
+    def detect_drift(self, scope: DriftScope) -> Drift | None:
+        """Find drift, and have the next sync repair it. Returns and raises as `find_drift` does."""
+        drift = self.find_drift(scope)
         if drift is None:
-            return False
+            return None
         services, shared = self._applied.observe(drift.changed, drift.live)
         self._dirty |= services
         self._dirty_chains |= shared
         self._drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
         if drift.unknown:
             self.require_resync()
-        return True
+        return self._drift
 
     def sync(self, cluster: Cluster, changed: Collection[Key], context: RuleContext) -> SyncReport:
         """Make the tables follow the cluster, in which the `changed` Services have changed since the last call.

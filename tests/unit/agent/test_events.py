@@ -85,6 +85,7 @@ def test_event_objects_are_valid() -> None:
         (events.bind_failed("node1", "metrics", "taken"), "FailedToStartMetricServer"),
         (events.service_quarantined("node1", WEB, "bad rule"), "ServiceQuarantined"),
         (events.drift_repaired("node1", Family.IPV4, {"nat": "1 rule gone"}, ("nft",)), "DriftRepaired"),
+        (events.drift_contested("node1", Family.IPV4), "DriftContested"),
     ],
 )
 def test_failures_are_warnings(made: events.KubernetesEvent, reason: str) -> None:
@@ -93,6 +94,12 @@ def test_failures_are_warnings(made: events.KubernetesEvent, reason: str) -> Non
     assert (content["type"], content["reason"]) == ("Warning", reason)
     assert content["action"]
     assert content["note"]
+
+
+def test_the_end_of_contention_is_normal() -> None:
+    content = as_object(events.drift_calm("node1", Family.IPV6), NS, "kube-proxy-node1")
+    assert (content["type"], content["reason"]) == ("Normal", "DriftCalm")
+    assert content["note"] == "no other program undoes IPv6 rules of node node1 any more"
 
 
 def test_long_texts_are_truncated() -> None:

@@ -271,11 +271,22 @@ def test_responses_are_counted(node: Setting) -> None:
     assert node.counted == [("healthz", 503), ("livez", 200), ("readyz", 200)]
 
 
-def test_a_contested_family_is_alive_but_not_ready(node: Setting) -> None:
-    """A restart would not help; load balancers should use other nodes."""
+def test_contention_does_not_change_the_health(node: Setting) -> None:
+    """Health says whether this node serves; an alert, an event and `status` report contention."""
     node.health.drift_contested(Family.IPV4, contested=True)
-    assert [node.ask(page).status for page in ("livez", "readyz", "healthz")] == [200, 503, 503]
-    assert node.content("readyz")["status"]["IPv4"]["healthy"] is False
-    assert node.content("livez")["status"]["IPv4"]["healthy"] is True
-    node.health.drift_contested(Family.IPV4, contested=False)
-    assert node.ask("readyz").status == 200
+    assert node.statuses() == (200, 200, 200)
+    assert node.health.state().families[Family.IPV4].contested
+
+
+def test_a_node_without_its_rules_is_not_ready(node: Setting) -> None:
+    """After 5 s: most repairs are done within one. A restart would not help."""
+    node.health.rules_missing(Family.IPV4, node.time.seconds)
+    node.time.pass_(5)
+    assert node.statuses() == (200, 200, 200)
+    node.time.pass_(0.1)
+    assert node.statuses() == (503, 200, 503)
+    # The sync of another change does not restore them.
+    node.health.sync_succeeded(Family.IPV4)
+    assert node.statuses() == (503, 200, 503)
+    node.health.rules_missing(Family.IPV4, None)
+    assert node.statuses() == (200, 200, 200)

@@ -304,6 +304,61 @@ def test_observers_get_each_drift_repair(family: FakeFamily, clock: Clock) -> No
     observers.drift_calm.assert_called_once_with(Family.IPV4)
 
 
+def test_missing_rules_are_noticed_while_the_repair_waits(family: FakeFamily, clock: Clock) -> None:
+    """The backoff of contested repairs delays writes, not the look that makes the node not ready."""
+    observers = create_autospec(Observers, instance=True)
+    flushes = [
+        step
+        for n in range(8)
+        for step in ((5 + 4 * n, lambda: tamper(family)), *at(5 + 4 * n, EXTERNAL_WRITE))
+    ]
+    seen: list[tuple[float, bool]] = []
+    observers.rules_missing.side_effect = lambda _, since: seen.append((clock.now - 1000, since is not None))
+    observers.drift_repaired.side_effect = lambda *_: seen.append((clock.now - 1000, False))
+    run(family, clock, *STARTED, *flushes, *at(60, STOP), observers=observers)
+    missing = [when for when, lacking in seen if lacking]
+    assert missing[:6] == [pytest.approx(5.1 + 4 * n) for n in range(6)]
+    # The last repairs come seconds after the writes.
+    repairs = [
+        when for (when, lacking), (_, before) in zip(seen[1:], seen, strict=False) if before and not lacking
+    ]
+    assert max(repairs) > 33 + 4
+    assert family.rules(WEB)
+    assert not seen[-1][1]
+
+
+def test_an_added_rule_is_no_missing_rule(family: FakeFamily, clock: Clock) -> None:
+    """It is removed like any drift, but the node serves meanwhile."""
+    observers = create_autospec(Observers, instance=True)
+
+    def add() -> None:
+        family.live.tables["nat"][WEB.chain] = ("-j LOG", *family.rules(WEB))
+
+    run(family, clock, *STARTED, (5, add), *at(5, EXTERNAL_WRITE), *at(9, STOP), observers=observers)
+    assert observers.drift_repaired.call_count == 1
+    assert {args[1] for args, _ in observers.rules_missing.call_args_list} == {None}
+
+
+def test_a_failed_repair_keeps_the_rules_missing(family: FakeFamily, clock: Clock) -> None:
+    """Until a full sync succeeds."""
+    observers = create_autospec(Observers, instance=True)
+
+    def broken(_: str) -> None:
+        raise BROKEN
+
+    restore = family.live.restore
+    steps = [
+        *STARTED,
+        (5, lambda: tamper(family)),
+        (5, lambda: setattr(family.live, "restore", broken)),
+        *at(5, EXTERNAL_WRITE),
+        *at(6.5, EXTERNAL_WRITE),
+    ]
+    run(family, clock, *steps, *at(7, STOP), observers=observers)
+    assert observers.rules_missing.call_args == call(Family.IPV4, 1005.0)
+    family.live.restore = restore  # type: ignore[method-assign]
+
+
 def test_an_external_write_without_drift_is_no_repair(family: FakeFamily, clock: Clock) -> None:
     """The external program wrote what was there already."""
     observers = create_autospec(Observers, instance=True)

@@ -167,6 +167,10 @@ def test_the_largest_page_is_below_2_mb() -> None:
             },
             "another program keeps undoing the IPv4 rules",
         ),
+        (
+            {"families": (FamilyStatus("IPv4", overdue=False, contested=True),)},
+            "Contested: rules are up to date, but another program keeps undoing the IPv4 rules",
+        ),
         ({"healthy": False, "node_eligible": False}, "load balancers should skip it"),
         ({"unwatched": (Unwatched("services", NOW - 99, "refused"),)}, "do not follow changes"),
     ],
