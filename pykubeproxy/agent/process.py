@@ -32,6 +32,7 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     `loaded` is the configuration; the caller logs its warnings. `flags` are the given flags, for /flagz. `manifests` is
     a path with objects; None means an API server. A change of `config_file`, if not empty, ends the process.
+    `dropped_lines` returns how many log lines were dropped; `drain_log` waits up to some seconds until all are written.
     """
 
     loaded: Loaded
@@ -39,6 +40,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     config_file: str = ""
     manifests: str | None = None
     once: bool = False
+    dropped_lines: Callable[[], int] = lambda: 0
+    drain_log: Callable[[float], None] = lambda _: None
 
 
 def serve(options: RunOptions) -> int:
@@ -82,6 +85,7 @@ def serve(options: RunOptions) -> int:
         service = StatusService(node_name, families, observers, mailbox.put, watches)
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
+        observers.metrics.read_dropped_lines(options.dropped_lines)
         _stop_on_thread_death(mailbox)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
         for watch in watches:

@@ -8,7 +8,12 @@ from typing import TextIO, cast
 
 import structlog
 
+from pykubeproxy.cli.log_queue import LogQueue
+from pykubeproxy.cli.terminal import guarded
 from pykubeproxy.config import LogFormat
+
+# How long to wait at exit for a stalled reader of the log, in seconds.
+_EXIT_SECONDS = 1.0
 
 
 def set_up(format_: LogFormat) -> None:
@@ -36,6 +41,20 @@ def set_up(format_: LogFormat) -> None:
         cache_logger_on_first_use=False,
     )
     atexit.register(_flush_stderr)
+
+
+def queue_stderr() -> LogQueue | None:
+    """Put a queue before standard error, for log lines, errors and tracebacks; call before `set_up`.
+
+    Returns None if standard error is no file, and so cannot block.
+    """
+    try:
+        queue = LogQueue(sys.stderr)
+    except (OSError, ValueError, AttributeError):
+        return None
+    sys.stderr = guarded(cast("TextIO", queue))
+    atexit.register(queue.drain, _EXIT_SECONDS)
+    return queue
 
 
 def _flush_stderr() -> None:

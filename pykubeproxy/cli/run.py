@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import structlog
 
 import pykubeproxy
@@ -52,6 +53,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         sys.exit(0 if clean_up_alone() else 1)
     loaded = load_config(flags)
     config = loaded.config
+    log_queue = logs.queue_stderr()
     logs.set_up(config.logging.format)
     for warning in loaded.warnings:
         log.warning("configuration warning", reason=warning)
@@ -68,6 +70,10 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         manifests=manifests,
         once=once,
     )
+    if log_queue:
+        order = msgspec.structs.replace(
+            order, dropped_lines=log_queue.dropped_lines, drain_log=log_queue.drain
+        )
     try:
         with InstanceLock():
             sys.exit(serve(order))

@@ -40,7 +40,7 @@ def echo_styled(text: str) -> None:
 
 def guard() -> None:
     """Replace standard output and error so that all text passes `printable`."""
-    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
 
 
 def clear() -> None:
@@ -59,7 +59,8 @@ def _escaped(match: re.Match[str]) -> str:
     return match[1] or match[0].encode("unicode_escape", "surrogatepass").decode()
 
 
-def _guarded(file: TextIO) -> TextIO:
+def guarded(file: TextIO) -> TextIO:
+    """Return a file whose text passes `printable`."""
     return file if isinstance(file, _Guarded) else cast("TextIO", _Guarded(file))
 
 

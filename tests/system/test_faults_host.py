@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pykubeproxy
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service, slice_of
 from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
 from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, saved
 
 # Every read of the wall clock jumps by ten years.
@@ -24,6 +26,14 @@ time.time_ns = lambda: real_ns() + next(jumps) * 10**9
 from pykubeproxy.cli import main
 main()
 """
+# The agent with a log queue of two lines.
+SHORT_QUEUE = (
+    sys.executable,
+    "-c",
+    "from pykubeproxy.cli import log_queue, main; log_queue.LogQueue.__init__.__defaults__ = (2,); main()",
+    "run",
+    "-v=4",
+)
 # Modules that read the wall clock, and why: to show or send a time, never to wait for one.
 READERS = {
     "agent/observe/status_service.py": "the times on the status page",
@@ -69,6 +79,33 @@ def test_an_unwritable_log_does_not_stop_the_agent(api: ApiServer, log: str) -> 
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.root
+def test_a_stalled_log_reader_does_not_stop_the_agent(api: ApiServer) -> None:
+    """Log lines are dropped and counted; when the reader returns, a line says how many. SIGTERM ends the agent."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.write(writing, b"x" * (1 << 20))
+    os.set_blocking(writing, True)
+    flags = ["--master", api.url, "--hostname-override=node1"]
+    process = subprocess.Popen([*SHORT_QUEUE, *flags], stderr=writing)
+    os.close(writing)
+    try:
+        assert_follows_changes(api, process)
+        assert all(answers(HEALTH, page, 200) for page in ("/healthz", "/livez", "/readyz"))
+        text = ""
+        while "log lines dropped" not in text:
+            text += os.read(reading, 1 << 16).decode()
+        assert re.search(r"log lines dropped lines=[1-9]", text)
+        metric = r"^pykubeproxy_log_lines_dropped_total [1-9]"
+        assert re.search(metric, fetch(METRICS, "/metrics").body, re.MULTILINE)
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
 
 
 @pytest.mark.root

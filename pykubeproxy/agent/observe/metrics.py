@@ -132,6 +132,8 @@ class Metrics:
         self._contested = gauge(
             "drift_contested", "1 while another program keeps undoing drift repairs, else 0"
         )
+        self._dropped_lines: Callable[[], int] = lambda: 0
+        self.registry.register(_DroppedLines(lambda: self._dropped_lines()))
         self.registry.register(_PacketCounters(read_counter or _packets))
         ProcessCollector(registry=self.registry)
 
@@ -140,6 +142,10 @@ class Metrics:
         for watch in watches:
             gauge = self._unwatched.labels(watch.name.removeprefix("watch-"))
             gauge.set_function(lambda watch=watch: outage.seconds if (outage := watch.outage) else 0.0)  # type: ignore[misc]
+
+    def read_dropped_lines(self, dropped_lines: Callable[[], int]) -> None:
+        """Call this function at each scrape; it returns how many log lines were dropped."""
+        self._dropped_lines = dropped_lines
 
     def event_applied(self, event: Event, services: set[Key]) -> None:
         """Count the Services whose objects or endpoints an event changed."""
@@ -238,6 +244,20 @@ class _PacketCounters(Collector):
             packets = self._read(counter)
             if packets is not None:
                 yield CounterMetricFamily(name, about, value=packets)
+
+
+class _DroppedLines(Collector):
+    """Collect the number of dropped log lines."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "pykubeproxy_log_lines_dropped",
+            "Log lines dropped because nobody read them or they could not be written",
+            value=self._read(),
+        )
 
 
 class _AsKubeProxy(Collector):

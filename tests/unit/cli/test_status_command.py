@@ -99,7 +99,7 @@ def test_exit_code(serve: Serve) -> None:
     told = msgspec.structs.replace(TOLD, healthy=False, alive=False, ready=False)
     result = asked("--url", at(serve, encode(told)))
     assert result.exit_code == 1
-    assert "changes have waited too long" in result.stdout
+    assert "the reconcile loop hangs" in result.stdout
 
 
 def test_json(serve: Serve) -> None:
