@@ -1,10 +1,8 @@
 """Run the agent as a process: build its parts, start their threads, and stop on signals."""
 
-import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType
 
 import msgspec
 import structlog
@@ -20,6 +18,7 @@ from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
 from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
+from pykubeproxy.agent.stop_signals import stop_on_signals
 from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import watch_addresses
 from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_watches
@@ -52,6 +51,7 @@ def serve(options: RunOptions) -> int:
     config = options.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
     mailbox = Mailbox()
+    stop_on_signals(mailbox, options.drain_log)
     config_watch = ConfigFileWatch(options.config_file, mailbox.put) if options.config_file else None
     # Report errors of the configuration before changing anything on the node.
     client = _client(config) if options.manifests is None else None
@@ -78,7 +78,6 @@ def serve(options: RunOptions) -> int:
         wait_for_node=client is not None,
         once=options.once,
     )
-    _stop_on_signals(mailbox)
     try:
         if options.once:
             return _run_once(agent, watches, mailbox, flows)
@@ -147,11 +146,3 @@ def _start(name: str, body: Callable[[], None], mailbox: Mailbox) -> None:
             mailbox.put(Stop(1, str(error)))
 
     threading.Thread(target=run, name=name, daemon=True).start()
-
-
-def _stop_on_signals(mailbox: Mailbox) -> None:
-    def stop(number: int, _: FrameType | None) -> None:
-        mailbox.put(Stop(0, signal.Signals(number).name))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)

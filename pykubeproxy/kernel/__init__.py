@@ -19,6 +19,6 @@ from pykubeproxy.kernel.features import Features, load_modules, probe_features, 
 from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
-from pykubeproxy.kernel.runner import Runner
+from pykubeproxy.kernel.runner import Runner, kill_commands
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import selectors
 import shutil
@@ -25,6 +26,7 @@ _SECONDS_TO_DIE = 5
 _LONGEST = 10
 _READ = 1 << 16  # bytes
 LARGEST_PIPE = 1 << 20  # bytes, the default maximum of the kernel for any user
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 class Outcome(NamedTuple):
@@ -51,6 +53,7 @@ class Command:
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         assert process.stdin and process.stdout and process.stderr
+        _running.add(process)
         self._name = name
         self._process = process
         self._seconds = seconds
@@ -109,6 +112,7 @@ class Command:
 
     def kill(self) -> None:
         """Kill the command and its children if it still runs, and close the pipes to it."""
+        _running.discard(self._process)
         if self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,12 +176,21 @@ class Runner(msgspec.Struct, frozen=True):
         """Return whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
-    def start(self, argv: Sequence[str], seconds: float = 60) -> Command:
-        """Start a command that gets its input piece by piece. Raises Missing, NotStarted."""
+    def start(self, argv: Sequence[str], seconds: float = 60, dies_with_us: bool = False) -> Command:
+        """Start a command that gets its input piece by piece. Raises Missing, NotStarted.
+
+        With `dies_with_us`, the kernel kills the command when the calling thread ends, also if it is killed. This takes
+        1 ms.
+        """
         self.progress()
+        wrapper: tuple[str, ...] = ()
+        if dies_with_us:
+            if not self.prefix and not self.has(argv[0]):
+                raise Missing(argv[0], "that has it")
+            wrapper = _killed_with_parent()
         try:
             process = subprocess.Popen(
-                [*self.prefix, *argv],
+                [*self.prefix, *wrapper, *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -223,3 +236,26 @@ class Runner(msgspec.Struct, frozen=True):
         folders = [*filter(None, merged.get("PATH", os.defpath).split(os.pathsep))]
         folders += [folder for folder in _SYSTEM_FOLDERS if folder not in folders]
         return {**merged, "PATH": os.pathsep.join(folders)}
+
+
+def kill_commands() -> None:
+    """Kill all running commands with their children, before this process ends by force. Any thread may call it."""
+    for process in tuple(_running):
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@functools.cache
+def _killed_with_parent() -> tuple[str, ...]:
+    """Return the command before which another one is killed when its parent ends; () if setpriv is missing or too old.
+
+    What the pipe holds would otherwise be written after a successor has started. A preexec_fn makes Python fork instead
+    of vfork, which takes 5 ms at 300 MB.
+    """
+    wrapper = ("setpriv", "--pdeathsig", "KILL", "--")
+    try:
+        tried = subprocess.run((*wrapper, "true"), capture_output=True, check=False)
+    except OSError:
+        return ()
+    return () if tried.returncode else wrapper

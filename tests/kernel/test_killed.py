@@ -124,3 +124,26 @@ def test_one_sync_recovers_from_killed_agents(backend: Backend, namespace: str, 
         assert [it.name for it in report.quarantined] in ([], ["svc7"])
         successor.require_resync()
         assert not successor.sync(cluster, (), CONTEXT).wrote
+
+
+@pytest.mark.parametrize("backend", [Backend.NFT, Backend.LEGACY], ids=lambda backend: backend.value)
+def test_a_killed_agent_writes_nothing_more(backend: Backend, namespace: str, runner: Runner) -> None:
+    """Although the pipe to iptables-restore holds hundreds of blocks."""
+    iptables = open_iptables(backend, Family.IPV4, runner)
+    blocks = "".join(f"*nat\n:KUBE-SVC-{number:05} - [0:0]\nCOMMIT\n" for number in range(20_000))
+
+    def write() -> None:
+        with iptables.session() as session:
+            session.write(blocks)
+            time.sleep(60)
+
+    kill_after(0.5, write)
+    begun = time.monotonic()
+    eventually(
+        lambda: not subprocess.run(["ip", "netns", "pids", namespace], capture_output=True).stdout, seconds=1
+    )
+    print(f"{backend.value}: no process after {time.monotonic() - begun:.2f} s")
+    written = len(ours(iptables))
+    assert 0 < written < 20_000
+    time.sleep(1)
+    assert len(ours(iptables)) == written

@@ -1,7 +1,12 @@
 """An agent that hangs is seen, and ends."""
 
+import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +17,7 @@ from tests.fakes.cluster import node, server, service
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running
 
 pytestmark = pytest.mark.root
 
@@ -34,19 +39,31 @@ main()
 """
 
 
+# Hangs with a child while the file exists.
+TOOL = """#!/bin/sh
+if [ -e {file} ]; then sleep 600 & echo $$ $! >> {file}; wait; fi
+exec {real} "$@"
+"""
+LIMIT = 5.0  # seconds until a signal has ended the agent
+
+
 class Hanging:
-    """An agent whose syncs hang while `file` exists, and its API server."""
+    """An agent and its API server; syncs hang while `file` exists, iptables-restore while `tool_file` exists."""
 
     def __init__(self, api: FaultyApiServer, folder: Path) -> None:
         self.api, self.file, self.log = api, folder / "hang", folder / "log"
+        self.tool_file = folder / "hang-tool"
+        tool = folder / "iptables-nft-restore"
+        tool.write_text(TOOL.format(file=self.tool_file, real=shutil.which(tool.name)))
+        tool.chmod(0o755)
+        self._environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
     @contextmanager
     def agent(self) -> Iterator[subprocess.Popen[bytes]]:
         program = [sys.executable, "-c", PROGRAM.format(file=str(self.file)), "run"]
         with self.log.open("wb") as log:
-            process = subprocess.Popen(
-                [*program, "--hostname-override=node1", "--master", self.api.url], stderr=log
-            )
+            flags = ["--hostname-override=node1", "--iptables-backend=nft", "--master", self.api.url]
+            process = subprocess.Popen([*program, *flags], stderr=log, env=self._environment)
         try:
             eventually(lambda: answers(HEALTH, "/healthz", 200))
             yield process
@@ -54,9 +71,9 @@ class Hanging:
             process.kill()
             process.wait()
 
-    def hang(self) -> None:
+    def hang(self, file: Path) -> None:
         """Make the agent hang in its next sync."""
-        self.file.touch()
+        file.touch()
         self.api.store.create(service("late", clusterIP="10.96.0.11"))
 
 
@@ -77,7 +94,7 @@ def test_a_hung_loop_is_seen(hanging: Hanging) -> None:
     """All pages fail, a metric shows it, and the log says where; the agent recovers if the call returns."""
     with hanging.agent():
         assert busy_seconds() < 1
-        hanging.hang()
+        hanging.hang(hanging.file)
         eventually(lambda: answers(HEALTH, "/livez", 503))
         assert all(answers(HEALTH, page, 503) for page in PAGES)
         assert busy_seconds() > 2
@@ -94,3 +111,65 @@ def test_an_agent_that_waits_does_not_hang(hanging: Hanging) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(5)
         assert all(answers(HEALTH, page, 200) for page in PAGES)
+
+
+def seconds_to_end(process: subprocess.Popen[bytes], *signals: signal.Signals) -> float:
+    """Send signals and return after how many seconds the process has ended."""
+    begun = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.2)
+    process.wait(LIMIT + 10)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_hung_agent(hanging: Hanging, number: signal.Signals) -> None:
+    """By force after 4 s, with 128 and the number of the signal as status."""
+    with hanging.agent() as process:
+        hanging.hang(hanging.file)
+        eventually(lambda: busy_seconds() > 0.5)
+        seconds = seconds_to_end(process, number)
+        print(f"{number.name}: {seconds:.2f} s")
+        assert 3.9 < seconds < LIMIT
+        assert process.returncode == 128 + number
+        assert "stopping by force, rules stay in place" in hanging.log.read_text()
+
+
+def test_a_second_signal_ends_a_hung_agent_at_once(hanging: Hanging) -> None:
+    with hanging.agent() as process:
+        hanging.hang(hanging.file)
+        eventually(lambda: busy_seconds() > 0.5)
+        assert seconds_to_end(process, signal.SIGTERM, signal.SIGTERM) < 1
+        assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_ends_a_hung_iptables_too(hanging: Hanging) -> None:
+    """With what it has started."""
+    with hanging.agent() as process:
+        hanging.hang(hanging.tool_file)
+        eventually(lambda: hanging.tool_file.read_text())
+        assert seconds_to_end(process, signal.SIGTERM) < LIMIT
+        assert process.returncode == 128 + signal.SIGTERM
+        pids = hanging.tool_file.read_text().split()
+        assert len(pids) == 2
+        eventually(lambda: not any(is_running(pid) for pid in pids), seconds=1)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_signal_ends_an_agent_that_waits_for_its_first_lists(tmp_path: Path, once: bool) -> None:
+    """The API server accepts connections and does not answer."""
+    with inside_a_namespace(), socket.create_server(("127.0.0.1", 0)) as silent:
+        flags = ["--hostname-override=node1", f"--master=http://127.0.0.1:{silent.getsockname()[1]}"]
+        with running(tmp_path / "log", *flags, *(["--once"] if once else [])) as process:
+            connection, _ = silent.accept()
+            assert seconds_to_end(process, signal.SIGTERM) < LIMIT
+            assert process.returncode == (128 + signal.SIGTERM if once else 0)
+            connection.close()
