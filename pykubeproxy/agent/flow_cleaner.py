@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,8 @@ class FlowCleaner:
         self._ports = {family: UdpPorts(family) for family in Family}
         self._lock = threading.Lock()
         self._pending: dict[Family, Flush] = {}
+        # Since when the oldest request has waited: one that is pending, and one that the thread works on.
+        self._requested = self._begun = math.inf
         self._wake = threading.Event()
         self._warned: set[Family] = set()
 
@@ -52,6 +55,7 @@ class FlowCleaner:
         if flush is not None:
             with self._lock:
                 self._pending[flush.family] = flush.merged_with(self._pending.get(flush.family))
+                self._requested = min(self._requested, time.monotonic())
             self._wake.set()
 
     def run(self) -> None:
@@ -61,16 +65,24 @@ class FlowCleaner:
             self._wake.wait(RETRY_PERIOD if self._pending else None)
             self._wake.clear()
 
+    def waiting_seconds(self) -> float:
+        """Return for how long a requested scan has not been done; 0 if there is none. Any thread may call it."""
+        with self._lock:
+            return max(0.0, time.monotonic() - min(self._requested, self._begun))
+
     def clean(self) -> None:
         """Do the requested scans now. Do not call while `run` runs."""
         with self._lock:
             pending, self._pending = self._pending, {}
+            self._begun, self._requested = self._requested, math.inf
         for flush in pending.values():
             try:
                 self._clean(flush)
                 self._warned.discard(flush.family)
             except OSError as error:
                 self._failed(flush, error)
+        with self._lock:
+            self._begun = math.inf
 
     def _clean(self, flush: Flush) -> None:
         started = time.monotonic()
@@ -107,6 +119,7 @@ class FlowCleaner:
             with self._lock:
                 newer = self._pending.get(flush.family)
                 self._pending[flush.family] = newer.merged_with(flush) if newer else flush
+                self._requested = min(self._requested, self._begun)
         if flush.family not in self._warned:
             self._warned.add(flush.family)
             log.warning(

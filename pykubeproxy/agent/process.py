@@ -84,6 +84,7 @@ def serve(options: RunOptions) -> int:
         service = StatusService(node_name, families, observers, mailbox.put, watches)
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
+        observers.metrics.cleaning(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
         _stop_on_thread_death(mailbox)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))

@@ -116,6 +116,11 @@ class Metrics:
             "How long the reconcile loop has been busy without progress; 0 while it waits for changes",
             labelnames=(),
         ).set_function(busy_seconds)
+        self._flows_waiting = gauge(
+            "stale_flows_waiting_seconds",
+            "How long stale UDP flows have waited for their deletion; 0 if there are none",
+            labelnames=(),
+        )
         self._unwatched = gauge(
             "unwatched_seconds",
             "How long the watch of these objects has failed; 0 while it works",
@@ -142,6 +147,10 @@ class Metrics:
         for watch in watches:
             gauge = self._unwatched.labels(watch.name.removeprefix("watch-"))
             gauge.set_function(lambda watch=watch: outage.seconds if (outage := watch.outage) else 0.0)  # type: ignore[misc]
+
+    def cleaning(self, waiting_seconds: Callable[[], float]) -> None:
+        """Call this function at each scrape; it returns for how long stale UDP flows have not been deleted."""
+        self._flows_waiting.set_function(waiting_seconds)
 
     def read_dropped_lines(self, dropped_lines: Callable[[], int]) -> None:
         """Call this function at each scrape; it returns how many log lines were dropped."""

@@ -174,6 +174,38 @@ def test_temporary_failure_is_retried(table: Table) -> None:
     assert table.deleted == table.flows
 
 
+def test_a_hung_or_failing_scan_shows_how_long_flows_wait(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a scan succeeds; new requests do not make an older one look newer, nor a done one older."""
+    now = 100.0
+    monkeypatch.setattr(flows.time, "monotonic", lambda: now)
+    cleaner = FlowCleaner(0)
+    syncs, seen = Syncs(cleaner), list[float]()
+
+    def hang() -> None:
+        nonlocal now
+        now += 60
+        seen.append(cleaner.waiting_seconds())
+        syncs.pods("10.244.0.6")
+        now += 60
+        seen.append(cleaner.waiting_seconds())
+
+    assert cleaner.waiting_seconds() == 0
+    syncs.pods("10.244.0.5")
+    table.flows = [hang]
+    cleaner.clean()
+    assert seen == [60, 120]
+    assert cleaner.waiting_seconds() == 60
+    table.flows = [OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))]
+    cleaner.clean()
+    now += 30
+    assert cleaner.waiting_seconds() == 90
+    table.flows = []
+    cleaner.clean()
+    assert cleaner.waiting_seconds() == 0
+
+
 def test_log_levels(table: Table) -> None:
     """-v 2 logs each scan, -v 4 each deleted flow."""
     table.flows = [flow("10.244.0.5")]
