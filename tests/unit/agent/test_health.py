@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent.mailbox import Mailbox, Stop
 from pykubeproxy.agent.observe.health import Health, health_pages, timestamp
-from pykubeproxy.agent.observe.heartbeat import Heartbeat
+from pykubeproxy.agent.observe.heartbeat import HUNG_AFTER, Heartbeat
 from pykubeproxy.agent.observe.query import Query
+from pykubeproxy.kernel import Iptables, runner
 from pykubeproxy.objects import Family, Node
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
@@ -96,6 +97,12 @@ def test_a_hung_loop_fails_all_pages(node: Setting) -> None:
     assert ", statuses (test_health.py:" in logs[0]["at"]
     node.heartbeat.progress()
     assert node.statuses() == (200, 200, 200)
+
+
+def test_a_command_that_hangs_is_no_hang_of_the_loop() -> None:
+    """It is killed before the loop counts as hung."""
+    (limit,) = Iptables.__struct_defaults__[-1:]
+    assert limit + runner._SECONDS_TO_DIE < HUNG_AFTER
 
 
 def test_a_long_sync_that_progresses_is_no_hang(node: Setting) -> None:

@@ -164,6 +164,30 @@ def test_health_check_ports_follow_services(
         fetch(port, host=open_at[0])
 
 
+def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) -> None:
+    """One event tells of its begin and one of its end; only missing rules close the ports."""
+    agent = make()
+    agent.observers.serve(agent.flags)
+    port = free_port()
+    web = service(type="LoadBalancer", external_local=True, health_check_node_port=port)
+    agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
+    agent.sync(family=Family.IPV6)
+    for contested in (False, True, True):
+        agent.observers.drift_repaired(report(), (), 0.1, contested)
+    assert fetch(port).status == 200
+    assert agent.observers.metrics.registry.get_sample_value(
+        "pykubeproxy_drift_contested", {"ip_family": "IPv4"}
+    )
+    agent.observers.rules_missing(Family.IPV4, time.monotonic() - 6)
+    assert fetch(port).status == 503
+    agent.observers.rules_missing(Family.IPV4, None)
+    assert fetch(port).status == 200
+    for _ in range(2):
+        agent.observers.drift_calm(Family.IPV4)
+    repaired = ["DriftRepaired"] * 3
+    assert sorted(agent.notes.reasons) == ["DriftCalm", "DriftContested", *repaired, "Starting"]
+
+
 def test_a_health_check_port_in_use_is_retried(make: Callable[..., Agent]) -> None:
     """Also without further changes."""
     agent = make()
