@@ -1,6 +1,8 @@
 """The command line: one module a command, imported on use."""
 
 import importlib
+import os
+import signal
 from importlib.util import find_spec
 
 import click
@@ -35,10 +37,17 @@ class _LazyGroup(click.Group):
             return None
         if cmd_name == "lab" and not _has_lab():
             raise click.ClickException("this installation has no lab; run it from a checkout")
+        _end_on_sigterm()
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+
+def _end_on_sigterm() -> None:
+    """End on SIGTERM while modules are imported; the kernel gives process 1 of a container no default for it."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def _has_lab() -> bool:

@@ -132,7 +132,6 @@ class Command:
                 raise TimedOut(self._name, self._seconds)
             for key, _ in self._selector.select(left):
                 self._progressed()
-                self._progress()
                 if key.fd not in self._output:
                     self._write_some()
                 elif data := os.read(key.fd, _READ):
@@ -142,6 +141,7 @@ class Command:
 
     def _progressed(self) -> None:
         self._deadline = min(time.monotonic() + self._seconds, self._end)
+        self._progress()
 
     def _write_some(self) -> None:
         try:

@@ -173,3 +173,24 @@ def test_a_signal_ends_an_agent_that_waits_for_its_first_lists(tmp_path: Path, o
             assert seconds_to_end(process, signal.SIGTERM) < LIMIT
             assert process.returncode == (128 + signal.SIGTERM if once else 0)
             connection.close()
+
+
+def test_a_signal_ends_process_1_while_it_imports(tmp_path: Path) -> None:
+    """As in a container. The kernel drops signals for which process 1 has no handler."""
+    importing = tmp_path / "importing"
+    script = (
+        "import importlib, pathlib, time\n"
+        "from pykubeproxy.cli import main\n"
+        f"importlib.import_module = lambda _: (pathlib.Path({str(importing)!r}).touch(), time.sleep(60))\n"
+        "main()\n"
+    )
+    program = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", script, "run"]
+    process = subprocess.Popen(program)
+    try:
+        eventually(importing.exists)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        assert process.wait(LIMIT) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
