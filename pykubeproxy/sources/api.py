@@ -7,13 +7,12 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
-import msgspec
 import structlog
 
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.connection import Backoff, ConnectionState
+from pykubeproxy.sources.connection import Backoff, ConnectionState, Timing
 from pykubeproxy.sources.failures import Expired, Failure
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
@@ -23,21 +22,6 @@ _PAGE_SIZE = 500  # as in kube-proxy
 _MAX_OBJECTS = 1_000_000
 
 log = structlog.get_logger()
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """Timeouts in seconds.
-
-    A server sends a bookmark about once a minute, so silence for `idle` means that it is gone.
-    """
-
-    idle: float = 180.0
-    answer: float = 60.0  # silence within a list
-    list: float = 600.0  # all pages of a list together
-    watch: tuple[int, int] = (300, 600)  # bounds of timeoutSeconds
-    steady: float = 1.0  # a watch open for this long works
-    first_pause: float = 0.2
-    longest_pause: float = 30.0
 
 
 # The path prefix and the plural of each kind.
@@ -108,14 +92,14 @@ class ApiWatch:
         self._client, self._resource, self._timing = client, resource, timing
         self._tracker = ObjectTracker(resource.kind)
         backoff = Backoff(timing.first_pause, timing.longest_pause)
-        self._connection = ConnectionState(resource.plural, backoff, timing.steady)
+        self._connection = ConnectionState(resource.plural, backoff, timing)
         self._version = ""
         self._listed_before = False
 
     @property
     def outage(self) -> Outage | None:
         """The current outage."""
-        return self._connection.outages.outage()
+        return self._connection.outage()
 
     def once(self) -> tuple[Listed, ...]:
         """List. Raises SourceError."""
@@ -150,16 +134,17 @@ class ApiWatch:
         }
         log.debug("watching", resource=self._resource.plural, version=self._version, seconds=seconds)
         self._tracker.watch_started()
-        with self._stream(query, self._timing.idle) as body:
+        end = time.monotonic() + seconds + self._timing.idle
+        with self._stream(query, self._timing.idle, end) as body:
             self._connection.opened()
-            end = time.monotonic() + seconds + self._timing.idle
-            for line in wire.lines(wire.until(end, body)):
+            for line in wire.lines(self._connection.watching(body)):
                 if line and (event := self._event(line)):
                     yield event
 
     def _event(self, line: bytes) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
+        self._connection.heard()
         meta = wire.meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
         if self._tracker.is_stale(key, version):
@@ -200,8 +185,8 @@ class ApiWatch:
         rejected: dict[Key, str] = {}
         end = time.monotonic() + self._timing.list
         while True:
-            with self._stream(query, self._timing.answer) as body:
-                page = wire.page(wire.until(end, body), self._resource.kind)
+            with self._stream(query, self._timing.answer, end) as body:
+                page = wire.page(self._connection.listing(body), self._resource.kind)
             objects += self._tracker.decode_page(page.items or (), rejected)
             token = page.metadata.next
             if not token:
@@ -213,8 +198,10 @@ class ApiWatch:
                 raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
             query = {"limit": _PAGE_SIZE, "continue": token}
 
-    def _stream(self, query: dict[str, str | int], idle: float) -> AbstractContextManager[Iterator[bytes]]:
+    def _stream(
+        self, query: dict[str, str | int], idle: float, end: float
+    ) -> AbstractContextManager[Iterator[bytes]]:
         resource = self._resource
         return self._client.stream(
-            resource.path, resource.selectors | query, resource=resource.plural, idle=idle
+            resource.path, resource.selectors | query, resource=resource.plural, idle=idle, end=end
         )

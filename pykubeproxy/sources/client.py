@@ -1,23 +1,44 @@
-"""A client of one API server: single requests, renewed credentials and a rate limit."""
+"""A client of one API server: requests with time limits, renewed credentials and a rate limit."""
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlencode
 
-import urllib3
-from kubernetes.client.api_client import ApiClient
+import msgspec
 
 from pykubeproxy import __version__
-from pykubeproxy.sources import credentials, failures
+from pykubeproxy.sources import failures
+from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
+from pykubeproxy.sources.credentials import Credentials, CredentialStore
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.transport import Transport
 from pykubeproxy.sources.watch import SourceError
 
-# Read credentials from files again after this many seconds: the kubelet renews a token minutes before it expires.
-_FRESH = 60.0
-_CONNECT_TIMEOUT = 5.0
+# The longest time to the header of a response, in seconds: the API server's own limit for a request.
+_LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
 _PIECE = 1 << 16
+# The caller times out first. Socket timeouts end a thread that it left.
+_LATER = 1.0  # seconds
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """`resource` and `verbs` are for messages, such as "list and watch of" services."""
+
+    method: str
+    target: str
+    resource: str
+    verbs: str
+    idle: float
+    body: Mapping[str, object] | None = None
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The statuses of success."""
+        return (200, 201, 202) if self.body else (200,)
 
 
 class Client:
@@ -25,109 +46,137 @@ class Client:
 
     `kubeconfig` is a path and `master` a URL, as in --kubeconfig and --master; without both, use the pod's service
     account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
+
+    The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
+    connection and TLS. Then each piece of the body must arrive within `idle` seconds.
     """
 
     def __init__(self, kubeconfig: str = "", master: str = "", qps: float = 5.0, burst: int = 10) -> None:
-        self._settings = (kubeconfig, master)
-        self._plugin = credentials.uses_plugin(kubeconfig)
         self._bucket = TokenBucket(qps, burst)
+        self._credentials = CredentialStore(kubeconfig, master)
+        self._transport = Transport(self._credentials.configuration)
+        self._transport_of: Credentials | None = None
         self._lock = threading.Lock()
-        self._renew()
 
     @property
     def server(self) -> str:
         """The URL of the server without user and password."""
-        return failures.without_password(str(self._api.configuration.host))
-
-    def get(
-        self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float
-    ) -> urllib3.BaseHTTPResponse:
-        """Send a GET and return the response, its body not yet read.
-
-        Times out after `idle` seconds without data. Messages name the `resource`. Raises Failure unless the status is 200.
-        """
-        response = self._send("GET", f"{path}?{urlencode(query)}", None, idle)
-        if response.status == 200:
-            return response
-        raise self._failure(response, resource, "list and watch of")
+        return failures.without_password(str(self._credentials.configuration.host))
 
     @contextmanager
     def stream(
-        self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float
+        self,
+        path: str,
+        query: Mapping[str, str | int],
+        *,
+        resource: str,
+        idle: float,
+        end: float = math.inf,
     ) -> Iterator[Iterator[bytes]]:
-        """Send a GET, as `get` does, and yield the pieces of the body as they arrive."""
-        response = self.get(path, query, resource=resource, idle=idle)
-        try:
-            yield _pieces(response)
-        finally:
-            response.close()
-            response.release_conn()
+        """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
+
+        Messages name the `resource`. Raises Failure unless the status is 200.
+        """
+        request = _Request("GET", f"{path}?{urlencode(query)}", resource, "list and watch of", idle)
+        with self._open(request) as attempt:
+            yield self._pieces(attempt, idle, end)
 
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
         """Create an object and return the body of the response, empty if the connection breaks and limited to 1 MiB.
 
         Raises Failure if the server does not accept the object.
         """
-        response = self._send("POST", path, body, idle)
-        if response.status not in (200, 201, 202):
-            raise self._failure(response, resource, "new")
+        with self._open(_Request("POST", path, resource, "new", idle, body)) as attempt:
+            received = b""
+            try:
+                for piece in self._pieces(attempt, idle, time.monotonic() + idle):
+                    received += piece
+                    if len(received) >= _MAX_CREATED:
+                        break
+            except Failure:
+                return b""
+            return received[:_MAX_CREATED]
+
+    @contextmanager
+    def _open(self, request: _Request) -> Iterator[Attempt]:
+        """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
+        self._bucket.wait()
         try:
-            return response.read(_MAX_CREATED, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError):
-            return b""
+            attempt = Attempt(lambda: self._exchange(request))
+        except RuntimeError as error:
+            raise Failure(f"the request to {self.server} failed: {error}") from None
+        try:
+            seconds = min(request.idle, _LONGEST_ANSWER)
+            try:
+                attempt.take(seconds)
+            except OutOfTime as missing:
+                raise Failure(
+                    f"no {missing} {self.server} within {seconds:.0f} s",
+                    persistent=str(missing) == "response from",
+                ) from None
+            yield attempt
         finally:
-            response.close()
-            response.release_conn()
+            attempt.break_off()
 
-    def _send(
-        self, method: str, target: str, body: Mapping[str, object] | None, idle: float
-    ) -> urllib3.BaseHTTPResponse:
+    def _pieces(self, attempt: Attempt, idle: float, end: float) -> Iterator[bytes]:
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Failure("the API server's response takes too long", persistent=True)
+            try:
+                piece = attempt.take(min(idle, left))
+            except OutOfTime:
+                if left > idle:
+                    raise Failure(f"no data from {self.server} for too long", persistent=True) from None
+                continue
+            if piece is None:
+                return
+            yield piece
+
+    def _exchange(self, request: _Request) -> Generator[bytes, None, None]:
+        """Yield an empty part for the header of the response, then the pieces of its body."""
         server = self.server
-        headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if body else {})
         try:
-            self._bucket.wait()
-            with self._lock:
-                if self._stale():
-                    self._renew()
-                api, server = self._api, self.server
-                method, url, headers, content, *_ = api.param_serialize(
-                    method, target, header_params=headers, body=body, auth_settings=["BearerToken"]
-                )
-            response: urllib3.BaseHTTPResponse = api.call_api(
-                method, url, headers, content, _request_timeout=(_CONNECT_TIMEOUT, idle)
-            ).response
+            current().missing = "credentials for"
+            credentials = self._credentials.get()
+            headers = {"Accept": "application/json", "User-Agent": f"pykubeproxy/{__version__}"}
+            headers |= credentials.headers()
+            body = None
+            if request.body:
+                headers["Content-Type"] = "application/json"
+                body = msgspec.json.encode(request.body)
+            transport = self._transport_for(credentials)
+            response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
+            try:
+                if response.status not in request.accepted:
+                    raise self._failure(
+                        credentials, failures.from_response(response, request.resource, request.verbs)
+                    )
+                yield b""
+                server = "the API server"
+                # Do not decode: a few bytes of compressed data may expand to gigabytes.
+                while data := response.read1(_PIECE, decode_content=False):
+                    yield data
+            finally:
+                response.close()
+                response.release_conn()
         except SourceError as error:
-            raise failures.Failure(str(error)) from None
+            raise Failure(str(error)) from None
         except Exception as error:
-            # The client and its credential plugins raise nearly anything.
+            # The client and its identity providers raise nearly anything.
             raise failures.from_exception(error, server) from None
-        return response
 
-    def _failure(self, response: urllib3.BaseHTTPResponse, resource: str, verbs: str) -> failures.Failure:
-        failure = failures.from_response(response, resource, verbs)
-        response.close()
+    def _failure(self, credentials: Credentials, failure: Failure) -> Failure:
         if isinstance(failure, failures.Unauthorized):
-            self._rejected = True
+            self._credentials.reject(credentials)
         return failure
 
-    def _stale(self) -> bool:
-        # The kubernetes client renews a plugin's token; only a 401 shows that its certificate has expired.
-        return self._rejected or (not self._plugin and time.monotonic() - self._loaded >= _FRESH)
-
-    def _renew(self) -> None:
-        # A new ApiClient has a new pool, so connections with an old certificate are not reused.
-        api = ApiClient(credentials.load(*self._settings))
-        api.user_agent = f"pykubeproxy/{__version__}"
-        self._api, self._loaded, self._rejected = api, time.monotonic(), False
-
-
-def _pieces(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    try:
-        # Do not decode: a few bytes of compressed data may expand to gigabytes.
-        while data := response.read1(_PIECE, decode_content=False):
-            yield data
-    except Exception as error:
-        raise failures.from_exception(error, "the API server") from None
+    def _transport_for(self, credentials: Credentials) -> Transport:
+        with self._lock:
+            if self._transport_of is not credentials:
+                # A new pool, so connections with an old certificate are not reused.
+                self._transport, self._transport_of = Transport(credentials.configuration), credentials
+            return self._transport
 
 
 class TokenBucket:

@@ -2,14 +2,15 @@
 
 import random
 import time
+from collections.abc import Iterator
 
+import msgspec
 import structlog
 
 from pykubeproxy.sources.failures import Expired, Failure
+from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
 
-# The same reason is logged again after this many seconds.
-_LOG_INTERVAL = 60.0
 # List again after this many persistent failures in a row: the version may be the reason.
 _MAX_PERSISTENT = 2
 
@@ -37,49 +38,42 @@ class Backoff:
         self.failures = 0
 
 
-class OutageLog:
-    """Log the failures of one watch, each reason once a minute, and the recovery."""
+class Timing(msgspec.Struct, frozen=True):
+    """Timeouts in seconds.
 
-    def __init__(self, resource: str) -> None:
-        self._resource = resource
-        self._logged: dict[str, float] = {}
-        self._present: tuple[float, str] | None = None  # start and last reason
+    A server sends a bookmark about once a minute, so silence for `idle` means that it is gone. After `quiet` seconds
+    without an event, an outage begins to count.
+    """
 
-    def failed(self, reason: str, retry_in: float) -> None:
-        """Note a failed attempt; the next one follows in `retry_in` seconds."""
-        now = time.monotonic()
-        self._present = (self._present[0] if self._present else now, reason)
-        self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
-        if reason not in self._logged:
-            self._logged[reason] = now
-            log.warning("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
-
-    def recovered(self) -> None:
-        """Note a success."""
-        if outage := self.outage():
-            self._present = None
-            log.info("watch recovered", resource=self._resource, after=f"{outage.seconds:.1f}s")
-
-    def outage(self) -> Outage | None:
-        """Return the current outage; any thread may call it."""
-        present = self._present
-        return Outage(self._resource, time.monotonic() - present[0], present[1]) if present else None
+    idle: float = 180.0
+    quiet: float = 75.0
+    answer: float = 60.0  # silence within a list
+    list: float = 600.0  # all pages of a list together
+    watch: tuple[int, int] = (300, 600)  # bounds of timeoutSeconds
+    steady: float = 1.0  # a watch open for this long works
+    first_pause: float = 0.2
+    longest_pause: float = 30.0
 
 
 class ConnectionState:
     """Decide after each watch request when to send the next one and whether to list first.
 
-    A watch that was open for `steady` seconds or delivered an event counts as a success.
+    A watch that was open for `timing.steady` seconds or delivered an event counts as a success.
     """
 
-    def __init__(self, resource: str, backoff: Backoff, steady: float) -> None:
+    def __init__(self, resource: str, backoff: Backoff, timing: Timing) -> None:
         self.must_list = True
-        self.outages = OutageLog(resource)
-        self._resource, self._backoff, self._steady = resource, backoff, steady
+        self._outages = OutageLog(resource, timing.quiet)
+        self._resource, self._backoff, self._timing = resource, backoff, timing
         self._persistent = 0  # persistent failures in a row
         self._expired = 0  # 410s in a row
         self._opened: float | None = None
         self._delivered = False
+
+    def outage(self) -> Outage | None:
+        """Return the current outage; any thread may call it."""
+        open_again = not self._persistent and self._open_for() >= self._timing.steady
+        return self._outages.outage(open_again=open_again)
 
     def connecting(self) -> None:
         """Note that a request is about to be sent."""
@@ -88,13 +82,29 @@ class ConnectionState:
     def opened(self) -> None:
         """Note that the server answered the watch."""
         self._opened = time.monotonic()
-        if not self._persistent:
-            self.outages.recovered()
+        self._outages.heard()
+
+    def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of a list and note their arrival."""
+        for piece in body:
+            self._outages.heard()
+            yield piece
+
+    def watching(self, body: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of a watch. Raises Failure if they contain no event for too long."""
+        for piece in body:
+            if self._outages.silence() > self._timing.idle:
+                raise Failure("no event from the API server for too long", persistent=True)
+            yield piece
+
+    def heard(self) -> None:
+        """Note an event of the watch, even one that changes nothing."""
+        self._outages.heard()
 
     def delivered(self) -> None:
         """Note that the watch delivered an event."""
         self._delivered, self._persistent = True, 0
-        self.outages.recovered()
+        self._outages.recovered()
 
     def ended(self) -> float:
         """Note that the server ended the watch; return the seconds to wait."""
@@ -102,6 +112,7 @@ class ConnectionState:
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
         self._backoff.reset()
         self._persistent = self._expired = 0
+        self._outages.recovered()
         return self._rest()
 
     def failed(self, failure: Failure) -> float:
@@ -116,7 +127,7 @@ class ConnectionState:
         if self._persistent >= _MAX_PERSISTENT:
             self.must_list = True
         pause = max(self._backoff.next(), failure.retry_after, self._rest())
-        self.outages.failed(str(failure), pause)
+        self._outages.failed(str(failure), pause)
         return pause
 
     def _version_expired(self, failure: Failure) -> float:
@@ -127,15 +138,16 @@ class ConnectionState:
             log.debug("relisting", resource=self._resource, reason=str(failure))
             return 0.0
         pause = self._backoff.next()
-        self.outages.failed(str(failure), pause)
+        self._outages.failed(str(failure), pause)
         return pause
 
     def _is_steady(self) -> bool:
-        return self._delivered or self._open_for() >= self._steady
+        return self._delivered or self._open_for() >= self._timing.steady
 
     def _open_for(self) -> float:
-        return time.monotonic() - self._opened if self._opened is not None else 0.0
+        opened = self._opened  # read once: another thread may ask for the outage
+        return time.monotonic() - opened if opened is not None else 0.0
 
     def _rest(self) -> float:
         """Return the rest of `steady` seconds since the watch was opened, to prevent a hot loop."""
-        return max(0.0, self._steady - self._open_for()) if self._opened is not None else 0.0
+        return max(0.0, self._timing.steady - self._open_for()) if self._opened is not None else 0.0

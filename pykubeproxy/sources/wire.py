@@ -1,6 +1,5 @@
 """The wire format around objects: pages of a list and lines of a watch."""
 
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -65,17 +64,6 @@ _pages = msgspec.json.Decoder(ListPage)
 _events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)
 _statuses = msgspec.json.Decoder(_Status)
-
-
-def until(end: float, body: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the pieces of a body. Raises Failure after `end` on the monotonic clock.
-
-    The idle timeout does not end the response of a server that sends a byte now and then.
-    """
-    for piece in body:
-        if time.monotonic() >= end:
-            raise Failure("the API server's response takes too long", persistent=True)
-        yield piece
 
 
 def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """An agent with a service whose rules the kernel rejects."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -39,10 +40,9 @@ def command(*words: str) -> str:
 
 
 def events(api: ApiServer) -> list[tuple[str, str, str]]:
-    client = Client(master=api.url)
-    found = client.get(
-        "/apis/events.k8s.io/v1/namespaces/default/events", {}, resource="events", idle=5
-    ).json()["items"]
+    path = "/apis/events.k8s.io/v1/namespaces/default/events"
+    with Client(master=api.url).stream(path, {}, resource="events", idle=5) as pieces:
+        found = json.loads(b"".join(pieces))["items"]
     return [(it["regarding"]["name"], it["regarding"].get("uid", ""), it["reason"]) for it in found]
 
 

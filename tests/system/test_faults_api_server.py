@@ -131,7 +131,7 @@ FAULTS = {
     "410": Fault(failing(410, verb="watch"), "too old (410"),
     "truncated": Fault(ending_watches(lambda api: api.faults.truncate(100_000)), "the API server"),
     "repeated": Fault(ending_watches(lambda api: api.faults.echo()), ""),
-    "hanging": Fault(ending_watches(lambda api: api.faults.hang()), "no data from"),
+    "hanging": Fault(ending_watches(lambda api: api.faults.hang()), "no response from"),
     "resets": Fault(resets, "the connection to"),
 }
 

@@ -123,7 +123,7 @@ class Metrics:
         )
         self._unwatched = gauge(
             "unwatched_seconds",
-            "How long the watch of these objects has failed; 0 while it works",
+            "Time since the last data about these objects while their watch fails or is silent, else 0",
             labelnames=("resource",),
         )
         self._repairs = counter(

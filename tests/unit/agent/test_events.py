@@ -1,6 +1,7 @@
 """Events, as sent to the API server, and failures of that."""
 
 import gzip
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator, MutableMapping
@@ -45,11 +46,9 @@ def logged() -> Iterator[list[MutableMapping[str, Any]]]:
 
 def stored(api: ApiServer, namespace: str = "default") -> list[dict[str, Any]]:
     """Return the events on the server, sorted by name."""
-    listed: list[dict[str, Any]] = (
-        Client(master=api.url)
-        .get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, resource="events", idle=5)
-        .json()["items"]
-    )
+    path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+    with Client(master=api.url).stream(path, {}, resource="events", idle=5) as pieces:
+        listed: list[dict[str, Any]] = json.loads(b"".join(pieces))["items"]
     return listed
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from pykubeproxy.sources import client, connection
+from pykubeproxy.sources import client, connection, outage
 from pykubeproxy.sources.client import TokenBucket
-from pykubeproxy.sources.connection import Backoff, OutageLog
+from pykubeproxy.sources.connection import Backoff
+from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
 
 
@@ -12,7 +13,7 @@ from pykubeproxy.sources.watch import Outage
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the monotonic clock in outages and the rate limit."""
     time = [0.0]
-    for module in (connection, client):
+    for module in (connection, client, outage):
         monkeypatch.setattr(module.time, "monotonic", lambda: time[0])
     return time
 
@@ -48,7 +49,7 @@ def test_pauses_survive_many_failures(no_jitter: None) -> None:
 
 def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]], now: list[float]) -> None:
     """The first failure is logged, the same reason again only after a minute, another reason at once."""
-    outages = OutageLog("services")
+    outages = OutageLog("services", 75.0)
     for now[0] in range(0, 130, 2):
         outages.failed("refused", 1.0)
     assert [line["reason"] for line in logged] == ["refused"] * 3
@@ -58,7 +59,7 @@ def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]], no
 
 def test_recovery_is_logged_once(logged: list[dict[str, object]], now: list[float]) -> None:
     """Recovery is one line with the time it took, and without an outage there is none."""
-    outages = OutageLog("services")
+    outages = OutageLog("services", 75.0)
     outages.recovered()
     outages.failed("refused", 1.0)
     now[0] = 7.0

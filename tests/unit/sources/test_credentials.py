@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client.configuration import Configuration
 from kubernetes.config import incluster_config
 
-from pykubeproxy.sources import SourceError, credentials
+from pykubeproxy.sources import Client, SourceError, credentials
+from pykubeproxy.sources.credentials import CredentialStore
+
+
+def load(kubeconfig: str, master: str) -> Configuration:
+    return credentials.load(kubeconfig, master).configuration
 
 
 def kubeconfig(folder: Path, **user: Any) -> str:
@@ -41,7 +47,7 @@ def credential(**status: str) -> str:
 
 def test_token(tmp_path: Path) -> None:
     """A token is sent as it is."""
-    it = credentials.load(kubeconfig(tmp_path, token="secret"), "")
+    it = load(kubeconfig(tmp_path, token="secret"), "")
     assert it.host == "https://10.0.0.1:6443"
     assert it.api_key["BearerToken"] == "Bearer secret"
 
@@ -49,20 +55,20 @@ def test_token(tmp_path: Path) -> None:
 def test_token_file_with_a_newline(tmp_path: Path) -> None:
     """A newline at the end of a token file, illegal in a header, is dropped; the path is relative."""
     (tmp_path / "token").write_text("secret\n")
-    it = credentials.load(kubeconfig(tmp_path, tokenFile="token"), "")
+    it = load(kubeconfig(tmp_path, tokenFile="token"), "")
     assert it.api_key["BearerToken"] == "Bearer secret"
 
 
 def test_master_wins(tmp_path: Path) -> None:
     """--master replaces the server of the kubeconfig, whose credentials stay."""
-    it = credentials.load(kubeconfig(tmp_path, token="secret"), "http://127.0.0.1:8080/")
+    it = load(kubeconfig(tmp_path, token="secret"), "http://127.0.0.1:8080/")
     assert it.host == "http://127.0.0.1:8080"
     assert it.api_key["BearerToken"] == "Bearer secret"
 
 
 def test_master_alone() -> None:
     """--master without a kubeconfig sends no credentials."""
-    it = credentials.load("", "http://127.0.0.1:8080")
+    it = load("", "http://127.0.0.1:8080")
     assert not it.api_key
 
 
@@ -74,7 +80,7 @@ def test_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    it = credentials.load("", "")
+    it = load("", "")
     assert it.host == "https://[fd00::1]:443"
     assert it.ssl_ca_cert == str(tmp_path / "ca.crt")
     assert it.api_key["BearerToken"] == "bearer secret"
@@ -82,19 +88,39 @@ def test_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_plugin(tmp_path: Path) -> None:
     """A program may give the token."""
-    it = credentials.load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
+    it = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
     assert it.api_key["BearerToken"] == "Bearer secret"
-    assert credentials.uses_plugin(str(tmp_path / "kubeconfig"))
 
 
-def test_plugin_whose_token_ends(tmp_path: Path) -> None:
-    """A plugin runs again only when its token expires."""
+def test_a_plugin_runs_again_only_when_its_token_expires(tmp_path: Path) -> None:
+    """The construction of a store does not run it."""
     output = credential(token="secret", expirationTimestamp="2020-01-01T00:00:00Z")
-    it = credentials.load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
+    store = CredentialStore(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
+    assert not (tmp_path / "runs").exists()
+    assert store.get().headers() == {"authorization": "Bearer secret"}
     plugin(tmp_path, credential(token="renewed", expirationTimestamp="2120-01-01T00:00:00Z"))
     for _ in range(3):
-        assert it.auth_settings()["BearerToken"]["value"] == "Bearer renewed"
+        assert store.get().headers() == {"authorization": "Bearer renewed"}
     assert (tmp_path / "runs").read_text().count("run") == 2
+
+
+def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> None:
+    """Only the current token counts: a late rejection of an older one changes nothing."""
+    store = CredentialStore(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="first"))), "")
+    first = store.get()
+    store.reject(first)
+    second = store.get()
+    store.reject(first)
+    assert store.get() is second
+    assert (tmp_path / "runs").read_text().count("run") == 2
+
+
+def test_plugin_with_a_certificate(tmp_path: Path) -> None:
+    """A plugin may return a client certificate and its key."""
+    output = credential(clientCertificateData="certificate", clientKeyData="key")
+    it = load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
+    assert Path(it.cert_file).read_text() == "certificate"
+    assert Path(it.key_file).read_text() == "key"
 
 
 def test_plugin_that_fails(tmp_path: Path) -> None:
@@ -102,11 +128,28 @@ def test_plugin_that_fails(tmp_path: Path) -> None:
     path = kubeconfig(
         tmp_path, exec={"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
     )
-    with pytest.raises(SourceError, match="gives no credentials: exec: process returned 1"):
-        credentials.load(path, "")
+    with pytest.raises(SourceError, match="gives no credentials: credential plugin /bin/false exited with"):
+        load(path, "")
     path = kubeconfig(tmp_path, **plugin(tmp_path, "hello"))
-    with pytest.raises(SourceError, match="gives no credentials: exec: failed to decode"):
-        credentials.load(path, "")
+    with pytest.raises(SourceError, match=r"gives no credentials: .* printed no ExecCredential"):
+        load(path, "")
+    path = kubeconfig(tmp_path, **plugin(tmp_path, credential(clientKeyData="key")))
+    with pytest.raises(SourceError, match="printed neither a token nor"):
+        load(path, "")
+    path = kubeconfig(tmp_path, exec={"command": "/bin/true"})
+    with pytest.raises(SourceError, match=r"gives no credentials: invalid exec: .*apiVersion"):
+        load(path, "")
+
+
+def test_socks_proxy(tmp_path: Path) -> None:
+    """The error names the proxy without its password."""
+    path = Path(kubeconfig(tmp_path, token="secret"))
+    path.write_text(
+        path.read_text().replace("server:", "proxy-url: socks5://me:s3cret@10.0.0.9:1080\n    server:")
+    )
+    with pytest.raises(SourceError, match=r"cannot use proxy socks5://10\.0\.0\.9:1080") as caught:
+        Client(str(path))
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -118,26 +161,25 @@ def test_invalid_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(SourceError) as caught:
-        credentials.load(str(path), "")
+        load(str(path), "")
     assert str(caught.value).startswith(f"cannot use kubeconfig {path}: ")
     assert "\n" not in str(caught.value)
-    assert not credentials.uses_plugin(str(path))
 
 
 def test_missing_kubeconfig(tmp_path: Path) -> None:
     """The error names the path; there is no fallback."""
     with pytest.raises(SourceError, match="absent does not exist"):
-        credentials.load(str(tmp_path / "absent"), "")
+        load(str(tmp_path / "absent"), "")
 
 
 def test_no_api_server_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a pod and without flags, the error says which flags to set."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(SourceError, match="set --kubeconfig or --master"):
-        credentials.load("", "")
+        load("", "")
 
 
 def test_master_without_scheme() -> None:
     """An address without a scheme is refused by name."""
     with pytest.raises(SourceError, match=r"'10\.0\.0\.1:6443': use an http:// or https:// URL"):
-        credentials.load("", "10.0.0.1:6443")
+        load("", "10.0.0.1:6443")

@@ -14,8 +14,9 @@ def test_a_server_that_does_not_answer(url: str) -> None:
     client = Client(master=url, qps=-1)
     assert "s3cret" not in client.server
     assert client.server.startswith(("http://127.0.0.1:1", "https://host/path", "http://[::1]:1"))
-    with pytest.raises(Failure) as caught:
-        client.get("/api/v1/services", {}, resource="services", idle=1.0)
+    stream = client.stream("/api/v1/services", {}, resource="services", idle=1.0)
+    with pytest.raises(Failure) as caught, stream:
+        pass
     assert "s3cret" not in str(caught.value)
 
 

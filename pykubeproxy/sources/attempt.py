@@ -1,0 +1,91 @@
+"""One attempt at a request, on a thread of its own, so that its caller can stop waiting at any time."""
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Generator
+
+# Parts that the thread reads ahead of its caller.
+_AHEAD = 4
+
+_local = threading.local()
+
+
+class OutOfTime(Exception):
+    """The next part did not arrive in time; str() says what was missing, such as "response from"."""
+
+
+class Attempt:
+    """Run `produce` on a thread of its own and hand over its parts one by one.
+
+    The thread may hang in a name server, a credential plugin or a slow response: `take` returns in time regardless.
+    The caller must call `break_off` in the end; it ends the thread's waiting on sockets.
+    """
+
+    def __init__(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
+        self.missing = "response from"
+        self._parts: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
+        self._lock = threading.Lock()
+        self._broken = False
+        self._handles: list[socket.socket] = []
+        threading.Thread(target=self._run, args=(produce,), name="api-request", daemon=True).start()
+
+    def take(self, seconds: float) -> bytes | None:
+        """Return the next part, None at the end. Raises OutOfTime, or what `produce` raised."""
+        try:
+            part = self._parts.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            raise OutOfTime(self.missing) from None
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    def break_off(self) -> None:
+        """Shut down the connection if the thread still uses it, and drop further parts."""
+        with self._lock:
+            self._broken = True
+            for handle in self._handles:
+                _shut_down(handle)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._parts.get_nowait()
+
+    def hold(self, connection: socket.socket) -> None:
+        """Let `break_off` shut down this connection, which may still be in its TLS handshake."""
+        # A duplicate: TLS detaches the original, and a closed number may belong to another connection.
+        handle = socket.socket(fileno=os.dup(connection.fileno()))
+        with self._lock:
+            self._handles.append(handle)
+            if self._broken:
+                _shut_down(handle)
+
+    def _run(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
+        _local.attempt = self
+        end: Exception | None = None
+        try:
+            with contextlib.closing(produce()) as parts:
+                for part in parts:
+                    self._parts.put(part)
+                    if self._broken:
+                        break
+        except Exception as error:
+            end = error
+        finally:
+            with self._lock:
+                for handle in self._handles:
+                    handle.close()
+                self._handles.clear()
+        self._parts.put(end)
+
+
+def current() -> Attempt:
+    """Return the attempt that runs on this thread."""
+    attempt: Attempt = _local.attempt
+    return attempt
+
+
+def _shut_down(handle: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        handle.shutdown(socket.SHUT_RDWR)

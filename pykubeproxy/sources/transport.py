@@ -1,0 +1,110 @@
+"""Connections to an API server, whose waiting an Attempt can break off."""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import urllib3
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.rest import RESTClientObject
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+from pykubeproxy.sources.attempt import current
+from pykubeproxy.sources.failures import without_password
+from pykubeproxy.sources.watch import SourceError
+
+_CONNECT_TIMEOUT = 5.0  # seconds per address
+_HANDSHAKE_TIMEOUT = 10.0  # as in client-go
+
+
+class Transport:
+    """The connections to the server of a configuration. Raises SourceError for a proxy that cannot be used."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        proxy = str(configuration.proxy or "http://")
+        if not proxy.startswith(("http://", "https://")):
+            raise SourceError(f"cannot use proxy {without_password(proxy)}: use an http:// or https:// URL")
+        self._host = str(configuration.host)
+        self._pools = RESTClientObject(configuration).pool_manager
+        self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+
+    def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request and return the response, its body not yet read. Call on the thread of an Attempt.
+
+        Each read of the response times out after `seconds`.
+        """
+        return self._pools.request(
+            method,
+            self._host + target,
+            headers=headers,
+            body=body,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=seconds),
+            preload_content=False,
+        )
+
+
+class _Held:
+    """Connect, and let the current attempt hold the connection."""
+
+    def _new_conn(self: Any) -> socket.socket:
+        attempt = current()
+        attempt.missing = "connection to"
+        error: Exception = OSError("the name has no address")
+        for family, kind, protocol, _, address in self._resolve():
+            try:
+                connection = socket.socket(family, kind, protocol)
+                try:
+                    attempt.hold(connection)
+                    for option in self.socket_options or ():
+                        connection.setsockopt(*option)
+                    connection.settimeout(self.timeout)
+                    connection.connect(address)
+                except OSError:
+                    connection.close()
+                    raise
+                connection.settimeout(_HANDSHAKE_TIMEOUT)
+                return connection
+            except OSError as failed:
+                error = failed
+        if isinstance(error, TimeoutError):
+            raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
+        raise NewConnectionError(self, f"connecting to {self.host} failed: {error}") from error
+
+    def _resolve(self: Any) -> list[Any]:
+        try:
+            return socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+
+    def request(self: Any, *arguments: Any, **options: Any) -> None:
+        attempt = current()
+        if self.sock is not None:  # from the pool, or after a TLS handshake
+            attempt.hold(self.sock)
+        super().request(*arguments, **options)  # type: ignore[misc]
+        attempt.missing = "response from"
+
+    def connect(self: Any) -> None:
+        try:
+            super().connect()  # type: ignore[misc]
+        except TimeoutError as error:  # of the TLS handshake, or of a proxy
+            raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
+
+
+class _Connection(_Held, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_Held, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection

@@ -1,0 +1,75 @@
+"""The agent's pages while its requests to the API server hang."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pykubeproxy.agent.observe.status import decode
+from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.fakes.follower import eventually
+from tests.fakes.http_client import fetch
+from tests.fakes.process import HEALTH, METRICS, answers
+
+pytestmark = pytest.mark.root
+
+# The agent with a short limit for plugins, and an outage that counts early.
+SHORT_TIMEOUTS = """
+import functools
+from pykubeproxy.sources import api, plugin
+api.Timing = functools.partial(api.Timing, quiet=1.0)
+plugin._SECONDS = 3.0
+from pykubeproxy.cli import main
+main()
+"""
+RESOURCES = {"services", "endpointslices", "nodes"}
+
+
+def unwatched() -> dict[str, float]:
+    page = fetch(METRICS, "/metrics").body
+    found = re.findall(r'^pykubeproxy_unwatched_seconds\{resource="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    return {resource: float(seconds) for resource, seconds in found if float(seconds)}
+
+
+def test_pages_answer_while_a_credential_plugin_hangs(api: FaultyApiServer, tmp_path: Path) -> None:
+    """From the start on; no page waits, and the outage shows before and after the plugin is killed."""
+    program = tmp_path / "plugin"
+    answer = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'
+    program.write_text(f"#!/bin/sh\nwhile [ -e {tmp_path}/hang ]; do sleep 0.2; done\necho '{answer}'\n")
+    program.chmod(0o700)
+    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+    content = yaml.safe_load(kubeconfig.read_text())
+    plugin = {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}
+    content["users"][0]["user"] = {"exec": plugin}
+    kubeconfig.write_text(yaml.safe_dump(content))
+    (tmp_path / "hang").touch()
+    log = tmp_path / "agent.log"
+    with log.open("wb") as errors:
+        command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", f"--kubeconfig={kubeconfig}"]
+        agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=errors)
+    try:
+        eventually(lambda: answers(HEALTH, "/livez", 200), 20)
+        eventually(lambda: set(unwatched()) == RESOURCES, 5)
+        assert "watch failed" not in log.read_text()
+        started = time.monotonic()
+        assert answers(HEALTH, "/readyz", 503)
+        assert answers(HEALTH, "/healthz", 503)
+        assert {it.objects for it in decode(_status()).unwatched} == RESOURCES
+        assert time.monotonic() - started < 1.0
+        eventually(lambda: "did not end within 3 s and was killed" in log.read_text(), 15)
+        assert set(unwatched()) == RESOURCES
+        (tmp_path / "hang").unlink()
+        eventually(lambda: answers(HEALTH, "/readyz", 200), 40)
+        eventually(lambda: not unwatched(), 10)
+        assert agent.poll() is None
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+def _status() -> bytes:
+    return fetch(METRICS, "/statusz", accept="application/json").body.encode()

@@ -1,0 +1,217 @@
+"""Requests that hang: each ends in time, and the outage counts meanwhile."""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
+from pykubeproxy.sources.failures import Failure
+from tests.fakes.canned import CHUNKED, Answer, CannedServer
+from tests.fakes.cluster import SHORT, server, service, watches
+from tests.fakes.follower import Follower, eventually
+
+# Longer than any wait of a test.
+FOR_EVER = 60.0
+PROGRAM = "client.authentication.k8s.io/v1"
+
+
+def dripping(before: bytes, drip: bytes) -> Answer:
+    """Send the same bytes again and again, much faster than any timeout between two of them."""
+
+    def answer(target: str, connection: socket.socket) -> None:
+        connection.sendall(before)
+        end = time.monotonic() + FOR_EVER
+        while time.monotonic() < end:
+            connection.sendall(drip)
+            time.sleep(0.02)
+
+    return answer
+
+
+# A server's answer, and what the error says is missing.
+HANGS = {
+    "header": (dripping(b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"), "no response from"),
+    "100 Continue": (dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "no response from"),
+    "error": (dripping(b"HTTP/1.1 500 Oops\r\nContent-Length: 99999\r\n\r\n", b"x"), "no response from"),
+    "chunk size": (dripping(CHUNKED + b"5;", b"x"), "no data from"),
+    "trailers": (dripping(CHUNKED + b"0\r\n", b"X-More: x\r\n"), "no data from"),
+    "silence": (dripping(b"", b""), "no response from"),
+    "TLS handshake": (dripping(b"", b""), "no connection to"),
+}
+
+
+def warnings(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["reason"] for line in lines if line["log_level"] == "warning"]
+
+
+def request_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "api-request"]
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_request_that_hangs_ends_in_time(name: str) -> None:
+    """Whatever the server sends instead of a response; and the thread of the request ends too."""
+    answer, missing = HANGS[name]
+    with CannedServer(answer) as canned:
+        url = canned.url.replace("http:", "https:") if name == "TLS handshake" else canned.url
+        started = time.monotonic()
+        with pytest.raises(SourceError, match=missing) as caught:
+            watches(url, Kind.SERVICE)[0].once()
+        assert SHORT.answer <= time.monotonic() - started < 2 * SHORT.answer
+        assert "\n" not in str(caught.value)
+        eventually(lambda: not request_threads(), 5)
+
+
+def test_a_post_that_hangs_ends_in_time() -> None:
+    """The object may exist by then, so a missing body is no failure."""
+    for answer, fails in ((HANGS["header"][0], True), (HANGS["chunk size"][0], False)):
+        with CannedServer(answer) as canned:
+            started = time.monotonic()
+            try:
+                assert Client(master=canned.url).post("/x", {"a": 1}, resource="events", idle=0.5) == b""
+                assert not fails
+            except Failure as failure:
+                assert fails, failure
+            assert 0.5 <= time.monotonic() - started < 2.0
+
+
+def test_the_outage_grows_while_a_request_hangs() -> None:
+    """Before the request fails, so that metrics and alerts show it; and it ends with the first event."""
+    quiet = msgspec.structs.replace(SHORT, idle=30.0, answer=30.0, quiet=1.0)
+    with server() as api:
+        api.faults.hang(verb="list")
+        (watch,) = watches(api.url, Kind.SERVICE, quiet)
+        with capture_logs() as lines, Follower([watch]) as follower:
+            assert watch.outage is None
+            eventually(lambda: watch.outage, 3)
+            assert watch.outage
+            assert watch.outage.seconds >= 1.0
+            assert watch.outage.reason == "the API server sends nothing"
+            assert not warnings(lines)
+            api.faults.release()
+            follower.sees()
+            eventually(lambda: not watch.outage, 5)
+
+
+def test_bytes_without_an_event_do_not_hide_an_outage() -> None:
+    """A watch that sends blanks counts as silent, and ends after the idle time."""
+    quiet = msgspec.structs.replace(SHORT, idle=1.5, quiet=0.7)
+    with server() as api, capture_logs() as lines:
+        api.faults.drip(verb="watch")
+        (watch,) = watches(api.url, Kind.SERVICE, quiet)
+        with Follower([watch]) as follower:
+            follower.sees()
+            eventually(lambda: watch.outage, 3)
+            assert not warnings(lines)
+            eventually(lambda: warnings(lines), 3)
+        assert warnings(lines)[0] == "no event from the API server for too long"
+
+
+@pytest.fixture
+def hanging_plugin(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Write a kubeconfig whose plugin hangs, with a child, while the file `hang` exists."""
+    program = tmp_path / "plugin"
+    answer = f'{{"apiVersion": "{PROGRAM}", "kind": "ExecCredential", "status": {{"token": "right"}}}}'
+    program.write_text(
+        f"#!/bin/sh\nif [ -e {tmp_path}/hang ]; then sleep {FOR_EVER:.0f} & echo $! >>{tmp_path}/children\n"
+        f"wait\nfi\necho '{answer}'\n"
+    )
+    program.chmod(0o700)
+
+    def write(api: Any) -> Path:
+        path: Path = api.kubeconfig(tmp_path / "kubeconfig")
+        content = yaml.safe_load(path.read_text())
+        content["users"][0]["user"] = {"exec": {"command": str(program), "apiVersion": PROGRAM}}
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    yield write
+    children = tmp_path / "children"
+    for pid in children.read_text().split() if children.exists() else ():
+        assert not is_running(int(pid)), "a child of the plugin still runs"
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return re.search(r"^State:\s+[^Z]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def test_a_plugin_that_hangs_is_killed_with_its_children(
+    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The construction of a client does not run it, and the error names it."""
+    monkeypatch.setattr(plugin, "_SECONDS", 0.7)
+    (tmp_path / "hang").touch()
+    with server(token="right") as api:
+        client = Client(str(hanging_plugin(api)))
+        (watch, *_) = api_watches(client, "n1", SHORT)
+        started = time.monotonic()
+        with pytest.raises(SourceError, match=r"plugin .*/plugin did not end within 1 s and was killed"):
+            watch.once()
+        assert time.monotonic() - started < 1.5
+        (child,) = (tmp_path / "children").read_text().split()
+        eventually(lambda: not is_running(int(child)), 2)
+        (tmp_path / "hang").unlink()
+        watch.once()
+
+
+def test_a_plugin_that_hangs_blocks_only_its_own_request(
+    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request fails in time, and others run the plugin themselves soon."""
+    monkeypatch.setattr(plugin, "_SECONDS", 4.0)
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
+    with server(token="right") as api:
+        client = Client(str(hanging_plugin(api)), qps=-1)
+        first, second, _ = api_watches(client, "n1", SHORT)
+        (tmp_path / "hang").touch()
+        started = time.monotonic()
+        with pytest.raises(SourceError, match="no credentials for"):
+            first.once()
+        assert time.monotonic() - started < 2.0
+        (tmp_path / "hang").unlink()
+        second.once()
+        assert time.monotonic() - started < 3.0
+        eventually(lambda: not request_threads(), 6)
+
+
+def test_watches_go_on_while_a_plugin_hangs(
+    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their credentials were accepted; only the new request waits."""
+    monkeypatch.setattr(plugin, "_SECONDS", 4.0)
+    with server(token="right") as api:
+        client = Client(str(hanging_plugin(api)), qps=-1)
+        first, second, _ = api_watches(client, "n1", SHORT)
+        with Follower([first]) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            client._credentials.reject(client._credentials.get())
+            (tmp_path / "hang").touch()
+            with pytest.raises(SourceError, match="no credentials for"):
+                second.once()
+            api.store.create(service("a"))
+            follower.sees("a", seconds=0.5)
+            (tmp_path / "hang").unlink()
+        eventually(lambda: not request_threads(), 6)
+
+
+def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
+    """Before memory is exhausted."""
+    settings = plugin.Plugin("yes", PROGRAM)
+    started = time.monotonic()
+    with pytest.raises(SourceError, match="credential plugin yes printed more than 1048576 bytes"):
+        plugin.run(settings, tmp_path, {})
+    assert time.monotonic() - started < 5
