@@ -14,7 +14,7 @@ from pykubeproxy.sources import failures
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.transport import Transport
+from pykubeproxy.sources.transport import Keepalive, Transport
 from pykubeproxy.sources.watch import SourceError
 
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
@@ -48,13 +48,22 @@ class Client:
     account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
-    connection and TLS. Then each piece of the body must arrive within `idle` seconds.
+    connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
+    without any packets breaks.
     """
 
-    def __init__(self, kubeconfig: str = "", master: str = "", qps: float = 5.0, burst: int = 10) -> None:
+    def __init__(
+        self,
+        kubeconfig: str = "",
+        master: str = "",
+        qps: float = 5.0,
+        burst: int = 10,
+        keepalive: Keepalive | None = None,
+    ) -> None:
         self._bucket = TokenBucket(qps, burst)
+        self._keepalive = keepalive or Keepalive()
         self._credentials = CredentialStore(kubeconfig, master)
-        self._transport = Transport(self._credentials.configuration)
+        self._transport = Transport(self._credentials.configuration, self._keepalive)
         self._transport_of: Credentials | None = None
         self._lock = threading.Lock()
 
@@ -175,7 +184,8 @@ class Client:
         with self._lock:
             if self._transport_of is not credentials:
                 # A new pool, so connections with an old certificate are not reused.
-                self._transport, self._transport_of = Transport(credentials.configuration), credentials
+                self._transport = Transport(credentials.configuration, self._keepalive)
+                self._transport_of = credentials
             return self._transport
 
 

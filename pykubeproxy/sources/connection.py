@@ -41,11 +41,11 @@ class Backoff:
 class Timing(msgspec.Struct, frozen=True):
     """Timeouts in seconds.
 
-    A server sends a bookmark about once a minute, so silence for `idle` means that it is gone. After `quiet` seconds
-    without an event, an outage begins to count.
+    A server sends a bookmark about once a minute, so silence for `idle`, two missed ones, means that it is gone. After
+    `quiet` seconds without an event, an outage begins to count.
     """
 
-    idle: float = 180.0
+    idle: float = 150.0
     quiet: float = 75.0
     answer: float = 60.0  # silence within a list
     list: float = 600.0  # all pages of a list together

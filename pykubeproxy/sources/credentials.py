@@ -83,7 +83,6 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
     configuration.retries = False
-    configuration.keep_alive = True
     fresh_until = time.monotonic() + _FRESH
     if kubeconfig:
         fresh_until = _load_kubeconfig(kubeconfig, configuration, with_plugin)

@@ -1,5 +1,6 @@
 """Failures of requests to the API server, each with a reason in one line."""
 
+import errno
 import http.client
 import json
 import re
@@ -105,6 +106,9 @@ def from_exception(error: Exception, server: str) -> Failure:
             return Failure(f"no connection to {server}{_cause(error)}")
         case ConnectTimeoutError():
             return Failure(f"connecting to {server} timed out")
+        case ReadTimeoutError() if getattr(error.__cause__, "errno", None) == errno.ETIMEDOUT:
+            # The kernel gave the connection up: the peer acknowledged nothing.
+            return Failure(f"the connection to {server} broke{_cause(error)}")
         case ReadTimeoutError():
             # After a restore from a backup, a server may wait for a version that it has yet to reach.
             return Failure(f"no data from {server} for too long", persistent=True)

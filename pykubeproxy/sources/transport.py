@@ -4,6 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import urllib3
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
@@ -19,13 +20,36 @@ _CONNECT_TIMEOUT = 5.0  # seconds per address
 _HANDSHAKE_TIMEOUT = 10.0  # as in client-go
 
 
+class Keepalive(msgspec.Struct, frozen=True):
+    """When the kernel probes an idle connection and gives it up, in seconds.
+
+    A peer that acknowledges nothing is noticed at the first probe after `timeout`.
+    """
+
+    idle: int = 20
+    interval: int = 5
+    timeout: int = 38
+
+    def options(self) -> list[tuple[int, int, int]]:
+        """Return the options of a socket."""
+        return [
+            *HTTPConnection.default_socket_options,
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.interval),
+            # Replaces TCP_KEEPCNT, and applies to data that waits for an acknowledgement too.
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * self.timeout),
+        ]
+
+
 class Transport:
     """The connections to the server of a configuration. Raises SourceError for a proxy that cannot be used."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, keepalive: Keepalive) -> None:
         proxy = str(configuration.proxy or "http://")
         if not proxy.startswith(("http://", "https://")):
             raise SourceError(f"cannot use proxy {without_password(proxy)}: use an http:// or https:// URL")
+        configuration.socket_options = keepalive.options()
         self._host = str(configuration.host)
         self._pools = RESTClientObject(configuration).pool_manager
         self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}

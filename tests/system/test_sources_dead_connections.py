@@ -1,0 +1,145 @@
+"""Connections on which nothing arrives any more: packets are dropped, or a balancer keeps them open."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Client, Watch, api_watches
+from pykubeproxy.sources.transport import Keepalive
+from tests.fakes.cluster import SHORT, server, service, watches
+from tests.fakes.follower import Follower, eventually
+from tests.fakes.process import inside_a_namespace
+from tests.fakes.relay import Relay
+
+pytestmark = pytest.mark.root
+
+# A tenth of the real times, in whole seconds; only keepalive notices the dead connection.
+BRIEF = Keepalive(idle=2, interval=1, timeout=3)
+PATIENT = msgspec.structs.replace(SHORT, idle=60.0, answer=60.0, quiet=60.0)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+@contextmanager
+def dropped(port: int) -> Iterator[None]:
+    """Drop all packets from and to a port."""
+    rules = [["INPUT", "-p", "tcp", side, str(port), "-j", "DROP"] for side in ("--dport", "--sport")]
+    for rule in rules:
+        subprocess.run(["iptables", "-A", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run(["iptables", "-D", *rule], check=True)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Return a self-signed certificate for 127.0.0.1 and its key."""
+    made, key = folder / "certificate.pem", folder / "key.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
+    )
+    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run([*command.split(), *extra], check=True, capture_output=True)
+    return made, key
+
+
+def plain(stack: ExitStack, _: Path) -> tuple[Any, Client, int]:
+    api = stack.enter_context(server())
+    return api, Client(master=api.url, qps=-1, keepalive=BRIEF), port_of(api.url)
+
+
+def tls(stack: ExitStack, folder: Path) -> tuple[Any, Client, int]:
+    api = stack.enter_context(server(tls=certificate(folder)))
+    path = api.kubeconfig(folder / "kubeconfig")
+    return api, Client(str(path), qps=-1, keepalive=BRIEF), port_of(api.url)
+
+
+def proxied(stack: ExitStack, folder: Path) -> tuple[Any, Client, int]:
+    """The connection to the proxy is the one that dies."""
+    api = stack.enter_context(server(tls=certificate(folder)))
+    relay = stack.enter_context(Relay(port_of(api.url), proxy=True))
+    path = api.kubeconfig(folder / "kubeconfig")
+    content = yaml.safe_load(path.read_text())
+    content["clusters"][0]["cluster"]["proxy-url"] = f"http://127.0.0.1:{relay.port}"
+    path.write_text(yaml.safe_dump(content))
+    return api, Client(str(path), qps=-1, keepalive=BRIEF), relay.port
+
+
+@pytest.mark.parametrize("way", [plain, tls, proxied])
+def test_a_dead_connection_is_noticed_and_replaced(
+    way: Callable[[ExitStack, Path], tuple[Any, Client, int]], tmp_path: Path
+) -> None:
+    """Long before the idle timeout; the outage counts from the last data."""
+    with ExitStack() as stack:
+        stack.enter_context(inside_a_namespace())
+        api, client, port = way(stack, tmp_path)
+        lines = stack.enter_context(capture_logs())
+        watch: Watch = api_watches(client, "n1", PATIENT)[0]
+        follower = stack.enter_context(Follower([watch]))
+        follower.sees()
+        api.requests.wait(1, "watch")
+        time.sleep(0.5)
+        with dropped(port):
+            started = time.monotonic()
+            api.store.create(service("a"))
+            eventually(lambda: watch.outage, BRIEF.timeout + 2 * BRIEF.interval + 1)
+            assert BRIEF.timeout - 1 < time.monotonic() - started
+            assert watch.outage
+            assert watch.outage.seconds > BRIEF.timeout - 0.5
+            assert re.match("the connection to .* broke", watch.outage.reason)
+        follower.sees("a")
+        eventually(lambda: not watch.outage, 5)
+        assert follower.lists() == 1
+        assert [line["event"] for line in lines if line["log_level"] == "info"] == ["watch recovered"]
+
+
+def test_a_balancer_that_keeps_a_dead_connection_is_noticed() -> None:
+    """It acknowledges everything, so only the missing bookmarks tell; the outage counts before that."""
+    timing = msgspec.structs.replace(SHORT, idle=1.5, answer=0.6, quiet=0.75)
+    with ExitStack() as stack:
+        stack.enter_context(inside_a_namespace())
+        api = stack.enter_context(server())
+        relay = stack.enter_context(Relay(port_of(api.url)))
+        lines = stack.enter_context(capture_logs())
+        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, timing)
+        follower = stack.enter_context(Follower([watch]))
+        follower.sees()
+        api.requests.wait(1, "watch")
+        time.sleep(0.5)
+        relay.frozen.set()
+        started = time.monotonic()
+        api.store.create(service("a"))
+        eventually(lambda: watch.outage, 2)
+        assert 0.5 < time.monotonic() - started < 1.4
+        reasons = [line["reason"] for line in lines if line["log_level"] == "warning"]
+        assert not reasons
+        eventually(lambda: [line for line in lines if line["log_level"] == "warning"], 3)
+        assert time.monotonic() - started < 2.0
+        eventually(lambda: watch.outage and "no response from" in watch.outage.reason, 5)
+        assert watch.outage
+        assert watch.outage.seconds > 1.8
+        relay.frozen.clear()
+        follower.sees("a")
+        eventually(lambda: not watch.outage, 5)
+
+
+def test_the_real_times() -> None:
+    """A dead connection is noticed within 45 s, a silent one after two missed bookmarks, 150 s."""
+    keepalive, timing = Keepalive(), type(SHORT)()
+    probes = range(keepalive.idle, 60, keepalive.interval)
+    assert min(probe for probe in probes if probe > keepalive.timeout) <= 45
+    assert 2 * 60 < timing.idle <= 150
+    assert 60 < timing.quiet <= 75
