@@ -11,8 +11,9 @@ import structlog
 
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object
 from pykubeproxy.sources import wire
+from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.connection import Backoff, ConnectionState, Timing
+from pykubeproxy.sources.connection import ConnectionState, Timing
 from pykubeproxy.sources.failures import Expired, Failure
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
@@ -62,7 +63,9 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
         _resource(Kind.ENDPOINT_SLICE, labelSelector="!service.kubernetes.io/headless"),
         _node(node_name),
     )
-    return tuple(ApiWatch(client, resource, timing or Timing()) for resource in resources)
+    timing = timing or Timing()
+    reconnection = Reconnection(timing.first_pause, timing.longest_pause)
+    return tuple(ApiWatch(client, resource, timing, reconnection) for resource in resources)
 
 
 def service_objects(
@@ -87,12 +90,18 @@ def service_objects(
 class ApiWatch:
     """Watch one resource. Implements Watch."""
 
-    def __init__(self, client: Client, resource: ResourceSelector, timing: Timing) -> None:
+    def __init__(
+        self,
+        client: Client,
+        resource: ResourceSelector,
+        timing: Timing,
+        reconnection: Reconnection | None = None,
+    ) -> None:
         self.name = f"watch-{resource.plural}"
         self._client, self._resource, self._timing = client, resource, timing
         self._tracker = ObjectTracker(resource.kind)
-        backoff = Backoff(timing.first_pause, timing.longest_pause)
-        self._connection = ConnectionState(resource.plural, backoff, timing)
+        reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
+        self._connection = ConnectionState(resource.plural, reconnection, timing)
         self._version = ""
         self._listed_before = False
 
@@ -116,16 +125,16 @@ class ApiWatch:
                 if self._connection.must_list:
                     emit(self._list())
                     self._connection.must_list = False
-                for event in self._watch():
+                seconds = random.randint(*self._timing.watch)  # noqa: S311
+                for event in self._watch(seconds):
                     emit(event)
-                pause = self._connection.ended()
+                pause = self._connection.ended(seconds)
             except Failure as failure:
                 pause = self._connection.failed(failure)
-            time.sleep(pause)
+            self._connection.wait(pause)
 
-    def _watch(self) -> Iterator[Event]:
+    def _watch(self, seconds: int) -> Iterator[Event]:
         """Yield the events of one watch request, until the server ends it or should have."""
-        seconds = random.randint(*self._timing.watch)  # noqa: S311
         query: dict[str, str | int] = {
             "watch": "true",
             "allowWatchBookmarks": "true",

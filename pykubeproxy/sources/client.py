@@ -122,6 +122,7 @@ class Client:
                 raise Failure(
                     f"no {missing} {self.server} within {seconds:.0f} s",
                     persistent=str(missing) == "response from",
+                    server_wide=str(missing) != "credentials for",
                 ) from None
             yield attempt
         finally:
@@ -136,7 +137,8 @@ class Client:
                 piece = attempt.take(min(idle, left))
             except OutOfTime:
                 if left > idle:
-                    raise Failure(f"no data from {self.server} for too long", persistent=True) from None
+                    reason = f"no data from {self.server} for too long"
+                    raise Failure(reason, persistent=True, server_wide=True) from None
                 continue
             if piece is None:
                 return

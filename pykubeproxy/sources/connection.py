@@ -1,12 +1,13 @@
 """The connection state of one watch: when to retry, whether to list first, and what to log."""
 
-import random
+import math
 import time
 from collections.abc import Iterator
 
 import msgspec
 import structlog
 
+from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.failures import Expired, Failure
 from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
@@ -15,27 +16,6 @@ from pykubeproxy.sources.watch import Outage
 _MAX_PERSISTENT = 2
 
 log = structlog.get_logger()
-
-
-class Backoff:
-    """Exponential backoff with full jitter: each pause is drawn from 0 to a ceiling between `first` and `longest` seconds.
-
-    The jitter prevents all agents of a cluster from reconnecting to a server at once.
-    """
-
-    def __init__(self, first: float, longest: float) -> None:
-        self._first, self._longest = first, longest
-        self.failures = 0
-
-    def next(self) -> float:
-        """Return the seconds to wait after one more failure."""
-        ceiling = min(self._first * 2.0 ** min(self.failures, 32), self._longest)
-        self.failures += 1
-        return random.uniform(0.0, ceiling)  # noqa: S311
-
-    def reset(self) -> None:
-        """Start over after a success."""
-        self.failures = 0
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -51,7 +31,7 @@ class Timing(msgspec.Struct, frozen=True):
     list: float = 600.0  # all pages of a list together
     watch: tuple[int, int] = (300, 600)  # bounds of timeoutSeconds
     steady: float = 1.0  # a watch open for this long works
-    first_pause: float = 0.2
+    first_pause: float = 1.0  # ceiling of the first random pause after a failure
     longest_pause: float = 30.0
 
 
@@ -61,10 +41,13 @@ class ConnectionState:
     A watch that was open for `timing.steady` seconds or delivered an event counts as a success.
     """
 
-    def __init__(self, resource: str, backoff: Backoff, timing: Timing) -> None:
+    def __init__(self, resource: str, reconnection: Reconnection, timing: Timing) -> None:
         self.must_list = True
         self._outages = OutageLog(resource, timing.quiet)
-        self._resource, self._backoff, self._timing = resource, backoff, timing
+        self._resource, self._reconnection, self._timing = resource, reconnection, timing
+        self._backoff = Backoff(
+            timing.first_pause, timing.longest_pause
+        )  # for failures of this resource only
         self._persistent = 0  # persistent failures in a row
         self._expired = 0  # 410s in a row
         self._opened: float | None = None
@@ -83,6 +66,7 @@ class ConnectionState:
         """Note that the server answered the watch."""
         self._opened = time.monotonic()
         self._outages.heard()
+        self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of a list and note their arrival."""
@@ -106,17 +90,20 @@ class ConnectionState:
         self._delivered, self._persistent = True, 0
         self._outages.recovered()
 
-    def ended(self) -> float:
-        """Note that the server ended the watch; return the seconds to wait."""
+    def ended(self, seconds: float) -> Pause:
+        """Note that the server ended a watch of `seconds`; return the pause before the next attempt."""
         if not self._is_steady():
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
         self._backoff.reset()
         self._persistent = self._expired = 0
         self._outages.recovered()
-        return self._rest()
+        if self._open_for() < seconds - self._timing.steady:
+            # A server that stops ends the watches of all agents.
+            return self._reconnection.failed(time.monotonic())
+        return self._own(self._rest())
 
-    def failed(self, failure: Failure) -> float:
-        """Note a failure; return the seconds to wait."""
+    def failed(self, failure: Failure) -> Pause:
+        """Note a failure; return the pause before the next attempt."""
         if isinstance(failure, Expired):
             return self._version_expired(failure)
         if self._is_steady():
@@ -126,20 +113,36 @@ class ConnectionState:
             self._persistent += 1
         if self._persistent >= _MAX_PERSISTENT:
             self.must_list = True
-        pause = max(self._backoff.next(), failure.retry_after, self._rest())
-        self._outages.failed(str(failure), pause)
+        pause = self._pause(failure)
+        self._outages.failed(str(failure), pause.seconds)
         return pause
 
-    def _version_expired(self, failure: Failure) -> float:
+    def _pause(self, failure: Failure) -> Pause:
+        at_least = max(failure.retry_after, self._rest())
+        if failure.server_wide:
+            worked = time.monotonic() - self._outages.silence() if self._is_steady() else -math.inf
+            return self._reconnection.failed(worked, at_least, spread=failure.retry_after)
+        return self._own(at_least + self._backoff.next(spread=failure.retry_after))
+
+    def wait(self, pause: Pause) -> None:
+        """Wait for the next attempt."""
+        self._reconnection.wait(pause)
+
+    def _version_expired(self, failure: Failure) -> Pause:
         # A first 410 is normal after a long interruption; more of them in a row are a fault.
         self.must_list = True
         self._expired += 1
         if self._expired == 1:
             log.debug("relisting", resource=self._resource, reason=str(failure))
-            return 0.0
-        pause = self._backoff.next()
-        self._outages.failed(str(failure), pause)
+            return self._own(0.0)
+        pause = self._own(self._backoff.next())
+        self._outages.failed(str(failure), pause.seconds)
         return pause
+
+    @staticmethod
+    def _own(seconds: float) -> Pause:
+        """Return a pause that other watches do not end."""
+        return Pause(seconds, seconds, 0)
 
     def _is_steady(self) -> bool:
         return self._delivered or self._open_for() >= self._timing.steady

@@ -25,13 +25,16 @@ class Failure(Exception):
     """A failed request; str() is one line.
 
     `retry_after` is the pause in seconds that the server requests. `persistent`: the server answers, but the same
-    request may never succeed; listing again may help.
+    request may never succeed; listing again may help. `server_wide`: other requests would most likely fail too.
     """
 
-    def __init__(self, reason: str, *, retry_after: float = 0.0, persistent: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, retry_after: float = 0.0, persistent: bool = False, server_wide: bool = False
+    ) -> None:
         super().__init__(without_password(one_line(reason)))
         self.retry_after = min(retry_after, _MAX_RETRY_AFTER)
         self.persistent = persistent
+        self.server_wide = server_wide
 
 
 class Expired(Failure):
@@ -72,12 +75,15 @@ def from_status(
         case 410:
             return Expired(f"the requested version is too old{detail}")
         case 429:
-            return Failure(f"the API server asks for fewer requests{detail}", retry_after=retry_after)
+            return Failure(
+                f"the API server asks for fewer requests{detail}", retry_after=retry_after, server_wide=True
+            )
         case 400 | 422 | 504:
             return Failure(
                 f"the API server rejects the request{detail}", retry_after=retry_after, persistent=True
             )
-    return Failure(f"the API server failed{detail}", retry_after=retry_after)
+    # A load balancer without a server answers 502 or 503.
+    return Failure(f"the API server failed{detail}", retry_after=retry_after, server_wide=code in (502, 503))
 
 
 def from_response(response: urllib3.BaseHTTPResponse, resource: str, verbs: str) -> Failure:
@@ -97,9 +103,15 @@ def from_response(response: urllib3.BaseHTTPResponse, resource: str, verbs: str)
 
 def from_exception(error: Exception, server: str) -> Failure:
     """Return the failure for an exception of the HTTP client. `server` is a URL."""
+    if isinstance(error, Failure):
+        return error
+    failure = _transport_failure(error, server)
+    failure.server_wide = True
+    return failure
+
+
+def _transport_failure(error: Exception, server: str) -> Failure:
     match error:
-        case Failure():
-            return error
         case NameResolutionError():
             return Failure(f"cannot resolve the name in {server}{_cause(error)}")
         case NewConnectionError():

@@ -13,7 +13,7 @@ from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credentials
 from tests.fakes.cluster import SHORT, server, service
-from tests.fakes.follower import Follower
+from tests.fakes.follower import Follower, eventually
 
 
 def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
@@ -120,10 +120,10 @@ def test_kubeconfig_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             path.unlink()
             api.faults.drop_connections()
             api.store.create(service("a"))
-            time.sleep(0.5)
+            reason = f"kubeconfig {path} does not exist or is not a file"
+            eventually(lambda: any(line.get("reason") == reason for line in lines))
             path.write_text(text)
             follower.sees("a")
-    assert any(line.get("reason") == f"kubeconfig {path} does not exist or is not a file" for line in lines)
 
 
 def test_tls(tmp_path: Path, tls: tuple[Path, Path]) -> None:

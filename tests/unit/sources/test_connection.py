@@ -2,9 +2,9 @@
 
 import pytest
 
-from pykubeproxy.sources import client, connection, outage
+from pykubeproxy.sources import backoff, client, outage
+from pykubeproxy.sources.backoff import Backoff
 from pykubeproxy.sources.client import TokenBucket
-from pykubeproxy.sources.connection import Backoff
 from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
 
@@ -13,7 +13,7 @@ from pykubeproxy.sources.watch import Outage
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the monotonic clock in outages and the rate limit."""
     time = [0.0]
-    for module in (connection, client, outage):
+    for module in (client, outage):
         monkeypatch.setattr(module.time, "monotonic", lambda: time[0])
     return time
 
@@ -21,15 +21,15 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pause is as long as its ceiling."""
-    monkeypatch.setattr(connection.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(backoff.random, "uniform", lambda low, high: high)
 
 
 def test_pauses_double_up_to_the_longest_and_reset(no_jitter: None) -> None:
     """The ceiling of the pause is 0.2 s, doubles to 30 s, and a success resets it."""
-    backoff = Backoff(0.2, 30.0)
-    assert [backoff.next() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-    backoff.reset()
-    assert backoff.next() == 0.2
+    pauses = Backoff(0.2, 30.0)
+    assert [pauses.next() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    pauses.reset()
+    assert pauses.next() == 0.2
 
 
 def test_pauses_are_spread_over_the_whole_range() -> None:

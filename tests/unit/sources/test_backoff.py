@@ -1,0 +1,145 @@
+"""When the watches of an agent try again, alone and together with those of thousands of agents."""
+
+import threading
+import time
+
+import pytest
+
+from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
+from pykubeproxy.sources.connection import ConnectionState, Timing
+from pykubeproxy.sources.failures import Failure, from_status
+from tests.bench.retries import OUTAGES, simulate
+
+AGENTS = 400
+BROKEN = Failure("the connection broke", server_wide=True)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the monotonic clock."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pause is as long as its ceiling."""
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+
+
+def watches(timing: Timing | None = None) -> list[ConnectionState]:
+    """Return the states of the three watches of an agent, open for a minute."""
+    timing = timing or Timing()
+    shared = Reconnection(timing.first_pause, timing.longest_pause)
+    return [ConnectionState(name, shared, timing) for name in ("services", "endpointslices", "nodes")]
+
+
+def work(states: list[ConnectionState], now: list[float]) -> None:
+    for state in states:
+        state.connecting()
+        state.opened()
+    now[0] += 60
+    for state in states:
+        state.heard()
+
+
+@pytest.mark.parametrize("outage", OUTAGES.values(), ids=OUTAGES)
+def test_agents_do_not_flood_a_server_after_an_outage(outage: Failure) -> None:
+    """In no second more than 1.5 attempts per agent, and no agent is late."""
+    attempts = simulate(AGENTS, outage, 60.0)
+    assert attempts.peak() <= 1.5 * AGENTS
+    assert attempts.total(10) <= 4.5 * AGENTS
+    assert attempts.peak(start=60) <= 0.5 * AGENTS
+    assert attempts.watched_after <= Timing().longest_pause
+    assert simulate(AGENTS, outage, 60.0) == attempts
+
+
+def test_watches_share_their_attempts(now: list[float], no_jitter: None) -> None:
+    """Three watches that lose a server at once take turns, as far apart as the attempts of one watch."""
+    states = watches()
+    work(states, now)
+    assert [state.failed(BROKEN).seconds for state in states] == [1.0, 3.0, 7.0]
+
+
+def test_a_watch_that_opens_ends_the_wait_of_the_others() -> None:
+    """Even when it opened before the other began to wait."""
+    shared = Reconnection(30.0, 30.0)
+    pause = shared.failed(0.0)._replace(seconds=30.0)
+    threading.Timer(0.1, shared.opened).start()
+    started = time.monotonic()
+    shared.wait(pause)
+    shared.wait(pause)
+    assert time.monotonic() - started < 5.0
+
+
+def test_the_time_a_server_asks_for_is_never_cut_short() -> None:
+    shared = Reconnection(1.0, 30.0)
+    pause = shared.failed(0.0, at_least=0.3)
+    shared.opened()
+    started = time.monotonic()
+    shared.wait(pause)
+    assert time.monotonic() - started >= 0.3
+
+
+def test_a_connection_that_fails_at_once_does_not_reset_the_backoff(
+    now: list[float], no_jitter: None
+) -> None:
+    """Only a watch that works for a while does."""
+    state = watches()[0]
+    work([state], now)
+    pauses = []
+    for _ in range(7):
+        pauses.append(state.failed(BROKEN).seconds)
+        now[0] += pauses[-1]
+        state.connecting()
+        state.opened()
+        now[0] += 0.01
+    # The rest of the second in which a watch opened comes on top.
+    assert pauses == pytest.approx([1.0, 2.99, 4.99, 8.99, 16.99, 30.99, 30.99])
+    work([state], now)
+    assert state.failed(BROKEN).seconds == 1.0
+
+
+def test_a_failure_of_one_resource_delays_no_other(now: list[float], no_jitter: None) -> None:
+    """A missing permission may stay for ever."""
+    forbidden, other, _ = watches()
+    work([other], now)
+    for _ in range(6):
+        forbidden.connecting()
+        last = forbidden.failed(from_status(403, "", 0.0, "services"))
+    assert last == Pause(30.0, 30.0, 0)
+    assert other.failed(BROKEN).seconds == 1.0
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_retry_after_is_a_minimum_with_jitter_after_it(status: int) -> None:
+    """So agents that are told the same do not return at once."""
+    pauses = []
+    for _ in range(300):
+        state = watches()[0]
+        state.connecting()
+        pauses.append(state.failed(from_status(status, "", 20.0, "services")).seconds)
+    assert min(pauses) >= 20.0
+    assert 20.0 <= min(pauses) < 22.0
+    assert 38.0 < max(pauses) <= 40.0
+
+
+def test_a_long_retry_after_is_spread_over_the_longest_pause(now: list[float], no_jitter: None) -> None:
+    state = watches()[0]
+    state.connecting()
+    assert state.failed(from_status(429, "", 100.0, "services")).seconds == 130.0
+
+
+def test_watches_that_a_stopping_server_ends_are_spread(now: list[float], no_jitter: None) -> None:
+    """One that lasted as long as requested is followed at once by the next."""
+    state, other, _ = watches()
+    work([state, other], now)
+    assert state.ended(300).seconds == 1.0
+    assert other.ended(60).seconds == 0.0
+
+
+def test_the_ceiling_is_at_least_the_spread(no_jitter: None) -> None:
+    backoff = Backoff(1.0, 30.0)
+    assert [backoff.next(spread=5.0) for _ in range(5)] == [5.0, 5.0, 5.0, 8.0, 16.0]
+    assert backoff.next(spread=99.0) == 30.0
