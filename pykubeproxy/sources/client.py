@@ -11,9 +11,10 @@ import msgspec
 
 from pykubeproxy import __version__
 from pykubeproxy.sources import failures
+from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.credentials import Credentials, CredentialStore
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, Transport
 from pykubeproxy.sources.watch import SourceError
 
@@ -63,14 +64,22 @@ class Client:
         self._bucket = TokenBucket(qps, burst)
         self._keepalive = keepalive or Keepalive()
         self._credentials = CredentialStore(kubeconfig, master)
-        self._transport = Transport(self._credentials.configuration, self._keepalive)
-        self._transport_of: Credentials | None = None
+        self._addresses = ServerAddresses()
+        self._transport = Transport(self._credentials.configuration, self._keepalive, self._addresses)
+        self._checked: Credentials | None = None  # the credentials that fit the transport
         self._lock = threading.Lock()
 
     @property
     def server(self) -> str:
         """The URL of the server without user and password."""
         return failures.without_password(str(self._credentials.configuration.host))
+
+    def server_addresses(self) -> frozenset[tuple[str, int]]:
+        """Return each IP address and port of the server, or of the proxy in front of it, that this client has found.
+
+        Returns at once. A name is resolved for each new connection; all its addresses are kept, at most 64.
+        """
+        return self._addresses.known()
 
     @contextmanager
     def stream(
@@ -119,12 +128,15 @@ class Client:
             try:
                 attempt.take(seconds)
             except OutOfTime as missing:
-                raise Failure(
-                    f"no {missing} {self.server} within {seconds:.0f} s",
-                    persistent=str(missing) == "response from",
-                    server_wide=str(missing) != "credentials for",
-                ) from None
+                reason = f"no {missing} {self.server} within {seconds:.0f} s"
+                if str(missing) == "credentials for":
+                    raise Failure(reason) from None
+                raise Unreachable(reason, persistent=str(missing) == "response from") from None
             yield attempt
+        except Unreachable:
+            # Idle connections may be dead too.
+            self._transport.drop_idle()
+            raise
         finally:
             attempt.break_off()
 
@@ -138,7 +150,7 @@ class Client:
             except OutOfTime:
                 if left > idle:
                     reason = f"no data from {self.server} for too long"
-                    raise Failure(reason, persistent=True, server_wide=True) from None
+                    raise Unreachable(reason, persistent=True) from None
                 continue
             if piece is None:
                 return
@@ -184,10 +196,12 @@ class Client:
 
     def _transport_for(self, credentials: Credentials) -> Transport:
         with self._lock:
-            if self._transport_of is not credentials:
-                # A new pool, so connections with an old certificate are not reused.
-                self._transport = Transport(credentials.configuration, self._keepalive)
-                self._transport_of = credentials
+            if self._checked is not credentials:
+                if not self._transport.fits(credentials.configuration):
+                    # Do not reuse connections with an old certificate.
+                    self._transport.drop_idle()
+                    self._transport = Transport(credentials.configuration, self._keepalive, self._addresses)
+                self._checked = credentials
             return self._transport
 
 

@@ -37,6 +37,13 @@ class Failure(Exception):
         self.server_wide = server_wide
 
 
+class Unreachable(Failure):
+    """The server cannot be reached, or sends no complete response."""
+
+    def __init__(self, reason: str, *, persistent: bool = False) -> None:
+        super().__init__(reason, persistent=persistent, server_wide=True)
+
+
 class Expired(Failure):
     """The server no longer has the requested version or the rest of a list."""
 
@@ -105,32 +112,26 @@ def from_exception(error: Exception, server: str) -> Failure:
     """Return the failure for an exception of the HTTP client. `server` is a URL."""
     if isinstance(error, Failure):
         return error
-    failure = _transport_failure(error, server)
-    failure.server_wide = True
-    return failure
-
-
-def _transport_failure(error: Exception, server: str) -> Failure:
     match error:
         case NameResolutionError():
-            return Failure(f"cannot resolve the name in {server}{_cause(error)}")
+            return Unreachable(f"cannot resolve the name in {server}{_cause(error)}")
         case NewConnectionError():
-            return Failure(f"no connection to {server}{_cause(error)}")
+            return Unreachable(f"no connection to {server}{_cause(error)}")
         case ConnectTimeoutError():
-            return Failure(f"connecting to {server} timed out")
+            return Unreachable(f"connecting to {server} timed out")
         case ReadTimeoutError() if getattr(error.__cause__, "errno", None) == errno.ETIMEDOUT:
             # The kernel gave the connection up: the peer acknowledged nothing.
-            return Failure(f"the connection to {server} broke{_cause(error)}")
+            return Unreachable(f"the connection to {server} broke{_cause(error)}")
         case ReadTimeoutError():
             # After a restore from a backup, a server may wait for a version that it has yet to reach.
-            return Failure(f"no data from {server} for too long", persistent=True)
+            return Unreachable(f"no data from {server} for too long", persistent=True)
         case ApiException() if error.status == 0:
-            return Failure(f"no TLS connection to {server}: {error.reason}")
+            return Unreachable(f"no TLS connection to {server}: {error.reason}")
         case urllib3.exceptions.SSLError() | ssl.SSLError():
-            return Failure(f"no TLS connection to {server}: {error}")
+            return Unreachable(f"no TLS connection to {server}: {error}")
         case ProtocolError() | http.client.HTTPException() | ConnectionError():
-            return Failure(f"the connection to {server} broke{_cause(error)}")
-    return Failure(f"the request to {server} failed: {type(error).__name__}: {error}")
+            return Unreachable(f"the connection to {server} broke{_cause(error)}")
+    return Unreachable(f"the request to {server} failed: {type(error).__name__}: {error}")
 
 
 def _cause(error: BaseException) -> str:

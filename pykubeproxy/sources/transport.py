@@ -1,7 +1,9 @@
 """Connections to an API server, whose waiting an Attempt can break off."""
 
+import hashlib
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
+from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import current
 from pykubeproxy.sources.failures import without_password
 from pykubeproxy.sources.watch import SourceError
@@ -43,16 +46,32 @@ class Keepalive(msgspec.Struct, frozen=True):
 
 
 class Transport:
-    """The connections to the server of a configuration. Raises SourceError for a proxy that cannot be used."""
+    """The connections to the server of a configuration; they add its addresses to `addresses`.
 
-    def __init__(self, configuration: Configuration, keepalive: Keepalive) -> None:
+    Raises SourceError for a proxy that cannot be used.
+    """
+
+    def __init__(
+        self, configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses
+    ) -> None:
+        self._identity = _identity(configuration)
         proxy = str(configuration.proxy or "http://")
         if not proxy.startswith(("http://", "https://")):
             raise SourceError(f"cannot use proxy {without_password(proxy)}: use an http:// or https:// URL")
         configuration.socket_options = keepalive.options()
         self._host = str(configuration.host)
         self._pools = RESTClientObject(configuration).pool_manager
-        self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+        self._pools.pool_classes_by_scheme = _pool_classes(addresses)
+        url = self._pools.proxy or urllib3.util.parse_url(self._host)
+        addresses.add(url.host or "", url.port or urllib3.connection.port_by_scheme[url.scheme or "http"])
+
+    def fits(self, configuration: Configuration) -> bool:
+        """Return whether a configuration has the same server, proxy and TLS settings, and the same certificates."""
+        return self._identity == _identity(configuration)
+
+    def drop_idle(self) -> None:
+        """Close connections that no request uses."""
+        self._pools.clear()
 
     def send(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, seconds: float
@@ -71,8 +90,25 @@ class Transport:
         )
 
 
+def _identity(configuration: Configuration) -> tuple[object, ...]:
+    """Return all that distinguishes connections. Files may change in place, so their contents count."""
+    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    names = ("host", "proxy", "no_proxy", "verify_ssl", "tls_server_name", "assert_hostname", "ca_cert_data")
+    settings = (getattr(configuration, name, None) for name in names)
+    return (*files, *settings, *(_digest(file) for file in files))
+
+
+def _digest(path: str | None) -> bytes:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).digest() if path else b""
+    except OSError:
+        return b""  # the connection reports it
+
+
 class _Held:
     """Connect, and let the current attempt hold the connection."""
+
+    addresses: ServerAddresses
 
     def _new_conn(self: Any) -> socket.socket:
         attempt = current()
@@ -100,9 +136,12 @@ class _Held:
 
     def _resolve(self: Any) -> list[Any]:
         try:
-            return socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             raise NameResolutionError(self.host, self, error) from error
+        for *_, address in found:
+            self.addresses.add(address[0], self.port)
+        return found
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
         attempt = current()
@@ -118,17 +157,17 @@ class _Held:
             raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
 
 
-class _Connection(_Held, HTTPConnection):
-    pass
+def _pool_classes(known: ServerAddresses) -> dict[str, type[HTTPConnectionPool]]:
+    class Connection(_Held, HTTPConnection):
+        addresses = known
 
+    class TlsConnection(_Held, HTTPSConnection):
+        addresses = known
 
-class _TlsConnection(_Held, HTTPSConnection):
-    pass
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection
 
+    class TlsPool(HTTPSConnectionPool):
+        ConnectionCls = TlsConnection
 
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
+    return {"http": Pool, "https": TlsPool}

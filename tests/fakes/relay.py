@@ -10,11 +10,13 @@ from typing import Self
 class Relay:
     """Forward connections to a port of 127.0.0.1; a context manager.
 
-    With `proxy`, answer CONNECT requests first. While `frozen` is set, acknowledge all data and forward nothing.
+    `accepted` counts connections. With `proxy`, answer CONNECT requests first. While `frozen` is set, acknowledge all
+    data and forward nothing.
     """
 
     def __init__(self, port: int, *, proxy: bool = False) -> None:
         self.frozen = threading.Event()
+        self.accepted = 0
         self._target, self._proxy = port, proxy
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
@@ -36,6 +38,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.accepted += 1
                 self._sockets.append(client)
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 

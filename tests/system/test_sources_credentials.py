@@ -1,6 +1,5 @@
 """Wrong, expired and renewed credentials, and TLS."""
 
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credentials
+from tests.fakes.certificates import certificate
 from tests.fakes.cluster import SHORT, server, service
 from tests.fakes.follower import Follower, eventually
 
@@ -28,14 +28,7 @@ def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
-    )
-    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *extra], check=True, capture_output=True)
-    return certificate, key
+    return certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_wrong_token_is_logged(tmp_path: Path) -> None:

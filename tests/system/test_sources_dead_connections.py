@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Watch, api_watches
 from pykubeproxy.sources.transport import Keepalive
+from tests.fakes.certificates import certificate
 from tests.fakes.cluster import SHORT, server, service, watches
 from tests.fakes.follower import Follower, eventually
 from tests.fakes.process import inside_a_namespace
@@ -43,17 +44,6 @@ def dropped(port: int) -> Iterator[None]:
     finally:
         for rule in rules:
             subprocess.run(["iptables", "-D", *rule], check=True)
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Return a self-signed certificate for 127.0.0.1 and its key."""
-    made, key = folder / "certificate.pem", folder / "key.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
-    )
-    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
-    subprocess.run([*command.split(), *extra], check=True, capture_output=True)
-    return made, key
 
 
 def plain(stack: ExitStack, _: Path) -> tuple[Any, Client, int]:
