@@ -24,6 +24,8 @@ _FRESH = 60.0
 _EARLY = 60.0
 # A request waits this many seconds for a plugin that another request runs; then it runs the plugin itself.
 _PATIENCE = 5.0
+# Renewals at once: nothing ends the client's own requests to an identity provider.
+_MAX_RENEWALS = 8
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -49,6 +51,7 @@ class CredentialStore:
         self.configuration = load(kubeconfig, master, with_plugin=False).configuration
         self._current: Credentials | None = None
         self._renewing = threading.Lock()
+        self._renewals = threading.Semaphore(_MAX_RENEWALS)
 
     def get(self) -> Credentials:
         """Return fresh credentials, which may take as long as a credential plugin. Raises SourceError."""
@@ -58,11 +61,19 @@ class CredentialStore:
         try:
             if current := self._fresh():
                 return current
-            self._current = loaded = load(*self._settings)
-            return loaded
+            self._current = renewed = self._renew()
+            return renewed
         finally:
             if alone:
                 self._renewing.release()
+
+    def _renew(self) -> Credentials:
+        if not self._renewals.acquire(blocking=False):
+            raise SourceError(f"{_MAX_RENEWALS} earlier renewals of the credentials hang: restart the agent")
+        try:
+            return load(*self._settings)
+        finally:
+            self._renewals.release()
 
     def reject(self, credentials: Credentials) -> None:
         """Renew before the next request: the server does not accept these credentials."""
@@ -118,14 +129,11 @@ def _load_kubeconfig(path: str, configuration: Configuration, with_plugin: bool)
 
 def _current(content: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return cluster and user of the current context, empty if they are missing: the loader has the better messages."""
-    found: list[dict[str, Any]] = [{}, {}]
     if not isinstance(content, dict):
         raise config.ConfigException("it is empty or not a mapping")
-    contexts = content.get("contexts")
-    context = _named(contexts, content.get("current-context"), "context")
-    for index, kind in enumerate(("cluster", "user")):
-        found[index] = _named(content.get(f"{kind}s"), context.get(kind), kind)
-    return found[0], found[1]
+    context = _named(content.get("contexts"), content.get("current-context"), "context")
+    cluster = _named(content.get("clusters"), context.get("cluster"), "cluster")
+    return cluster, _named(content.get("users"), context.get("user"), "user")
 
 
 def _named(entries: Any, name: Any, kind: str) -> dict[str, Any]:

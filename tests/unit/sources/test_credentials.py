@@ -1,6 +1,8 @@
 """Address and credentials from kubeconfig, --master and service account."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,24 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
     store.reject(first)
     assert store.get() is second
     assert (tmp_path / "runs").read_text().count("run") == 2
+
+
+def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request fails with a reason, and works again when they end."""
+    store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.01)
+    hang, real = threading.Event(), credentials.load
+    monkeypatch.setattr(credentials, "load", lambda *settings: hang.wait(10) and real(*settings))
+    threads = [threading.Thread(target=store.get) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    with pytest.raises(SourceError, match="8 earlier renewals of the credentials hang"):
+        store.get()
+    hang.set()
+    for thread in threads:
+        thread.join()
+    assert store.get().headers() == {"authorization": "Bearer secret"}
 
 
 def test_plugin_with_a_certificate(tmp_path: Path) -> None:
