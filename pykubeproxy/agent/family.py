@@ -21,6 +21,7 @@ from pykubeproxy.objects import Family, Key, Node
 from pykubeproxy.rules.context import RuleContext, node_port_networks, rule_context
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
+from pykubeproxy.services.ports import ApiServers
 
 # The part of the time that syncs of large Services may take.
 _DEFERRED_SHARE = 0.25
@@ -120,10 +121,10 @@ class FamilyController:
         """Return when to call `sync_deferred`; infinity if no Service waits for it."""
         return self._deferred_share.due() if self.tables.has_deferred else math.inf
 
-    def sync_deferred(self, cluster: Cluster, node: Node | None) -> Synced | None:
+    def sync_deferred(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync a large Service, which small ones do not wait for. Return as `sync` does."""
         begun = self._clock()
-        synced = self._sync(node, lambda context: self.tables.sync_deferred(cluster, context))
+        synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
         self._deferred_share.worked(begun, self._clock())
         return synced
 
@@ -145,20 +146,24 @@ class FamilyController:
         self._retries.tried([name for name in ports if name not in waiting], begun, self._clock())
         return bool(split.accepted)
 
-    def sync(self, cluster: Cluster, changed: Collection[Key], node: Node | None) -> Synced | None:
+    def sync(
+        self, cluster: Cluster, changed: Collection[Key], node: Node | None, api_servers: ApiServers
+    ) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
-        synced = self._sync(node, lambda context: self.tables.sync(cluster, changed, context))
+        synced = self._sync(node, api_servers, lambda context: self.tables.sync(cluster, changed, context))
         self._retries.follow(self.tables.quarantine.rejected(), changed, self._clock())
         return synced
 
-    def _sync(self, node: Node | None, sync: Callable[[RuleContext], SyncReport]) -> Synced | None:
+    def _sync(
+        self, node: Node | None, api_servers: ApiServers, sync: Callable[[RuleContext], SyncReport]
+    ) -> Synced | None:
         full, begun = self.tables.needs_resync, self._clock()
         if full:
             self._schedule.resync_starts()
         config, family = self._config, self.family
         try:
             facts = self._opened.facts(with_addresses=bool(config.node_port_addresses))
-            context = rule_context(config, self._node_name, node, facts, family)
+            context = rule_context(config, self._node_name, node, facts, family, api_servers)
             report = sync(context)
         except (KernelError, SyncFailed) as error:
             # The failure may have come before `tables.sync` noted what changed.

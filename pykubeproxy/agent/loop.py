@@ -19,6 +19,7 @@ from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Event, Key, Listed, Node
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 
 log = structlog.get_logger()
 
@@ -27,6 +28,7 @@ class Agent:
     """Keep the tables of this node in line with the cluster.
 
     `wait_for_node` is false if no Node object will arrive. With `once`, `run` returns after the first sync.
+    `api_servers` returns the addresses at which this process reaches its API servers, and never blocks.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Agent:
         flows: FlowCleaner,
         wait_for_node: bool = True,
         once: bool = False,
+        api_servers: Callable[[], ApiServers] = frozenset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         now = clock()
@@ -48,6 +51,8 @@ class Agent:
         self._observers = observers
         self._flows = flows
         self._once = once
+        self._read_api_servers = api_servers
+        self._api_servers: ApiServers = frozenset()
         self._clock = clock
         self._families = [
             FamilyController(opened, config, node_name, observers, families.watch, clock)
@@ -76,6 +81,7 @@ class Agent:
                 self._handle(message)
             self._mailbox.handled()
             self._retry_listeners()
+            self._follow_api_servers()
             self._repair_drift()
             if not self._may_sync():
                 self._spend_spare_time()
@@ -134,6 +140,13 @@ class Agent:
             self._next_retry = now + self._config.iptables.sync_period
             self._observers.retry_listeners()
 
+    def _follow_api_servers(self) -> None:
+        """Request a sync if this process reaches its API servers at other addresses than before."""
+        found = self._read_api_servers()
+        if found != self._api_servers:
+            self._api_servers = found
+            self._request_sync()
+
     def _repair_drift(self) -> None:
         """Check for drift if a check is due, and repair it at once, regardless of the rate limit."""
         if self._in_sync:
@@ -157,7 +170,7 @@ class Agent:
 
     def _sync_deferred(self, family: FamilyController) -> bool:
         """Sync one large Service of a family. Return whether that succeeded."""
-        succeeded = self._note_sync(family.sync_deferred(self._cluster, self._node))
+        succeeded = self._note_sync(family.sync_deferred(self._cluster, self._node, self._api_servers))
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
         self._observers.apply_checks(self._node)
@@ -188,7 +201,7 @@ class Agent:
                 family.tables.require_resync()
         changed, self._changed = self._changed, set()
         results = [
-            self._note_sync(family.sync(self._cluster, changed, self._node)) for family in self._families
+            self._note_sync(family.sync(self._cluster, changed, self._node, self._api_servers)) for family in self._families
         ]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)

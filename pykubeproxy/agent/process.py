@@ -60,6 +60,7 @@ def serve(options: RunOptions) -> int:
     heartbeat = Heartbeat()
     families = open_families(config, None if options.once else mailbox.put, heartbeat.progress)
     watches = api_watches(client, node_name) if client else (ManifestWatch(options.manifests or ""),)
+    api_servers = client.server_addresses if client else frozenset
     _log_start(node_name, families)
 
     recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder()
@@ -77,11 +78,12 @@ def serve(options: RunOptions) -> int:
         flows,
         wait_for_node=client is not None,
         once=options.once,
+        api_servers=api_servers,
     )
     try:
         if options.once:
             return _run_once(agent, watches, mailbox, flows)
-        service = StatusService(node_name, families, observers, mailbox.put, watches)
+        service = StatusService(node_name, families, observers, mailbox.put, watches, api_servers)
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
         observers.metrics.cleaning(flows.waiting_seconds)

@@ -10,6 +10,7 @@ from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
+from pykubeproxy.services.ports import ApiServers
 from pykubeproxy.services.selection import NodeTopology
 
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - only compared
@@ -33,6 +34,7 @@ class RuleContext(msgspec.Struct, frozen=True):
     """The context of the rules of one family, from the configuration, the Node object and the kernel.
 
     A Service with more than `max_service_pairs` is not served; 0 means any number.
+    `api_servers` are the addresses at which this node reaches its API servers; see `service_ports`.
     """
 
     node: NodeTopology
@@ -40,12 +42,21 @@ class RuleContext(msgspec.Struct, frozen=True):
     node_port_jumps: tuple[str, ...]
     allow_external_ips: bool = True
     max_service_pairs: int = 0
+    api_servers: ApiServers = frozenset()
 
 
 def rule_context(
-    config: Config, node_name: str, node: Node | None, kernel: KernelFacts, family: Family
+    config: Config,
+    node_name: str,
+    node: Node | None,
+    kernel: KernelFacts,
+    family: Family,
+    api_servers: ApiServers = frozenset(),
 ) -> RuleContext:
-    """Return the context for one family; `node` is None while the Node object is not known."""
+    """Return the context for one family; `node` is None while the Node object is not known.
+
+    `api_servers` may have any spelling, and addresses of both families.
+    """
     node_ip = node_ips(config, node)[family]
     networks = node_port_networks(config, node_ip, family)
     options = RuleOptions(
@@ -67,6 +78,11 @@ def rule_context(
         node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
         max_service_pairs=config.max_service_pairs,
+        api_servers=frozenset(
+            (address, port)
+            for text, port in api_servers
+            if (address := _canonical(text)) and family_of(address) is family
+        ),
     )
 
 
@@ -109,6 +125,15 @@ def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[st
     if config.node_port_addresses == ("primary",):
         return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)
     return _of_family(config.node_port_addresses, family)
+
+
+def _canonical(text: str) -> str:
+    """Return an IP address as in `Service`, without its zone; "" for other text."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _of_family(texts: Iterable[str], family: Family) -> tuple[str, ...]:

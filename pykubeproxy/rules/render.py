@@ -19,8 +19,7 @@ from pykubeproxy.services.size import oversized
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     """Return the chains for all Services of a cluster, without the jumps in the built-in chains."""
-    family, node, external_ips = context.options.family, context.node, context.allow_external_ips
-    limit = context.max_service_pairs
+    family, limit = context.options.family, context.max_service_pairs
     too_large = {
         it.key: found for it in cluster.services() if (found := oversized(cluster, it.key, family, limit))
     }
@@ -28,7 +27,14 @@ def render(cluster: Cluster, context: RuleContext) -> Ruleset:
         port
         for service in cluster.services()
         if service.key not in too_large
-        for port in resolve_ports(cluster, service.key, family, node, external_ips)
+        for port in resolve_ports(
+            cluster,
+            service.key,
+            family,
+            context.node,
+            context.allow_external_ips,
+            context.api_servers,
+        )
     ]
     endpoints = sum(len(port.selection.verdicts) for port in resolved)
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)

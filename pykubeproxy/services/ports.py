@@ -4,7 +4,10 @@ import enum
 
 import msgspec
 
-from pykubeproxy.objects import Family, Key, Protocol, Service, family_of
+from pykubeproxy.objects import Family, Key, Port, Protocol, Service, family_of
+
+# Canonical IP addresses and the TCP ports at which this node reaches its API servers.
+ApiServers = frozenset[tuple[str, int]]
 
 
 class PortName(msgspec.Struct, frozen=True, order=True):
@@ -37,7 +40,8 @@ class ServicePort(msgspec.Struct, frozen=True):
     """One port of a Service in one family: its frontends and traffic policies.
 
     `external_local` is false where external traffic cannot reach the Service. `node_port` and `health_check_node_port`
-    are 0 if unset. Empty `source_ranges` allow every client.
+    are 0 if unset. Empty `source_ranges` allow every client. `skipped_ips` are external IPs and load balancer IPs that
+    get no rules, because this node reaches an API server at that address and port.
     """
 
     name: PortName
@@ -52,6 +56,7 @@ class ServicePort(msgspec.Struct, frozen=True):
     external_local: bool
     affinity_seconds: int | None
     health_check_node_port: int
+    skipped_ips: tuple[str, ...] = ()
 
     @property
     def externally_accessible(self) -> bool:
@@ -85,9 +90,17 @@ class ServiceSkipReason(enum.Enum):
 
 
 def service_ports(
-    service: Service, family: Family, allow_external_ips: bool = True
+    service: Service,
+    family: Family,
+    allow_external_ips: bool = True,
+    api_servers: ApiServers = frozenset(),
 ) -> tuple[ServicePort, ...] | ServiceSkipReason:
-    """Return the service ports of a Service in one family, or why there are none."""
+    """Return the service ports of a Service in one family, or why there are none.
+
+    Skip external IPs and load balancer IPs that with their port are in `api_servers`: a Service could redirect the
+    agent's own connection, and the agent would never hear that the Service is gone. Cluster IPs are never skipped,
+    because the API server allocates them, one of them for itself.
+    """
     cluster_ip = _cluster_ip(service, family)
     if isinstance(cluster_ip, ServiceSkipReason):
         return cluster_ip
@@ -100,6 +113,10 @@ def service_ports(
     )
     external_local = service.external_local and external
     has_health_check = service.type == "LoadBalancer" and external_local
+
+    def skips(ip: str, port: Port) -> bool:
+        return port.protocol is Protocol.TCP and (ip, port.port) in api_servers
+
     return tuple(
         ServicePort(
             name=PortName(service.namespace, service.name, port.name, port.protocol.value),
@@ -107,13 +124,16 @@ def service_ports(
             cluster_ip=cluster_ip,
             port=port.port,
             node_port=port.node_port,
-            external_ips=external_ips,
-            load_balancer_ips=load_balancer_ips,
+            external_ips=tuple(ip for ip in external_ips if not skips(ip, port)),
+            load_balancer_ips=tuple(ip for ip in load_balancer_ips if not skips(ip, port)),
             source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
             affinity_seconds=service.affinity_seconds,
             health_check_node_port=service.health_check_node_port if has_health_check else 0,
+            skipped_ips=tuple(
+                ip for ip in dict.fromkeys((*external_ips, *load_balancer_ips)) if skips(ip, port)
+            ),
         )
         for port in service.ports
     )

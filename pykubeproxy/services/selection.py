@@ -8,7 +8,7 @@ import msgspec
 from pykubeproxy.objects import Endpoint, Family, Key
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, resolve_endpoints, slice_ports
-from pykubeproxy.services.ports import ServicePort, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import ApiServers, ServicePort, ServiceSkipReason, service_ports
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
@@ -188,13 +188,21 @@ class ResolvedPort(msgspec.Struct, frozen=True):
 
 
 def resolve_ports(
-    cluster: Cluster, key: Key, family: Family, node: NodeTopology, allow_external_ips: bool = True
+    cluster: Cluster,
+    key: Key,
+    family: Family,
+    node: NodeTopology,
+    allow_external_ips: bool = True,
+    api_servers: ApiServers = frozenset(),
 ) -> tuple[ResolvedPort, ...]:
-    """Return the resolved ports of one Service in one family; none if the Service is missing or skipped."""
+    """Return the resolved ports of one Service in one family; none if the Service is missing or skipped.
+
+    See `service_ports` for the last two arguments.
+    """
     service = cluster.service(key)
     if service is None:
         return ()
-    ports = service_ports(service, family, allow_external_ips)
+    ports = service_ports(service, family, allow_external_ips, api_servers)
     if isinstance(ports, ServiceSkipReason):
         return ()
     slices = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]

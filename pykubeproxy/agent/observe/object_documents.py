@@ -6,18 +6,23 @@ import pykubeproxy
 from pykubeproxy import API_VERSION
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.objects import EndpointSlice, Node, Service
+from pykubeproxy.services.ports import ApiServers
 
 # The longest configuration that `decode` accepts, in characters.
 _LONGEST_CONFIG = 1 << 17
 
 
 class Objects(msgspec.Struct, frozen=True):
-    """The Node of an agent, some of its Services and their quarantined ports; EndpointSlices only for a named Service."""
+    """The Node of an agent, some of its Services and their quarantined ports; EndpointSlices only for a named Service.
+
+    `api_servers` are the addresses at which the agent reaches its API servers.
+    """
 
     node: Node
     services: tuple[Service, ...] = ()
     slices: tuple[EndpointSlice, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
+    api_servers: ApiServers = frozenset()
 
 
 class ObjectDocument(msgspec.Struct, frozen=True, rename="camel"):

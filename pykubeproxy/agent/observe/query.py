@@ -11,6 +11,7 @@ from pykubeproxy.agent.observe.status import Filter, PortStatus, port_statuses
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.objects import Key, Node
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 
 # List no further services above this many endpoints, so that syncs do not wait long.
 _MOST_ENDPOINTS = 10_000
@@ -58,7 +59,11 @@ def list_services(cluster: Cluster, tables: Iterable[FamilyTables], filter_: Fil
 
 
 def list_objects(
-    cluster: Cluster, tables: Iterable[FamilyTables], node_name: str, filter_: Filter
+    cluster: Cluster,
+    tables: Iterable[FamilyTables],
+    node_name: str,
+    filter_: Filter,
+    api_servers: ApiServers = frozenset(),
 ) -> Objects:
     """Return the Services that match, and the Node; with EndpointSlices if the filter names a Service."""
     services = tuple(service for service in cluster.services() if _matches(service.key, filter_))
@@ -69,6 +74,7 @@ def list_objects(
         services=services,
         slices=tuple(slices) if filter_.service else (),
         quarantined=tuple(port for port in quarantined if _matches(port.port_name.service_key, filter_)),
+        api_servers=api_servers,
     )
 
 

@@ -14,6 +14,7 @@ from pykubeproxy.agent.observe.status import Filter, Status, Unwatched
 from pykubeproxy.agent.startup import Families
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 from pykubeproxy.sources import Watch
 
 # How long a client waits for the loop, in seconds; a sync may take longer.
@@ -32,12 +33,14 @@ class StatusService:
         observers: Observers,
         put: Callable[[Query[Any]], None],
         watches: Iterable[Watch] = (),
+        api_servers: Callable[[], ApiServers] = frozenset,
     ) -> None:
         self._node_name = node_name
         self._families = families
         self._observers = observers
         self._put = put
         self._watches = tuple(watches)
+        self._api_servers = api_servers
         self._started = time.time()
         self._lock = threading.Lock()
 
@@ -79,7 +82,11 @@ class StatusService:
 
     def objects(self, filter_: Filter) -> Objects | None:
         """Return the objects of the agent; None while a sync runs."""
-        return self._query(lambda cluster, tables: list_objects(cluster, tables, self._node_name, filter_))
+        return self._query(
+            lambda cluster, tables: list_objects(
+                cluster, tables, self._node_name, filter_, self._api_servers()
+            )
+        )
 
     def _query(self, question: Callable[[Cluster, Iterable[FamilyTables]], _T]) -> _T | None:
         # One query at a time, so that a sync waits for one query at most.

@@ -81,6 +81,8 @@ def resolve_service(
 
 
 def _ports(cluster: Cluster, family: Family, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
-    ports = resolve_ports(cluster, service, family, context.node, context.allow_external_ips)
+    ports = resolve_ports(
+        cluster, service, family, context.node, context.allow_external_ips, context.api_servers
+    )
     named = {port.port.name: port for port in ports}
     return tuple(named[name] for name in sorted(named))

@@ -125,7 +125,10 @@ def explain_all(
 def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleContext]) -> Explanation:
     """Explain a Service in each family that has a context."""
     ports: list[PortExplanation] = []
-    found = {family: service_ports(service, family, on.allow_external_ips) for family, on in contexts.items()}
+    found = {
+        family: service_ports(service, family, on.allow_external_ips, on.api_servers)
+        for family, on in contexts.items()
+    }
     skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}
     for family, context in contexts.items():
         if family not in skipped and oversized(cluster, service.key, family, context.max_service_pairs):
@@ -137,7 +140,12 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
             ports += (
                 _port(family, context, resolved, ignored, len(slices))
                 for resolved in resolve_ports(
-                    cluster, service.key, family, context.node, context.allow_external_ips
+                    cluster,
+                    service.key,
+                    family,
+                    context.node,
+                    context.allow_external_ips,
+                    context.api_servers,
                 )
             )
     return Explanation(service, tuple(ports), skipped)

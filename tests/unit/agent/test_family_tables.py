@@ -16,20 +16,21 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
 
-def context(**iptables: object) -> RuleContext:
+def context(api_servers: ApiServers = frozenset(), **iptables: object) -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clusterCIDR": "10.244.0.0/16",
         "iptables": iptables,
     }
-    return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4)
+    return rule_context(load(document, {}).config, NODE, None, KernelFacts(), Family.IPV4, api_servers)
 
 
 class SyncedTables:
@@ -232,3 +233,20 @@ def test_a_chain_that_others_refer_to_counts_as_written_when_it_is_emptied() -> 
     report = synced.sync()
     assert (report.chains_written, report.chains_deleted) == (1, 0)
     assert synced.chains()[ChainKey("nat", "KUBE-SVC-OLD")] == ()
+
+
+def test_addresses_of_the_api_server_take_effect_without_other_changes() -> None:
+    """A new one is no longer served, and one that is gone is served again."""
+    claimed = service(external_ips=("203.0.113.7",))
+    synced = SyncedTables(Updated(claimed), WEB[1])
+
+    def serves() -> bool:
+        return any("203.0.113.7" in rule for rules in synced.chains().values() for rule in rules)
+
+    assert serves()
+    (port,) = synced.sync(rules_context=context(frozenset({("203.0.113.7", 80)}))).resolved
+    assert port.port.skipped_ips == ("203.0.113.7",)
+    assert not serves()
+    synced.sync(rules_context=context())
+    assert serves()
+    assert synced.equals_fresh_start()

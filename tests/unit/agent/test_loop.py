@@ -4,6 +4,7 @@ import re
 from concurrent.futures import Future
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import call, create_autospec
 
 import msgspec
@@ -121,7 +122,7 @@ def run(
     *steps: tuple[float, object],
     settings: Config | None = None,
     observers: Observers | None = None,
-    **options: bool,
+    **options: Any,
 ) -> tuple[int, ScriptedMailbox]:
     """Run an agent until it stops; return its exit status and the mailbox."""
     script = ScriptedMailbox(clock, *steps)
@@ -585,3 +586,26 @@ def test_a_failing_retry_is_logged(family: FakeFamily, clock: Clock) -> None:
     with capture_logs() as logged:
         run(family, clock, *STARTED, *steps)
     assert 0 < [line["event"] for line in logged].count("quarantine retry failed") < 10
+
+
+def test_a_new_address_of_the_api_server_is_no_longer_served(family: FakeFamily, clock: Clock) -> None:
+    """Even if the agent hears nothing more, because a Service redirects that address."""
+    known: set[tuple[str, int]] = set()
+    claiming = (Updated(service(external_ips=("203.0.113.7",))), Updated(slice_of("10.244.1.5")))
+    served: list[bool] = []
+
+    def note() -> None:
+        rules = (rule for chain in family.live.save().chains.values() for rule in chain)
+        served.append(any("203.0.113.7" in rule for rule in rules))
+
+    steps: list[tuple[float, object]] = [(10, note), (11, lambda: known.add(("203.0.113.7", 80))), (45, note)]
+    run(
+        family,
+        clock,
+        *STARTED,
+        *at(2, *claiming),
+        *steps,
+        *at(50, STOP),
+        api_servers=lambda: frozenset(known),
+    )
+    assert served == [True, False]
