@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 
 HERE, ELSEWHERE = "node1", "node2"
@@ -19,9 +19,10 @@ def report(
     gone: Iterable[PortName] = (),
     rules_written: dict[str, int] | None = None,
     rules: dict[str, int] | None = None,
+    api_servers: ApiServers = frozenset(),
 ) -> SyncReport:
     """Return the report of a sync on node1 for these Services."""
-    resolved = _resolved(objects, family)
+    resolved = _resolved(objects, family, api_servers)
     return SyncReport(
         family=family,
         full=full,
@@ -43,11 +44,16 @@ def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) 
     return [item.port.name for item in _resolved(objects, family)]
 
 
-def _resolved(objects: Iterable[Service | EndpointSlice], family: Family) -> tuple[ResolvedPort, ...]:
+def _resolved(
+    objects: Iterable[Service | EndpointSlice], family: Family, api_servers: ApiServers = frozenset()
+) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     keys: set[Key] = set()
     for object_ in objects:
         keys |= cluster.apply(Updated(object_))
+    here = NodeTopology(HERE)
     return tuple(
-        item for key in sorted(keys) for item in resolve_ports(cluster, key, family, NodeTopology(HERE))
+        item
+        for key in sorted(keys)
+        for item in resolve_ports(cluster, key, family, here, api_servers=api_servers)
     )

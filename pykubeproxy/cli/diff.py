@@ -16,18 +16,17 @@ from pykubeproxy.cli.flags import (
     filename_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import all_objects, backend_to_read, host_name, read_objects
+from pykubeproxy.cli.inputs import Source, all_objects, backend_to_read, host_name, read_objects
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.kernel import TABLES, Iptables, KernelError
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.services.cluster import Cluster
 
 _DIFFERENT = 1  # the exit code of diff
 
@@ -39,18 +38,18 @@ class _Trouble(click.ClickException):
 
 
 class _Side(NamedTuple):
-    """One side of the comparison: the objects, the node and the configuration that rules follow from."""
+    """One side of the comparison: where objects come from, and the configuration that rules follow from."""
 
     title: str
-    cluster: Cluster
-    node: Node
+    source: Source
     config: Config
 
     def ruleset(self, family: Family, facts: KernelFacts | None = None) -> Ruleset:
         """Return the rules of a family; without `facts`, for a kernel with all features."""
-        facts = facts or KernelFacts(addresses=self.node.addresses)
-        context = rule_context(self.config, self.node.name, self.node, facts, family)
-        return installed(render(self.cluster, context), context.options)
+        cluster, node, api_servers = self.source
+        facts = facts or KernelFacts(addresses=node.addresses)
+        context = rule_context(self.config, node.name, node, facts, family, api_servers)
+        return installed(render(cluster, context), context.options)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, short_help="Compare live rules with desired rules.")
@@ -116,10 +115,8 @@ def diff(
 
 def _side(filename: str | None, config: Config, config_file: str = "") -> _Side:
     if filename is None:
-        title, (cluster, node) = "API server", all_objects(config)
-    else:
-        title, (cluster, node) = filename, read_objects(filename, config)
-    return _Side(_title(title, config_file), cluster, node, config)
+        return _Side(_title("API server", config_file), all_objects(config), config)
+    return _Side(_title(filename, config_file), Source(*read_objects(filename, config)), config)
 
 
 def _other(
@@ -131,7 +128,7 @@ def _other(
         config = read_config({**flags, "config": against_config}, "--against-config")
     if against is not None:
         return _side(against, config, against_config or "")
-    return _Side(_title("the same objects", against_config or ""), side.cluster, side.node, config)
+    return _Side(_title("the same objects", against_config or ""), side.source, config)
 
 
 def _title(objects: str, config_file: str) -> str:

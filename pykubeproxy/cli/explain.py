@@ -16,7 +16,7 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import context_of, objects_of, service_filter
+from pykubeproxy.cli.inputs import Source, context_of, objects_of, service_filter
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, ConfigError, load
 from pykubeproxy.inspect.explain import render_json, render_text
@@ -92,12 +92,13 @@ def explain(
     if from_agent:
         objects, config = from_agent
         quarantined = {(it.family, it.port_name): it.reason for it in objects.quarantined}
-        cluster, here = _cluster(objects)
+        source = _source(objects)
     else:
-        cluster, here = objects_of(query, filename, config, [node_name] if node_name else [])
+        source = objects_of(query, filename, config, [node_name] if node_name else [])
+    cluster, here, _ = source
     there = _other(cluster, here, node_name, zone)
-    found = _explanations(cluster, config, there or here, query, families, None if there else quarantined)
-    compared = (_explanations(cluster, config, here, query, families), _topology(here)) if there else None
+    found = _explanations(source, config, there or here, query, families, None if there else quarantined)
+    compared = (_explanations(source, config, here, query, families), _topology(here)) if there else None
     if output == "json":
         echo_json(render_json.document(found, _topology(there or here), compared))
         return
@@ -131,7 +132,7 @@ def _from_agent(query: ServiceFilter, url: str | None) -> tuple[Objects, Config]
     return answer.objects, config
 
 
-def _cluster(objects: Objects) -> tuple[Cluster, Node]:
+def _source(objects: Objects) -> Source:
     """Return the objects of an agent and its Node. Other Nodes are known only by the zone of their endpoints."""
     cluster = Cluster()
     endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
@@ -140,7 +141,7 @@ def _cluster(objects: Objects) -> tuple[Cluster, Node]:
     cluster.apply(Listed(Kind.SERVICE, objects.services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, objects.slices))
     cluster.apply(Listed(Kind.NODE, tuple({**others, objects.node.name: objects.node}.values())))
-    return cluster, objects.node
+    return Source(cluster, objects.node, objects.api_servers)
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:
@@ -159,7 +160,7 @@ def _topology(node: Node) -> NodeTopology:
 
 
 def _explanations(
-    cluster: Cluster,
+    source: Source,
     config: Config,
     node: Node,
     query: ServiceFilter,
@@ -167,10 +168,10 @@ def _explanations(
     quarantined: _Quarantined | None = None,
 ) -> Sequence[Explanation]:
     """Return the explanations for a node. Raises ClickException if there is no such Service or port."""
-    contexts = {family: context_of(config, node, family) for family in Family}
+    contexts = {family: context_of(config, node, family, api_servers=source.api_servers) for family in Family}
     reasons = quarantined or {}
     with click_errors(LookupError):
-        found = explain_all(cluster, query, contexts)
+        found = explain_all(source.cluster, query, contexts)
     return [
         msgspec.structs.replace(
             it,

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -14,10 +14,19 @@ from pykubeproxy.objects import Family, Listed, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
     from pykubeproxy.sources import Client
+
+
+class Source(NamedTuple):
+    """Objects, this node, and the addresses at which the reader reached an API server; none for files."""
+
+    cluster: Cluster
+    node: Node
+    api_servers: ApiServers = frozenset()
 
 
 def service_filter(service: str, namespace: str) -> ServiceFilter:
@@ -61,12 +70,19 @@ def _node(config: Config, nodes: list[Node]) -> Node:
     return nodes[0] if nodes else Node("")
 
 
-def context_of(config: Config, node: Node, family: Family, addresses: tuple[str, ...] = ()) -> RuleContext:
+def context_of(
+    config: Config,
+    node: Node,
+    family: Family,
+    addresses: tuple[str, ...] = (),
+    api_servers: ApiServers = frozenset(),
+) -> RuleContext:
     """Return the rule context of any node, by default with the addresses of its Node, and all kernel features."""
-    return rule_context(config, node.name, node, KernelFacts(addresses=addresses or node.addresses), family)
+    facts = KernelFacts(addresses=addresses or node.addresses)
+    return rule_context(config, node.name, node, facts, family, api_servers)
 
 
-def all_objects(config: Config) -> tuple[Cluster, Node]:
+def all_objects(config: Config) -> Source:
     """Return all objects of an API server and this node. Raises ClickException."""
     from pykubeproxy.sources import api_watches
 
@@ -76,12 +92,10 @@ def all_objects(config: Config) -> tuple[Cluster, Node]:
     return _from_api_server(config, list_all)
 
 
-def objects_of(
-    query: ServiceFilter, filename: str | None, config: Config, nodes: Iterable[str]
-) -> tuple[Cluster, Node]:
+def objects_of(query: ServiceFilter, filename: str | None, config: Config, nodes: Iterable[str]) -> Source:
     """Return at least the objects of a Service and the Nodes `nodes`, and this node. Raises ClickException."""
     if filename is not None:
-        return read_objects(filename, config)
+        return Source(*read_objects(filename, config))
     from pykubeproxy.sources import service_objects
 
     return _from_api_server(
@@ -99,9 +113,7 @@ def open_client(config: Config) -> "Client":
     return Client(connection.kubeconfig, connection.master, connection.qps, connection.burst)
 
 
-def _from_api_server(
-    config: Config, list_objects: Callable[["Client", str], Iterable[Listed]]
-) -> tuple[Cluster, Node]:
+def _from_api_server(config: Config, list_objects: Callable[["Client", str], Iterable[Listed]]) -> Source:
     from pykubeproxy.sources import SourceError
 
     name = config.hostname_override or host_name()
@@ -117,7 +129,7 @@ def _from_api_server(
         click.echo(
             f"The API server has no Node {name}; use --hostname-override to select another one.", err=True
         )
-    return cluster, node or Node(name)
+    return Source(cluster, node or Node(name), client.server_addresses())
 
 
 def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend:

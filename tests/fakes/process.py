@@ -21,13 +21,18 @@ HEALTH, METRICS = 10256, 10249
 
 
 @contextmanager
-def inside_a_namespace() -> Iterator[str]:
-    """Move the calling thread and its children to a new network namespace with `lo` up; yield its name."""
+def inside_a_namespace(*addresses: str) -> Iterator[str]:
+    """Move the calling thread and its children to a new network namespace; yield its name.
+
+    `lo` is up and has these IPv4 addresses besides 127.0.0.1.
+    """
     name = f"ag-{uuid.uuid4().hex[:10]}"
     netns.create(name)
     netns.pushns(name)
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        for address in addresses:
+            subprocess.run(["ip", "addr", "replace", f"{address}/32", "dev", "lo"], check=True)
         # A new namespace inherits this setting, which a proxy may have changed.
         system.write_setting("net/ipv4/conf/all/route_localnet", 0)
         yield name

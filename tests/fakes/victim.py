@@ -102,12 +102,19 @@ class Victim:
 
 @contextmanager
 def victim(
-    backend: str, folder: Path, *flags: str, environment: dict[str, str] | None = None
+    backend: str,
+    folder: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    server_address: str = "127.0.0.1",
 ) -> Iterator[Victim]:
-    """Run an agent that serves the victim, in a network namespace for the test; `folder` gets its log."""
+    """Run an agent that serves the victim, in a network namespace for the test; `folder` gets its log.
+
+    The API server listens at `server_address`, which becomes an address of that namespace.
+    """
     log = folder / "agent.log"
     settings = {"XTABLES_LOCKFILE": str(folder / "lock"), **(environment or {})}
-    with inside_a_namespace(), server() as api:
+    with inside_a_namespace(server_address), server(address=server_address) as api:
         made = Victim(api, backend, log)
         common = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", api.url)
         with running(log, *common, *flags, environment=settings) as process:

@@ -152,9 +152,10 @@ def objects_of_an_agent(raw: bytes) -> None:
     with contextlib.suppress(ValueError, config.ConfigError):
         answer = told.decode(raw)
         on = config.load(answer.config.encode(), {}).config
-        cluster, here = explain._cluster(answer.objects)
+        source = explain._source(answer.objects)
+        here = source.node
         with contextlib.suppress(click.ClickException):
-            found = explain._explanations(cluster, on, here, ServiceFilter("", "web", ""), [*Family])
+            found = explain._explanations(source, on, here, ServiceFilter("", "web", ""), [*Family])
             render_text.text(found, explain._topology(here))
             msgspec.json.encode(render_json.document(found, explain._topology(here)))
 

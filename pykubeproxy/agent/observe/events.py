@@ -5,7 +5,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -173,6 +173,15 @@ def service_quarantined(node_name: str, service: Key, reason: str) -> Kubernetes
     """Return the event that this node does not serve a Service or one of its ports."""
     note = f"node {node_name} does not serve {service}: {reason}"
     return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
+
+
+def address_skipped(node_name: str, service: Key, addresses: Sequence[str]) -> KubernetesEvent:
+    """Return the event that this node does not serve these addresses and ports of a Service."""
+    note = (
+        f"node {node_name} does not serve {service} at {', '.join(addresses)}:"
+        " this node reaches the API server at the same address and port"
+    )
+    return KubernetesEvent("Service", service, _WARNING, "AddressSkipped", "Sync", note)
 
 
 def drift_repaired(

@@ -16,6 +16,7 @@ from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import metrics_pages
+from pykubeproxy.agent.observe.skipped_addresses import SkippedAddressReporter
 from pykubeproxy.agent.observe.status import Filter, Repair, Status
 from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
 from pykubeproxy.agent.sync.report import SyncReport
@@ -56,6 +57,7 @@ class Observers:
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
+        self._skipped = SkippedAddressReporter(node_name, recorder)
         self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
         self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
@@ -122,6 +124,7 @@ class Observers:
         self.metrics.sync_succeeded(report, now)
         if self._quarantine.sync_succeeded(report):
             self.metrics.restore_failed(report.family)
+        self._skipped.sync_succeeded(report)
         self.history.sync_succeeded(report, now)
         for seconds in self._latencies.sync_succeeded(report.family, now):
             self.metrics.programmed(report.family, seconds)

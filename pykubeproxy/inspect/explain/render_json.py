@@ -1,7 +1,7 @@
 """The JSON document of `pykubeproxy explain`."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from pykubeproxy.inspect.explain.model import (
     differences,
 )
 from pykubeproxy.inspect.explain.render_text import (
+    API_SERVER_ADDRESS,
     endpoint_reason,
     ignored_hints_message,
     notes,
@@ -48,13 +49,14 @@ def document(
       "quarantined": true if it is not served, in quarantine,
       "notes": [sentence]}],
      "skippedServices": [{"namespace", "name", "family", "reason", "message"}],
-     "ignoredAddresses": [{"namespace", "name", "field", "address", "message"}],
+     "ignoredAddresses": [{"namespace", "name", "field", "address", "port": or null for all ports, "message"}],
      "differences": null or {"node": {"name", "zone"}, "endpoints": [{"namespace", "name", "portName", "protocol",
       "family", "policy", "address", "port", "used", "reason", "message"}]}}
 
     "services" has one entry for each service port and family. "ignoredAddresses" lists addresses of the Services that
-    the agent never serves. With --node or --zone, "differences" lists the endpoints that only one of the two nodes
-    uses, with the reasons on this node. Keys may be added.
+    the agent never serves, or not at this port, because it reaches the API server there. With --node or --zone,
+    "differences" lists the endpoints that only one of the two nodes uses, with the reasons on this node. Keys may be
+    added.
     """
     return {
         "apiVersion": API_VERSION,
@@ -66,14 +68,7 @@ def document(
             for family, reason in explanation.skipped.items()
         ],
         "ignoredAddresses": [
-            {
-                **_service(explanation.service),
-                "field": refused.field,
-                "address": refused.address,
-                "message": refused.reason,
-            }
-            for explanation in explanations
-            for refused in explanation.service.rejected
+            entry for explanation in explanations for entry in _ignored_addresses(explanation)
         ],
         "differences": compared
         and {
@@ -81,6 +76,20 @@ def document(
             "endpoints": [_difference(one) for one in differences(compared[0], explanations)],
         },
     }
+
+
+def _ignored_addresses(explanation: Explanation) -> Iterator[dict[str, object]]:
+    service = explanation.service
+    ignored: list[tuple[str, str, int | None, str]] = [
+        (rejected.field, rejected.address, None, rejected.reason) for rejected in service.rejected
+    ]
+    for port in (it.port for it in explanation.ports):
+        for ip in port.skipped_ips:
+            field = "spec.externalIPs" if ip in service.external_ips else "status.loadBalancer.ingress"
+            ignored.append((field, ip, port.port, API_SERVER_ADDRESS))
+    for field, address, number, message in ignored:
+        entry = {"field": field, "address": address, "port": number, "message": message}
+        yield {**_service(service), **entry}
 
 
 def _service(service: Service) -> dict[str, object]:

@@ -35,12 +35,18 @@ REFUSING = cast(
     "FamilyTables",
     SimpleNamespace(quarantined=lambda: (Quarantined.from_port(Family.IPV4, REFUSED, "No such file", 1.0),)),
 )
+API_SERVERS = frozenset({("203.0.113.7", 80)})
 CONFIG = load(None, {"cluster-cidr": "10.42.0.0/16"}).config
 
 
 def cluster() -> Cluster:
     made = Cluster()
-    made.apply(Listed(Kind.SERVICE, (service("web"), service("api", cluster_ip="10.96.0.9"))))
+    made.apply(
+        Listed(
+            Kind.SERVICE,
+            (service("web", external_ips=("203.0.113.7",)), service("api", cluster_ip="10.96.0.9")),
+        )
+    )
     endpoints = (
         endpoint("10.42.1.1", node_name="node1", zone="a", zone_hints=("a",)),
         endpoint("10.42.2.2", node_name="node2", zone="b", zone_hints=("b",)),
@@ -54,7 +60,7 @@ def agent(serve: Serve, busy: bool = False) -> str:
     """The address of an agent that has these objects."""
 
     def objects(wanted: Filter) -> Objects | None:
-        return None if busy else list_objects(cluster(), [REFUSING], "node1", wanted)
+        return None if busy else list_objects(cluster(), [REFUSING], "node1", wanted, API_SERVERS)
 
     page = metrics_pages(Metrics(lambda _: None).page, CONFIG, {}, None, objects)
     return f"http://127.0.0.1:{serve(page)}"
@@ -173,3 +179,9 @@ def test_one_family() -> None:
     result = asked("web", "-f", OBJECTS, "--hostname-override", "node1", "--family", "ipv6", "-o", "json")
     document = json.loads(result.stdout)
     assert {it["family"] for it in [*document["services"], *document["skippedServices"]]} <= {"IPv6"}
+
+
+def test_the_api_server_addresses_are_those_of_the_agent(serve: Serve) -> None:
+    """Not those of this command, which asks no API server."""
+    text = " ".join(asked("web", "--url", agent(serve)).stdout.split())
+    assert "203.0.113.7:80 is not served: this node reaches the API server there." in text

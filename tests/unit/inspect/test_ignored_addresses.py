@@ -10,12 +10,15 @@ from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.objects import Family, Kind, Updated, decode
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 from pykubeproxy.services.selection import NodeTopology
 
 CONFIG = load(None, {}).config
 
 
-def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[str, object]]:
+def explained(
+    service: dict[str, object], *endpoints: str, api_servers: ApiServers = frozenset()
+) -> tuple[str, dict[str, object]]:
     """Return text and JSON for a Service default/web with these endpoints."""
     slice_ = {
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
@@ -26,7 +29,9 @@ def explained(service: dict[str, object], *endpoints: str) -> tuple[str, dict[st
     cluster = Cluster()
     for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
         cluster.apply(Updated(decode(kind, msgspec.json.encode(it))))
-    contexts = {family: rule_context(CONFIG, "n", None, KernelFacts(), family) for family in Family}
+    contexts = {
+        family: rule_context(CONFIG, "n", None, KernelFacts(), family, api_servers) for family in Family
+    }
     explanations = explain_all(cluster, ServiceFilter(name="web"), contexts)
     text = click.unstyle(render_text.text(explanations, NodeTopology("n")))
     return " ".join(text.split()), render_json.document(explanations, NodeTopology("n"))
@@ -39,7 +44,7 @@ def test_an_invalid_external_ip_is_named() -> None:
     assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is skipped." in text
     assert "External IP 192.0.2.1:80 leads to" in text
     ignored = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "message": "a loopback address"}
-    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", **ignored}]
+    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", "port": None, **ignored}]
 
 
 def test_an_invalid_cluster_ip_means_no_rules() -> None:
@@ -54,3 +59,26 @@ def test_an_invalid_endpoint_address_is_skipped() -> None:
     text, _ = explained({"spec": spec}, "127.0.0.1", "10.244.1.1")
     assert "100% 10.244.1.1:8080 ready" in text
     assert "127.0.0.1 in slice web-1: its address is loopback," in text
+
+
+def test_an_address_of_the_api_server_is_named_with_its_port() -> None:
+    """The other port of the same Service is served there."""
+    ports = [{"name": "", "port": 6443}, {"name": "other", "port": 80}]
+    spec = {"clusterIP": "10.96.0.1", "ports": ports, "externalIPs": ["192.0.2.1"]}
+    status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}}
+    servers = frozenset({("192.0.2.1", 6443), ("192.0.2.2", 6443)})
+    text, document = explained({"spec": spec, "status": status}, "10.244.1.1", api_servers=servers)
+    assert "192.0.2.1:6443 is not served: this node reaches the API server there." in text
+    assert "External IP 192.0.2.1:80 and load balancer 192.0.2.2:80 lead to" in text
+    message = "this node reaches the API server there"
+    assert document["ignoredAddresses"] == [
+        {
+            "namespace": "default",
+            "name": "web",
+            "field": field,
+            "address": ip,
+            "port": 6443,
+            "message": message,
+        }
+        for field, ip in (("spec.externalIPs", "192.0.2.1"), ("status.loadBalancer.ingress", "192.0.2.2"))
+    ]

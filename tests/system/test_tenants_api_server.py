@@ -1,0 +1,121 @@
+"""A tenant who claims the address of the API server cannot cut off the agent."""
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pykubeproxy.cli.explain import explain
+from pykubeproxy.lab.apiserver import EVENTS, SERVICES
+from tests.fakes.cluster import service, slice_of
+from tests.fakes.follower import eventually
+from tests.fakes.process import METRICS, answers, running, saved
+from tests.fakes.victim import Victim, victim
+
+pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
+
+SERVER = "192.168.50.1"
+
+
+def claim(made: Victim, field: str) -> None:
+    """Create a Service that claims the API server's address, with an endpoint that leads nowhere."""
+    numbers = {"api": made.api.port, "other": 9}
+    target = [{"name": name, "port": 8080} for name in numbers]
+    made.api.store.create({**slice_of("attacker", "10.244.66.66"), "ports": target})
+    ports = [{"name": name, "port": number} for name, number in numbers.items()]
+    fields = {"externalIPs": [SERVER]} if field == "externalIPs" else {"type": "LoadBalancer"}
+    it = made.api.store.create(service("attacker", clusterIP="10.96.6.6", ports=ports, **fields))
+    if field == "ingress":
+        it["status"] = {"loadBalancer": {"ingress": [{"ip": SERVER}]}}
+        made.api.store.replace(it, part="status")
+
+
+def rules(backend: str) -> str:
+    return "\n".join(saved(f"iptables-{backend}-save"))
+
+
+def to_server(backend: str) -> str:
+    """Return the rules that match the API server's address."""
+    return "\n".join(line for line in saved(f"iptables-{backend}-save") if f"-d {SERVER}/" in line)
+
+
+def reconnected(made: Victim) -> float:
+    """Return the median time of some changes, each after all connections of the agent broke."""
+    times = []
+    for _ in range(5):
+        time.sleep(random.uniform(1.0, 2.0))  # minSyncPeriod delays each change differently, as in `allowed`
+        made.api.drop_connections()
+        times.append(made.change(20))
+    return statistics.median(times)
+
+
+@pytest.mark.parametrize("field", ["externalIPs", "ingress"])
+def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
+    backend: str, field: str, tmp_path: Path
+) -> None:
+    """Not even across a restart. Log, event and `explain` name the address; another port there is served."""
+    with victim(backend, tmp_path, server_address=SERVER) as made:
+        allowed = made.allowed()
+        claim(made, field)
+        eventually(lambda: "--dport 9 " in to_server(backend), 20)
+        assert f"--dport {made.api.port} " not in to_server(backend)
+        assert reconnected(made) <= allowed
+        assert made.log.read_text().count("api server address skipped") == 1
+
+        def recorded() -> list[str]:
+            found = made.api.store.list(EVENTS)
+            return [it["note"] for it in found if it["reason"] == "AddressSkipped"]
+
+        eventually(recorded)
+        (note,) = recorded()
+        assert f"does not serve default/attacker at {SERVER}:{made.api.port}: " in note
+        explained = " ".join(CliRunner().invoke(explain, ["default/attacker"]).stdout.split())
+        assert f"{SERVER}:{made.api.port} is not served: this node reaches the API server there." in explained
+
+        os.kill(made.pid, signal.SIGKILL)
+        flags = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", made.api.url)
+        with running(
+            tmp_path / "second.log", *flags, environment={"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+        ):
+            eventually(lambda: answers(METRICS, "/healthz", 200), 20)
+            made.change(20)
+            made.api.store.delete(SERVICES, "default", "attacker")
+            eventually(lambda: SERVER not in rules(backend), 20)
+
+
+def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tmp_path: Path) -> None:
+    """A pod's client uses the cluster IP of default/kubernetes, which must have rules like any other cluster IP."""
+    with victim(backend, tmp_path, server_address=SERVER) as made:
+        allowed = made.allowed()
+        subprocess.run(["ip", "route", "add", "10.96.0.0/16", "dev", "lo"], check=True)
+        store, port = made.api.store, made.api.port
+        store.create(service("kubernetes", clusterIP="10.96.0.1", ports=[{"port": 443}]))
+        store.create({**slice_of("kubernetes", SERVER), "ports": [{"port": port}]})
+        served = "-d 10.96.0.1/32 -p tcp -m comment"
+        eventually(lambda: f"--to-destination {SERVER}:{port}" in rules(backend), 20)
+        os.kill(made.pid, signal.SIGKILL)
+
+        flags = (
+            "--hostname-override=node1",
+            f"--iptables-backend={backend}",
+            "--master=http://10.96.0.1:443",
+        )
+        with running(
+            tmp_path / "second.log", *flags, environment={"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+        ):
+            eventually(lambda: answers(METRICS, "/healthz", 200), 20)
+            made.change(20)
+            assert served in rules(backend)
+            store.create(slice_of("attacker", "10.244.66.66"))
+            store.create(
+                service("attacker", clusterIP="10.96.6.6", ports=[{"port": 443}], externalIPs=["10.96.0.1"])
+            )
+            eventually(lambda: "-d 10.96.6.6/32" in rules(backend), 20)
+            assert reconnected(made) <= allowed
+            assert "api server address skipped" in (tmp_path / "second.log").read_text()
