@@ -17,7 +17,7 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
-from pykubeproxy.agent.startup import Families, open_families, without_garbage_collection
+from pykubeproxy.agent.startup import Families, collect_garbage_rarely, open_families
 from pykubeproxy.agent.stop_signals import stop_on_signals
 from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import watch_addresses
@@ -56,7 +56,7 @@ def serve(options: RunOptions) -> int:
     # Report errors of the configuration before changing anything on the node.
     client = _client(config) if options.manifests is None else None
     set_up(config)
-    without_garbage_collection()
+    collect_garbage_rarely()
     heartbeat = Heartbeat()
     families = open_families(config, None if options.once else mailbox.put, heartbeat.progress)
     watches = api_watches(client, node_name) if client else (ManifestWatch(options.manifests or ""),)

@@ -16,6 +16,11 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts
 
+# Thresholds of the garbage collector. At 10,000 objects, the first sync of 5000 services takes no more CPU than without
+# collection, and failed requests, which leave up to 35 KB each, take 2 MB in all.
+_USUALLY = gc.get_threshold()
+_RARELY = (10_000, 50, 100)
+
 log = structlog.get_logger()
 
 
@@ -108,16 +113,20 @@ def _counters(family: Family) -> bool:
     return True
 
 
-def without_garbage_collection() -> None:
-    """Disable garbage collection while the first lists are read: nearly all new objects stay."""
-    gc.disable()
+def collect_garbage_rarely() -> None:
+    """Collect garbage rarely until `settle_memory`: nearly all objects of the first lists stay.
+
+    Without any collection, an agent that cannot reach the API server would grow with each failed request.
+    """
+    gc.freeze()
+    gc.set_threshold(*_RARELY)
 
 
 def settle_memory() -> None:
     """Exclude the objects that exist after the first sync from garbage collection, and return free memory to the kernel."""
     gc.collect()
     gc.freeze()
-    gc.enable()
+    gc.set_threshold(*_USUALLY)
     system.release_memory()
 
 
