@@ -92,7 +92,7 @@ SETTINGS = (
         "iptables.localhostNodePorts",
         _SAME,
         _RULES,
-        f"{_AGENT}node_setup.py::test_route_localnet",
+        f"{_AGENT}loopback.py::test_node_ports_on_loopback",
     ),
     _row(
         "iptables-sync-period",

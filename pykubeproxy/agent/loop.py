@@ -8,6 +8,7 @@ import structlog
 
 from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.loopback import route_loopback
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
@@ -17,7 +18,7 @@ from pykubeproxy.agent.startup import Families, remove_nftables_mode, settle_mem
 from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite
-from pykubeproxy.objects import Event, Key, Listed, Node
+from pykubeproxy.objects import Event, Family, Key, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 
@@ -219,6 +220,8 @@ class Agent:
         if synced is None:
             return False
         self._sync_log.synced(synced.report)
+        if family.family is Family.IPV4 and not self._in_sync:
+            route_loopback(self._config)  # only now: the sync has written the guard
         self._observers.sync_succeeded(synced.report, synced.local_addresses)
         self._flows.synced(synced.report, synced.node_port_addresses)
         return True

@@ -13,8 +13,6 @@ import structlog
 
 from pykubeproxy.config import Config, Conntrack
 from pykubeproxy.kernel import Backend, choose_backend, conntrack, load_modules, system
-from pykubeproxy.objects import Family, family_of
-from pykubeproxy.rules.dispatch import serves_loopback
 
 # The highest nf_conntrack_max, as in kube-proxy: an entry takes 320 bytes.
 HIGHEST_MAX = 1048576
@@ -37,11 +35,10 @@ class KernelSetting(msgspec.Struct, frozen=True):
 
 
 def settings(config: Config, cores: int) -> tuple[KernelSetting, ...]:
-    """Return the settings that a configuration requires on a node with this many cores."""
+    """Return the settings that a configuration requires on a node with this many cores; see loopback.py for another."""
     return (
         *_table_size(config.conntrack, cores),
         *_tracking(config.conntrack),
-        *((KernelSetting("proc/sys/net/ipv4/conf/all/route_localnet", 1),) if _localhost(config) else ()),
         KernelSetting(_OOM, config.oom_score_adj),
     )
 
@@ -63,16 +60,21 @@ def set_up(config: Config, root: Path = Path("/")) -> None:
     with contextlib.suppress(OSError):
         conntrack.load()
     for setting in settings(config, os.cpu_count() or 1):
-        try:
-            _apply(setting, root)
-        except system.SettingError as error:
-            log.warning(
-                "kernel setting failed",
-                setting=f"/{setting.path}",
-                value=setting.value,
-                error=os.strerror(error.errno or 0),
-                advice=_advice(setting, error.errno),
-            )
+        apply_setting(setting, root)
+
+
+def apply_setting(setting: KernelSetting, root: Path = Path("/")) -> None:
+    """Apply a setting, leaving a correct value alone; log a failure."""
+    try:
+        _apply(setting, root)
+    except system.SettingError as error:
+        log.warning(
+            "kernel setting failed",
+            setting=f"/{setting.path}",
+            value=setting.value,
+            error=os.strerror(error.errno or 0),
+            advice=_advice(setting, error.errno),
+        )
 
 
 def _table_size(config: Conntrack, cores: int) -> tuple[KernelSetting, ...]:
@@ -100,14 +102,6 @@ def _tracking(config: Conntrack) -> tuple[KernelSetting, ...]:
         for name, value in values.items()
         if value
     )
-
-
-def _localhost(config: Config) -> bool:
-    """Return whether node ports are served on 127.0.0.1, which needs route_localnet."""
-    addresses = config.node_port_addresses
-    if not config.iptables.localhost_node_ports or addresses == ("primary",):
-        return False
-    return serves_loopback(tuple(cidr for cidr in addresses if family_of(cidr) is Family.IPV4))
 
 
 def _apply(setting: KernelSetting, root: Path) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from pykubeproxy import kernel
+from pykubeproxy.agent.loopback import guard_loopback
 from pykubeproxy.agent.node_setup import provide_modules
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
@@ -78,17 +79,25 @@ def open_families(
         )
     reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
     opened = tuple(
-        _open(backend, family, watch, progress) for family, reason in reasons.items() if not reason
+        _open(config, backend, family, watch, progress)
+        for family, reason in reasons.items()
+        if not reason
     )
     return Families(backend, opened, {family: reason for family, reason in reasons.items() if reason}, watch)
 
 
 def _open(
-    backend: kernel.Backend, family: Family, watch: kernel.TableWatch | None, progress: Callable[[], None]
+    config: Config,
+    backend: kernel.Backend,
+    family: Family,
+    watch: kernel.TableWatch | None,
+    progress: Callable[[], None],
 ) -> OpenedFamily:
     started = watch.command_started if watch else None
     iptables = kernel.open_iptables(backend, family, kernel.Runner(started=started, progress=progress))
     features = kernel.probe_features(iptables).require()
+    if family is Family.IPV4:
+        guard_loopback(config, iptables)  # at once: another program may have set route_localnet
     limit = NFT_CHAINS_PER_BLOCK if backend is kernel.Backend.NFT else None
     tables = kernel.WatchedTables(iptables, watch) if watch else iptables
     features = msgspec.structs.replace(features, nfacct=features.nfacct and _counters(family))

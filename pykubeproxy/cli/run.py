@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 import pykubeproxy
+from pykubeproxy.agent.loopback import set_up_loopback
 from pykubeproxy.agent.node_setup import provide_modules, set_up
 from pykubeproxy.agent.observe.listeners import BindFailed
 from pykubeproxy.agent.process import RunOptions, serve
@@ -83,11 +84,13 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
 
 
 def _init(config: Config) -> None:
-    try:
-        provide_modules(config)
-    except KernelError as error:
-        log.warning("kernel modules not loaded", error=str(error))
     set_up(config)
+    try:
+        backend = provide_modules(config)
+    except KernelError as error:
+        log.warning("kernel modules not loaded, route_localnet not set", error=str(error))
+    else:
+        set_up_loopback(config, backend)
 
 
 def _write_config(config: Config, path: str) -> None:

@@ -132,11 +132,11 @@ def _run_agent(podman: Podman, backend: str) -> None:
     network = f"--network=ns:/run/netns/{namespace}"
     flags = (f"--config={_CONFIG}", f"--iptables-backend={backend}")
     objects = ("--manifests=/mnt/tests/data/manifests/explain.yaml", "--hostname-override=node1", "--once")
-    # The lock file is the only file that the agent writes.
+    # The lock file is the only file that the containers write.
     agent = (*_AGENT, *_VOLUMES, network, "--tmpfs=/run")
     try:
         script = f"echo 1 >/proc/sys/net/ipv4/ip_forward; exec pykubeproxy run --init-only {' '.join(flags)}"
-        podman.run(IMAGE, "-ec", script, options=(*_PRIVILEGED, *_VOLUMES, *_SHELL, network))
+        podman.run(IMAGE, "-ec", script, options=(*_PRIVILEGED, *_VOLUMES, *_SHELL, network, "--tmpfs=/run"))
         podman.run(IMAGE, "run", *flags, *objects, options=agent)
         podman.run(IMAGE, "check", *flags, options=agent)
     finally:

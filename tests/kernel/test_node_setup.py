@@ -27,7 +27,6 @@ WRITTEN = {
     "net/netfilter/nf_conntrack_tcp_be_liberal": "1",
     "net/netfilter/nf_conntrack_udp_timeout": "40",
     "net/netfilter/nf_conntrack_udp_timeout_stream": "100",
-    "net/ipv4/conf/all/route_localnet": "1",
 }
 # Runs in a separate process; prints its log as JSON lines, then its oom_score_adj.
 PROGRAM = """

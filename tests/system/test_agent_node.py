@@ -68,7 +68,7 @@ def test_pod_cidrs_are_awaited_and_followed(api: ApiServer, tmp_path: Path) -> N
     api.store.create(node("node1", ADDRESSES[0]))
     with agent(api, tmp_path, "--detect-local-mode=NodeCIDR") as process:
         eventually(lambda: answers(HEALTH, "/livez", 200))
-        assert not has("KUBE")
+        assert not has("KUBE-SERVICES")
         assert answers(HEALTH, "/readyz", 503)
         for cidr in ("10.244.1.0/24", "10.244.7.0/24"):
             api.store.merge_patch(NODES, "", "node1", {"spec": {"podCIDRs": [cidr]}})
@@ -119,7 +119,7 @@ def test_a_late_node_is_awaited(api: ApiServer, tmp_path: Path) -> None:
     started = time.monotonic()
     with agent(api, tmp_path, "--nodeport-addresses=primary"):
         eventually(lambda: answers(HEALTH, "/livez", 200))
-        assert not has("KUBE")
+        assert not has("KUBE-SERVICES")
         api.store.create(node("node1", ADDRESSES[0]))
         eventually(lambda: has(f"-d {ADDRESSES[0]}/32", "-j KUBE-NODEPORTS"))
         assert time.monotonic() - started < 25

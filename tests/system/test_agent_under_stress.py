@@ -101,7 +101,7 @@ def test_an_api_server_that_starts_late_and_restarts(api: ApiServer, tmp_path: P
         eventually(lambda: answers(HEALTH, "/livez", 200))
         eventually(lambda: "Connection refused" in (tmp_path / "agent.log").read_text())
         assert answers(HEALTH, "/readyz", 503)
-        assert not has("KUBE")
+        assert not has("KUBE-SERVICES")
         api.start()
         eventually(lambda: has("-d 10.96.0.10/32"), seconds=40)
         api.stop()

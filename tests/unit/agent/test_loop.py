@@ -97,8 +97,9 @@ class FakeFamily:
 
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the machine's nftables tables alone."""
+    """Leave the machine's nftables tables and settings alone."""
     monkeypatch.setattr(loop, "remove_nftables_mode", lambda: None)
+    monkeypatch.setattr(loop, "route_loopback", lambda _: None)
 
 
 @pytest.fixture

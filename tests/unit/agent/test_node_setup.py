@@ -15,7 +15,6 @@ from pykubeproxy.kernel import Backend, Missing
 CONNTRACK = "proc/sys/net/netfilter/nf_conntrack_"
 MAX = f"{CONNTRACK}max"
 HASHSIZE = "sys/module/nf_conntrack/parameters/hashsize"
-ROUTE_LOCALNET = "proc/sys/net/ipv4/conf/all/route_localnet"
 OOM = "proc/self/oom_score_adj"
 
 
@@ -36,7 +35,7 @@ def values(of: Config, cores: int = 4) -> dict[str, int]:
 
 def tree(root: Path, **files: int) -> Path:
     """Create a fake /proc and /sys with wrong values, except for `files` by last name."""
-    present = {MAX: 65536, HASHSIZE: 1000, ROUTE_LOCALNET: 0, OOM: 0}
+    present = {MAX: 65536, HASHSIZE: 1000, OOM: 0}
     for path, value in present.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(f"{files.get(Path(path).name, value)}\n")
@@ -50,7 +49,6 @@ def test_defaults() -> None:
         HASHSIZE: 32768,
         f"{CONNTRACK}tcp_timeout_established": 86400,
         f"{CONNTRACK}tcp_timeout_close_wait": 3600,
-        ROUTE_LOCALNET: 1,
         OOM: -999,
     }
 
@@ -92,37 +90,17 @@ def test_timeouts() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("addresses", "expected"),
-    [
-        ("", True),
-        ("127.0.0.0/8", True),
-        ("127.0.0.1/32,10.0.0.0/8", True),
-        ("0.0.0.0/0", True),
-        ("fd00::/64", True),
-        ("10.0.0.0/8", False),
-        ("primary", False),
-    ],
-)
-def test_route_localnet(addresses: str, expected: bool) -> None:
-    """Needed for localhostNodePorts if nodePortAddresses include 127.0.0.0/8."""
-    on = config(iptables_localhost_nodeports="true", nodeport_addresses=addresses)
-    assert (ROUTE_LOCALNET in values(on)) is expected
-    assert ROUTE_LOCALNET not in values(config(nodeport_addresses=addresses))
-
-
 def test_differing_values_are_written(tmp_path: Path) -> None:
     """Each change is logged."""
     root = tree(tmp_path)
-    asked = config(conntrack_max_per_core="1", conntrack_min="100000", iptables_localhost_nodeports="true")
+    asked = config(conntrack_max_per_core="1", conntrack_min="100000")
     with capture_logs() as logs:
         set_up(asked, root)
-    written = {it: (root / it).read_text().splitlines()[0] for it in (MAX, HASHSIZE, ROUTE_LOCALNET, OOM)}
-    assert written == {MAX: "100000", HASHSIZE: "25000", ROUTE_LOCALNET: "1", OOM: "-999"}
+    written = {it: (root / it).read_text().splitlines()[0] for it in (MAX, HASHSIZE, OOM)}
+    assert written == {MAX: "100000", HASHSIZE: "25000", OOM: "-999"}
     assert [(line["setting"], line["value"], line["was"]) for line in logs] == [
         (f"/{MAX}", 100000, "65536"),
         (f"/{HASHSIZE}", 25000, "1000"),
-        (f"/{ROUTE_LOCALNET}", 1, "0"),
         (f"/{OOM}", -999, "0"),
     ]
 
@@ -137,8 +115,8 @@ def test_the_conntrack_table_never_shrinks(tmp_path: Path) -> None:
 
 def test_correct_values_are_not_written(tmp_path: Path) -> None:
     """The files are not even opened for writing."""
-    asked = config(conntrack_max_per_core="1", conntrack_min="65536", iptables_localhost_nodeports="true")
-    root = tree(tmp_path, hashsize=16384, route_localnet=1, oom_score_adj=-999)
+    asked = config(conntrack_max_per_core="1", conntrack_min="65536")
+    root = tree(tmp_path, hashsize=16384, oom_score_adj=-999)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     with capture_logs() as logs:
         set_up(asked, root)

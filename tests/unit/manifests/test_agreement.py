@@ -91,8 +91,8 @@ def test_agent_has_two_capabilities_and_a_read_only_root() -> None:
     for it in (agent, set_up):
         assert it["securityContext"]["readOnlyRootFilesystem"]
         assert it["image"] == agent["image"]
-    writable = [it["mountPath"] for it in agent["volumeMounts"] if not it.get("readOnly")]
-    assert writable == [DEFAULT_LOCK_FILE]
+        writable = [mount["mountPath"] for mount in it["volumeMounts"] if not mount.get("readOnly")]
+        assert writable == [DEFAULT_LOCK_FILE]
 
 
 def test_daemon_set_runs_on_every_node() -> None:
