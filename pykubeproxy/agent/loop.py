@@ -17,7 +17,7 @@ from pykubeproxy.agent.start_gate import StartGate
 from pykubeproxy.agent.startup import Families, remove_nftables_mode, settle_memory
 from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import ExternalWrite
+from pykubeproxy.kernel import ExternalWrite, KernelError
 from pykubeproxy.objects import Event, Family, Key, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
@@ -54,6 +54,8 @@ class Agent:
         self._once = once
         self._read_api_servers = api_servers
         self._api_servers: ApiServers = frozenset()
+        # The addresses for which no rules of an earlier proxy are left.
+        self._released: ApiServers = frozenset()
         self._clock = clock
         self._families = [
             FamilyController(opened, config, node_name, observers, families.watch, clock)
@@ -81,8 +83,8 @@ class Agent:
                     return message.code
                 self._handle(message)
             self._mailbox.handled()
-            self._retry_listeners()
             self._follow_api_servers()
+            self._retry()
             self._repair_drift()
             if not self._may_sync():
                 self._spend_spare_time()
@@ -135,11 +137,27 @@ class Agent:
         gate = self._gate.opens_at(self._cluster, self._node)
         return min(self._next_retry, work, max(gate, self._limiter.due()))
 
-    def _retry_listeners(self) -> None:
+    def _retry(self) -> None:
+        """Every syncPeriod, bind addresses that were in use and look for what keeps the lists away."""
         now = self._clock()
         if now >= self._next_retry:
             self._next_retry = now + self._config.iptables.sync_period
             self._observers.retry_listeners()
+            if self._gate.opens_at(self._cluster, self._node) == math.inf:
+                self._release_api_servers()
+
+    def _release_api_servers(self) -> None:
+        """Without lists, delete rules of an earlier proxy that redirect this process from its API servers."""
+        if self._api_servers == self._released:
+            return
+        try:
+            for family in self._families:
+                if family.tables.release(self._api_servers):
+                    log.warning("api server address released", family=family.family.value)
+        except KernelError as error:
+            log.warning("api server address not released", error=str(error))
+            return
+        self._released = self._api_servers
 
     def _follow_api_servers(self) -> None:
         """Request a sync if this process reaches its API servers at other addresses than before."""
@@ -171,7 +189,9 @@ class Agent:
 
     def _sync_deferred(self, family: FamilyController) -> bool:
         """Sync one large Service of a family. Return whether that succeeded."""
-        succeeded = self._note_sync(family.sync_deferred(self._cluster, self._node, self._api_servers))
+        succeeded = self._note_sync(
+            family, family.sync_deferred(self._cluster, self._node, self._api_servers)
+        )
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
         self._observers.apply_checks(self._node)
@@ -202,7 +222,8 @@ class Agent:
                 family.tables.require_resync()
         changed, self._changed = self._changed, set()
         results = [
-            self._note_sync(family.sync(self._cluster, changed, self._node, self._api_servers)) for family in self._families
+            self._note_sync(family, family.sync(self._cluster, changed, self._node, self._api_servers))
+            for family in self._families
         ]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)
@@ -215,7 +236,7 @@ class Agent:
             settle_memory()
         return succeeded
 
-    def _note_sync(self, synced: Synced | None) -> bool:
+    def _note_sync(self, family: FamilyController, synced: Synced | None) -> bool:
         """Tell all that follow syncs about one; return whether it succeeded."""
         if synced is None:
             return False

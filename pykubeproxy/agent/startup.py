@@ -79,9 +79,7 @@ def open_families(
         )
     reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
     opened = tuple(
-        _open(config, backend, family, watch, progress)
-        for family, reason in reasons.items()
-        if not reason
+        _open(config, backend, family, watch, progress) for family, reason in reasons.items() if not reason
     )
     return Families(backend, opened, {family: reason for family, reason in reasons.items() if reason}, watch)
 

@@ -78,11 +78,16 @@ def rule_context(
         node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
         max_service_pairs=config.max_service_pairs,
-        api_servers=frozenset(
-            (address, port)
-            for text, port in api_servers
-            if (address := _canonical(text)) and family_of(address) is family
-        ),
+        api_servers=api_servers_of(api_servers, family),
+    )
+
+
+def api_servers_of(found: ApiServers, family: Family) -> ApiServers:
+    """Return the addresses of one family, in canonical form; leave out what is no IP address."""
+    return frozenset(
+        (address, port)
+        for text, port in found
+        if (address := _canonical(text)) and family_of(address) is family
     )
 
 

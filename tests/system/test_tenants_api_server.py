@@ -1,5 +1,6 @@
 """A tenant who claims the address of the API server cannot cut off the agent."""
 
+import json
 import os
 import random
 import signal
@@ -13,9 +14,9 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli.explain import explain
 from pykubeproxy.lab.apiserver import EVENTS, SERVICES
-from tests.fakes.cluster import service, slice_of
+from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import METRICS, answers, running, saved
+from tests.fakes.process import METRICS, PROGRAM, answers, inside_a_namespace, running, saved
 from tests.fakes.victim import Victim, victim
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
@@ -119,3 +120,27 @@ def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tm
             eventually(lambda: "-d 10.96.6.6/32" in rules(backend), 20)
             assert reconnected(made) <= allowed
             assert "api server address skipped" in (tmp_path / "second.log").read_text()
+
+
+def test_rules_of_an_earlier_proxy_at_the_address_of_the_api_server_are_deleted(
+    backend: str, tmp_path: Path
+) -> None:
+    """An agent that gets no lists, because kube-proxy let a Service take over the address, connects after syncPeriod."""
+    lock = {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+    common = ("--hostname-override=node1", f"--iptables-backend={backend}", "--conntrack-max-per-core=0")
+    with inside_a_namespace(SERVER), server(address=SERVER) as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        claimed = service("attacker", clusterIP="10.96.6.6", ports=[{"port": api.port}], externalIPs=[SERVER])
+        objects = {
+            "kind": "List",
+            "apiVersion": "v1",
+            "items": [claimed, slice_of("attacker", "10.244.66.66")],
+        }
+        (tmp_path / "objects.json").write_text(json.dumps(objects))
+        earlier = [*PROGRAM, *common, "--once", f"--manifests={tmp_path / 'objects.json'}"]
+        subprocess.run(earlier, check=True, env={**os.environ, **lock})
+        assert f"--dport {api.port} " in to_server(backend)
+        log = tmp_path / "log"
+        with running(log, *common, "--master", api.url, "--iptables-sync-period=2s", environment=lock):
+            eventually(lambda: answers(METRICS, "/healthz", 200) and "rules in place" in log.read_text(), 60)
+        assert "api server address released" in log.read_text()

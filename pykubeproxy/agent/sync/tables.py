@@ -18,14 +18,15 @@ from pykubeproxy.objects import Key
 from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.applied import AppliedState
-from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.context import RuleContext, api_servers_of
 from pykubeproxy.rules.digests import Desired
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
 from pykubeproxy.rules.ownership import ensured_lines
+from pykubeproxy.rules.release import release_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import count_pairs
 
@@ -112,6 +113,15 @@ class FamilyTables:
         if drift.unknown:
             self.require_resync()
         return self._drift
+
+    def release(self, api_servers: ApiServers) -> bool:
+        """Delete rules, of any proxy, that redirect this node from its API servers. Return whether there were any.
+
+        Raises KernelError.
+        """
+        found = release_input(self._tables.save(("nat", "filter")), api_servers_of(api_servers, self.family))
+        self._tables.restore(found)
+        return bool(found)
 
     def sync(self, cluster: Cluster, changed: Collection[Key], context: RuleContext) -> SyncReport:
         """Make the tables follow the cluster, in which the `changed` Services have changed since the last call.

@@ -5,9 +5,11 @@ import pytest
 from pykubeproxy.config import load
 from pykubeproxy.objects import EndpointSlice, Family, Port, Protocol, Service, Updated
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
-from pykubeproxy.rules.render import render
+from pykubeproxy.rules.release import release_input
+from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers, ServicePort, service_ports
+from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
@@ -106,3 +108,38 @@ def test_the_context_of_a_family_has_its_addresses_only() -> None:
     found = (SERVER, ("203.0.113.8", 6443), ("fd00::7", 6443), ("::ffff:203.0.113.9", 443), ("name", 1))
     assert context(*found).api_servers == {SERVER, ("203.0.113.8", 6443), ("203.0.113.9", 443)}
     assert context(*found, family=Family.IPV6).api_servers == {("fd00::7", 6443)}
+
+
+@pytest.mark.parametrize("endpoints", [("10.244.0.5",), ()], ids=["endpoints", "none"])
+@pytest.mark.parametrize("dispatch", ["flat", "tree"])
+def test_rules_of_an_earlier_proxy_are_released(endpoints: tuple[str, ...], dispatch: str) -> None:
+    """All those of external addresses at the server's port, and no others; a second time there are none."""
+    config = load(None, {"dispatch": dispatch}).config
+    numbers = (Port("http", TCP, 6443), Port("other", TCP, 80), Port("udp", UDP, 6443))
+    addresses = ("203.0.113.7", "203.0.113.8")
+    it = service(
+        type="LoadBalancer",
+        ports=numbers,
+        external_ips=addresses,
+        load_balancer_ips=addresses,
+        source_ranges=("10.0.0.0/8",),
+    )
+    at_cluster_ip = service("kubernetes", cluster_ip="10.96.0.1", ports=(Port("http", TCP, 443),))
+    cluster = Cluster()
+    for object_ in (it, at_cluster_ip, slice_of(*endpoints), slice_of(*endpoints, service="kubernetes")):
+        cluster.apply(Updated(object_))
+    tables, on = FakeIptables(), rule_context(config, NODE, None, KernelFacts(nfacct=False), Family.IPV4)
+    tables.restore(full_input(render(cluster, on), on.options))
+    before = list_rules(tables)
+    servers = frozenset({SERVER, ("10.96.0.1", 443)})
+    tables.restore(release_input(tables.save(), servers))
+    deleted = [rule for rule in before if rule not in list_rules(tables)]
+    assert deleted
+    assert deleted == [
+        rule for rule in before if "-d 203.0.113.7/" in rule and "-p tcp" in rule and "--dport 6443" in rule
+    ]
+    assert release_input(tables.save(), servers) == ""
+
+
+def list_rules(tables: FakeIptables) -> list[str]:
+    return [f"{key} {rule}" for key, rules in tables.save().chains.items() for rule in rules]
