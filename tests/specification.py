@@ -188,6 +188,12 @@ SETTINGS = (
         _SAME,
         f"{_SYSTEM}run_settings.py::test_rules_are_in_the_configured_backend_only",
     ),
+    _row(
+        "max-service-pairs",
+        "pykubeproxy.maxServicePairs",
+        _SAME,
+        "unit/agent/test_large_services.py::test_an_oversized_service_is_quarantined_with_both_numbers",
+    ),
 )
 
 _SYNCS = f"{_AGENT}metrics.py::test_syncs_are_measured"
