@@ -49,7 +49,7 @@ _Quarantined = Mapping[tuple[str, PortName], str]
 @click.option(
     "--url",
     metavar="URL",
-    help=f"Metrics address of the agent to ask.  [default: {DEFAULT_URL} without -f and flags of `run`]",
+    help=f"Metrics address of the agent to ask, on loopback.  [default: {DEFAULT_URL} without -f and flags of `run`]",
 )
 @output_option
 @config_options

@@ -18,7 +18,7 @@ from pykubeproxy.agent.observe.status_text import (
     typical,
     unwatched,
 )
-from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
+from pykubeproxy.cli.client import DEFAULT_URL, LOOPBACK_ONLY, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.wording import wrapped
@@ -28,18 +28,22 @@ _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
 
 @click.command(short_help="Check agent health.")
 @click.option(
-    "--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="Metrics address of the agent."
+    "--url",
+    default=DEFAULT_URL,
+    show_default=True,
+    metavar="URL",
+    help="Metrics address of the agent, on loopback.",
 )
 @output_option
 def status(url: str, output: str) -> None:
     """Show the health of the agent on this node, its rules, recent syncs and pending changes.
 
     The exit code is 0 if the agent is healthy, 1 if it is not or does not answer. For services and endpoints, use
-    -o json or open /statusz of its metrics address in a browser.
+    -o json or open /statusz of its metrics address in a browser on the node. The agent answers over loopback only.
 
     \b
     pykubeproxy status
-    pykubeproxy status --url http://192.168.99.10:10249 -o json
+    pykubeproxy status --url http://127.0.0.1:10259 -o json
     """
     try:
         body = fetch(url, "/statusz") if output == "json" else fetch(url, "/statusz", limit="0")
@@ -48,8 +52,11 @@ def status(url: str, output: str) -> None:
     try:
         agent = decode(body)
     except ValueError as error:
+        advice = (
+            LOOPBACK_ONLY if body.lstrip().startswith(b"kube-proxy") else "set --url to its metrics address"
+        )
         raise click.ClickException(
-            f"{url} is not an agent of this pykubeproxy version: {error}; set --url to its metrics address"
+            f"{url} is not an agent of this pykubeproxy version: {error}; {advice}"
         ) from None
     if output == "json":
         click.echo(msgspec.json.format(body).decode(errors="replace"))

@@ -1,6 +1,7 @@
 """An HTTP/1.1 server on h11: limited threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
 from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
 
@@ -26,13 +27,17 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request. The path is as sent, neither decoded nor normalized; header names are in lower case."""
+    """A request. The path is as sent, neither decoded nor normalized; header names are in lower case.
+
+    `peer` is the client's address, an IPv4-mapped one as IPv4; None if it has none.
+    """
 
     path: str
     query: str = ""
     method: str = "GET"
     headers: Mapping[str, str] = {}
     body: bytes = b""
+    peer: IPv4Address | IPv6Address | None = None
 
 
 class Response(msgspec.Struct, frozen=True):

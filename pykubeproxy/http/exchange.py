@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,15 @@ def serve(
         on_request()
 
 
+def peer_address(connection: socket.socket) -> IPv4Address | IPv6Address | None:
+    """Return the client's address, an IPv4-mapped one as IPv4; None for a unix socket. Raises OSError if it is gone."""
+    name = connection.getpeername()
+    if not isinstance(name, tuple):
+        return None
+    address = ip_address(name[0])
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
 class _HttpError(Exception):
     """An error that the server itself answers, with `response`."""
 
@@ -50,6 +60,7 @@ class _Exchange:
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
         self._socket = connection
+        self._peer = peer_address(connection)
         self._limits = limits
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._deadline = time.monotonic() + limits.request_seconds
@@ -98,7 +109,7 @@ class _Exchange:
             body += event.data
             if len(body) > self._limits.body_bytes:
                 raise _too_large(self._limits)
-        return msgspec.structs.replace(request, body=bytes(body))
+        return msgspec.structs.replace(request, body=bytes(body), peer=self._peer)
 
     def _event(self, received: bytearray | None = None) -> Any:
         """Return h11's next event and append what is read for it to `received`."""

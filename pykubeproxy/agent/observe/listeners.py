@@ -27,16 +27,19 @@ class Listeners:
         self._servers: list[Server] = []
         self._closing = threading.Event()
 
-    def open(self, name: str, address: Address, page: http.Handler, setting: str) -> None:
+    def open(
+        self, name: str, address: Address, page: http.Handler, setting: str, required: bool = True
+    ) -> None:
         """Listen on the address that the configuration field `setting` names.
 
-        If the bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead.
+        If the bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead if the address
+        is `required`.
         """
         server = Server(name)
         self._servers.append(server)
         if not (reason := _listen(server, address, page)):
             return
-        if self._hard_fail:
+        if self._hard_fail and required:
             raise BindFailed(f"cannot bind {address}: {reason}; stop the other process or set {setting}")
         log.error("bind failed, retrying", server=name, address=str(address), reason=reason)
         arguments = (name, server, address, page)
@@ -53,6 +56,12 @@ class Listeners:
             if not _listen(server, address, page):
                 log.info("bind succeeded", server=name, address=str(address))
                 return
+
+
+def loopback_address(address: Address) -> Address | None:
+    """Return where clients on this node reach the port of `address` over loopback, None if `address` serves them."""
+    host = ipaddress.ip_address(address.host)
+    return None if host.is_unspecified or host.is_loopback else Address("127.0.0.1", address.port)
 
 
 def _listen(server: Server, address: Address, page: http.Handler) -> str:

@@ -1,10 +1,11 @@
-"""The pages of the metrics address, as in kube-proxy, and /servicez."""
+"""The pages of the metrics address, as in kube-proxy, and those for clients on this node."""
 
 import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import parse_qsl
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -48,8 +49,9 @@ def metrics_pages(
 ) -> http.Handler:
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
-    `flags` are those of the command line. With `status`, /statusz is HTML or JSON for clients that accept it, and
-    kube-proxy's text for all others. With `objects`, /servicez is served.
+    `flags` are those of the command line. Pages about Services are for clients on this node only, see `is_local`. With
+    `status`, /statusz is HTML or JSON for those that accept it, and kube-proxy's text for all others. With `objects`,
+    /servicez is served.
     """
     started = clock()
     table: dict[str, Callable[[], http.Response]] = {
@@ -64,6 +66,8 @@ def metrics_pages(
     plain = http.router(table)
 
     def page(request: http.Request) -> http.Response:
+        if not is_local(request):
+            return plain(request)
         if request.path == "/servicez" and objects:
             return _filtered(request, lambda filter_: _objects(objects(filter_), config))
         if request.path == "/statusz" and status:
@@ -73,6 +77,27 @@ def metrics_pages(
         return plain(request)
 
     return page
+
+
+def is_local(request: http.Request) -> bool:
+    """Return whether a request comes from this node, over loopback and to a loopback name.
+
+    An address of the node proves nothing: masqueraded connections of pods have it too. The name keeps out pages in a
+    browser that resolve their own name to 127.0.0.1, and a proxy on this node that forwards requests of others.
+    """
+    return (
+        request.peer is not None
+        and request.peer.is_loopback
+        and _names_loopback(request.headers.get("host", ""))
+    )
+
+
+def _names_loopback(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _filtered(request: http.Request, make: Callable[[Filter], http.Response]) -> http.Response:

@@ -1,10 +1,13 @@
 """The pages of the metrics address."""
 
+from ipaddress import ip_address
+
 import pytest
 
 import pykubeproxy
+from pykubeproxy import http
 from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.agent.observe.pages import metrics_pages, statusz
+from pykubeproxy.agent.observe.pages import is_local, metrics_pages, statusz
 from pykubeproxy.config import load
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
@@ -87,6 +90,33 @@ def test_configz_is_the_configuration_in_force(serve: Serve) -> None:
     config = load(None, FLAGS | {"oom-score-adj": "7"}).config
     port = serve(metrics_pages(Metrics().page, config, FLAGS))
     assert '"oomScoreAdj":7' in fetch(port, "/configz").body
+
+
+@pytest.mark.parametrize(
+    ("peer", "host", "local"),
+    [
+        ("127.0.0.1", "127.0.0.1:10249", True),
+        ("127.0.0.7", "localhost:8080", True),
+        ("::1", "[::1]:10249", True),
+        ("127.0.0.1", "evil.example", False),
+        ("127.0.0.1", "192.168.99.10:10249", False),
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "[127.0.0.1", False),
+        ("192.168.99.10", "127.0.0.1:10249", False),
+        ("fe80::1%eth0", "[::1]:10249", False),
+        (None, "127.0.0.1:10249", False),
+    ],
+)
+def test_only_loopback_is_local(peer: str | None, host: str, local: bool) -> None:
+    """Both the client's address and the name that it uses for the server."""
+    headers = {"host": host, "x-forwarded-for": "127.0.0.1"}
+    assert is_local(http.Request("/", headers=headers, peer=ip_address(peer) if peer else None)) is local
+
+
+def test_an_ipv4_client_of_a_dual_stack_socket_has_an_ipv4_address(serve: Serve) -> None:
+    port = serve(lambda request: http.text(f"{request.peer} {is_local(request)}"), host="")
+    assert fetch(port, host="127.0.0.1").body == "127.0.0.1 True"
+    assert fetch(port, host="::1").body == "::1 True"
 
 
 def test_passwords_are_not_shown(serve: Serve) -> None:
