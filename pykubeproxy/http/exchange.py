@@ -36,13 +36,16 @@ def serve(
         on_request()
 
 
-def peer_address(connection: socket.socket) -> IPv4Address | IPv6Address | None:
-    """Return the client's address, an IPv4-mapped one as IPv4; None for a unix socket. Raises OSError if it is gone."""
-    name = connection.getpeername()
-    if not isinstance(name, tuple):
-        return None
-    address = ip_address(name[0])
+def plain_address(host: str) -> IPv4Address | IPv6Address:
+    """Return the address of a client, an IPv4-mapped one as IPv4."""
+    address = ip_address(host)
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+def _peer_address(connection: socket.socket) -> IPv4Address | IPv6Address | None:
+    """Return the client's address, None on a unix socket. Raises OSError if the client is gone."""
+    name = connection.getpeername()
+    return plain_address(name[0]) if isinstance(name, tuple) else None
 
 
 class _HttpError(Exception):
@@ -60,7 +63,7 @@ class _Exchange:
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
         self._socket = connection
-        self._peer = peer_address(connection)
+        self._peer = _peer_address(connection)
         self._limits = limits
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._deadline = time.monotonic() + limits.request_seconds

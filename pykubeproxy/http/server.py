@@ -8,18 +8,23 @@ import socket
 import ssl
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import NamedTuple
 
 import structlog
 
 from pykubeproxy.http import Handler, Limits
-from pykubeproxy.http.exchange import serve
+from pykubeproxy.http.exchange import plain_address, serve
 
 _BACKLOG = 128
 
 log = structlog.get_logger()
+
+
+#: An IPv4 address, or the network of 64 bits of an IPv6 one, whose hosts choose the rest.
+_Client = IPv4Address | IPv6Address | IPv6Network
 
 
 class _Listener(NamedTuple):
@@ -31,8 +36,9 @@ class _Listener(NamedTuple):
 class Server:
     """An HTTP server on any number of addresses. It depends on no other thread of the process.
 
-    At `limits.connections`, a new connection ends the one whose latest request began first. That one is most likely idle
-    or stalled: honest clients finish within milliseconds.
+    At `limits.connections`, a new connection ends one of the client address that has most, itself included: the one whose
+    latest request began first. That one is most likely idle or stalled: honest clients finish within milliseconds. So
+    connections of one client do not end those of others.
     """
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
@@ -44,7 +50,8 @@ class Server:
         self._poll.register(self._wake, select.EPOLLIN)
         self._lock = threading.Lock()
         self._listening: dict[int, _Listener] = {}
-        self._open: OrderedDict[socket.socket, None] = OrderedDict()  # by the start of their latest request
+        # With their clients, by the start of their latest request.
+        self._open: OrderedDict[socket.socket, _Client] = OrderedDict()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
@@ -109,7 +116,7 @@ class Server:
                 if listener is None or self._closing:
                     continue
                 try:
-                    connection, _address = listener.socket.accept()
+                    connection, address = listener.socket.accept()
                     if listener.tls:
                         connection = listener.tls.wrap_socket(
                             connection, server_side=True, do_handshake_on_connect=False
@@ -120,24 +127,30 @@ class Server:
                     log.debug("accept failed", server=self._name, error=str(error))
                     time.sleep(0.05)
                     continue
-                self._start(connection, listener.handler)
+                self._start(connection, _client(address[0]), listener.handler)
 
-    def _start(self, connection: socket.socket, handler: Handler) -> None:
+    def _start(self, connection: socket.socket, client: _Client, handler: Handler) -> None:
         if not self._slots.acquire(blocking=False):
             with self._lock:
-                if oldest := next(iter(self._open), None):
-                    _shut_down(oldest)
+                if least_used := self._least_used(client):
+                    _shut_down(least_used)
             if not self._slots.acquire(timeout=1.0):
                 connection.close()
                 return
         with self._lock:
-            self._open[connection] = None
+            self._open[connection] = client
         try:
             threading.Thread(
                 target=self._serve, args=(connection, handler), name=f"{self._name}-request", daemon=True
             ).start()
         except RuntimeError:  # the system allows no more threads
             self._end(connection)
+
+    def _least_used(self, newcomer: _Client) -> socket.socket | None:
+        """Return the oldest connection of the client with most, where `newcomer` has one more; call with the lock."""
+        counts = Counter((newcomer, *self._open.values()))
+        most = max(counts[client] for client in self._open.values()) if self._open else 0
+        return next((it for it, client in self._open.items() if counts[client] == most), None)
 
     def _serve(self, connection: socket.socket, handler: Handler) -> None:
         def on_request() -> None:
@@ -172,6 +185,11 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         # Without the text that Python adds: callers name the address themselves.
         raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+
+
+def _client(host: str) -> _Client:
+    address = plain_address(host)
+    return IPv6Network((int(address), 64), strict=False) if address.version == 6 else address
 
 
 def _shut_down(connection: socket.socket) -> None:

@@ -155,6 +155,29 @@ def test_a_busy_connection_outlives_idle_ones(serve: Serve) -> None:
         assert busy.recv(1000).endswith(b"fine")
 
 
+def test_many_connections_of_one_client_do_not_end_those_of_others(serve: Serve) -> None:
+    """At the limit, a client with most connections loses its own oldest; one with few keeps an older one."""
+    port = serve(page, connections=4)
+    with contextlib.ExitStack() as stack:
+
+        def connect(source: str) -> socket.socket:
+            made = socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0))
+            return stack.enter_context(made)
+
+        probes = [connect("127.0.0.1"), connect("127.0.0.3")]
+        attack = []
+        for _ in range(40):
+            for probe in probes:
+                probe.sendall(b"GET / HTTP/1.1\r\n"[len(attack) : len(attack) + 1])  # slowly
+            attack.append(connect("127.0.0.2"))
+            attack[-1].sendall(b"GET /")
+        for ended in attack[:30]:
+            assert ended.recv(1) == b""
+        for probe in probes:
+            probe.sendall(b"Host: x\r\n\r\n")
+            assert probe.recv(1000).endswith(b"fine")
+
+
 def test_a_slow_second_request_is_cut_off(serve: Serve) -> None:
     """On a kept connection the time for a request counts from its first byte."""
     with socket.create_connection(("127.0.0.1", serve(page, request_seconds=0.2)), timeout=10) as connection:
