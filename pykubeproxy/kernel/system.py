@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import re
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
 # linux/capability.h
 _CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
+_MOST_OPEN_FILES = 1 << 16
 _SYSCTLS = Path("/proc/sys")
 _T = TypeVar("_T")
 
@@ -60,6 +62,20 @@ def release_memory() -> None:
     """Return unused heap memory to the kernel: after a large job, a tenth of the process. Needs glibc."""
     with contextlib.suppress(AttributeError):
         LIBC.malloc_trim(0)
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit of open files to its hard limit, at most 65536, and return how many it may open.
+
+    Commands inherit the limit. iptables opens few files, and does not try to close all possible ones as some programs
+    do, which takes them seconds if the limit is a billion.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # An infinite limit is -1.
+    highest = min(hard, _MOST_OPEN_FILES) if hard >= 0 else _MOST_OPEN_FILES
+    if 0 <= soft < highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    return highest
 
 
 def run_in_new_namespace(work: Callable[[], _T]) -> _T:

@@ -10,6 +10,7 @@ import structlog
 
 from pykubeproxy import http
 from pykubeproxy.agent.observe.events import Recorder, port_taken
+from pykubeproxy.agent.observe.fair_share import fair_share
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.http.server import Server
@@ -20,6 +21,11 @@ from pykubeproxy.services.ports import PortName
 _EVERY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - load balancers connect from outside
 # Load balancers probe each Service's port every few seconds.
 _CONNECTIONS = 64
+# File descriptors for other things: about 160 connections of clients, watches, netlink, pipes to commands.
+_RESERVE = 256
+# Each syncPeriod, to leave room in the queue of events. The others follow later.
+_MOST_REPORTS = 25
+_LIMIT_REACHED = "the agent may not open more files; raise its limit of open files"
 
 log = structlog.get_logger()
 
@@ -105,54 +111,92 @@ class HealthChecks:
     """Serve the health checks of Services on all addresses that serve node ports. Call from the loop thread only.
 
     Report a failed bind once, in the log and as an event on the Service; `retry` tries again. `healthy` returns whether
-    the proxy itself is healthy.
+    the proxy itself is healthy. Of the `open_files` that the process may open, leave enough for everything else: if they
+    do not suffice for all Services, each namespace gets a fair share, and an event on the others says so.
     """
 
-    def __init__(self, node_name: str, recorder: Recorder, healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self, node_name: str, recorder: Recorder, healthy: Callable[[], bool], open_files: int
+    ) -> None:
         self._node_name = node_name
         self._recorder = recorder
         self._healthy = healthy
         self._server = Server("health-checks", http.Limits(connections=_CONNECTIONS))
         # Replaced, never changed: server threads read it.
         self._checks: Mapping[Key, Check] = {}
+        self._most_listeners = open_files - min(_RESERVE, open_files // 2)
+        self._served: set[Key] = set()
+        self._unserved: list[Key] = []
         self._desired: set[_CheckListener] = set()
         self._close: dict[_CheckListener, Callable[[], None]] = {}
-        self._reported: set[_CheckListener] = set()
+        self._reported: set[_CheckListener | Key] = set()
+        self._reports_left = _MOST_REPORTS
+        self._limited = False  # and logged
 
     def apply(self, checks: Mapping[Key, Check], hosts: Iterable[str]) -> None:
         """Serve exactly these checks, on these hosts."""
         self._checks = dict(checks)
         hosts = tuple(hosts)
+        self._served = fair_share(checks, self._served, self._most_listeners // max(1, len(hosts)))
+        self._unserved = sorted(checks.keys() - self._served)
         self._desired = {
-            _CheckListener(key, check.port, host) for key, check in checks.items() for host in hosts
+            _CheckListener(key, checks[key].port, host) for key in self._served for host in hosts
         }
         for listener in self._close.keys() - self._desired:
             self._close.pop(listener)()
-        self._reported &= self._desired
-        self.retry()
+        self._reported &= {*self._desired, *self._unserved}
+        self._open()
 
     def retry(self) -> None:
-        """Open the ports that are not open yet."""
-        for listener in sorted(self._desired - self._close.keys()):
-            page = partial(self._answer, listener.service)
-            try:
-                self._close[listener] = self._server.listen(listener.host, listener.port, page)
-            except OSError as error:
-                if listener not in self._reported:
-                    self._report(listener, error.strerror or str(error))
-            else:
-                self._reported.discard(listener)
+        """Open the ports that are not open yet, and report those that were not reported; call every syncPeriod."""
+        self._reports_left = _MOST_REPORTS
+        if self._limited and not self._unserved:
+            self._limited = False
+            log.info("health check ports no longer limited")
+        self._open()
 
     def close(self) -> None:
         """Close all ports."""
         self._server.close()
 
+    def _open(self) -> None:
+        for listener in sorted(self._desired - self._close.keys()):
+            page = partial(self._answer, listener.service)
+            try:
+                self._close[listener] = self._server.listen(listener.host, listener.port, page)
+            except OSError as error:
+                if self._may_report(listener):
+                    self._report(listener, error.strerror or str(error))
+            else:
+                self._reported.discard(listener)
+        self._report_unserved()
+
+    def _may_report(self, subject: _CheckListener | Key) -> bool:
+        """Return whether to report this now, and count it."""
+        if subject in self._reported or not self._reports_left:
+            return False
+        self._reported.add(subject)
+        self._reports_left -= 1
+        return True
+
     def _report(self, listener: _CheckListener, reason: str) -> None:
-        self._reported.add(listener)
         service, port, host = listener
         fields = {"service": str(service), "address": host or "all", "port": port}
         log.error("health check bind failed, retrying", **fields, reason=reason)
         self._recorder.record(port_taken(self._node_name, service, port, reason))
+
+    def _report_unserved(self) -> None:
+        if self._unserved and not self._limited:
+            self._limited = True
+            log.error(
+                "health check ports limited",
+                served=len(self._served),
+                unserved=len(self._unserved),
+                reason=_LIMIT_REACHED,
+            )
+        for service in filter(self._may_report, self._unserved):
+            port = self._checks[service].port
+            self._recorder.record(port_taken(self._node_name, service, port, _LIMIT_REACHED))
 
     def _answer(self, service: Key, _: http.Request) -> http.Response:
         check, healthy = self._checks.get(service), self._healthy()

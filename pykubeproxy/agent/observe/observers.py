@@ -21,6 +21,7 @@ from pykubeproxy.agent.observe.status import Filter, Repair, Status
 from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
+from pykubeproxy.kernel import system
 from pykubeproxy.objects import Event, Family, Key, Node
 
 # How long `close` waits for queued events to be sent.
@@ -75,7 +76,10 @@ class Observers:
         """
         config = self._config
         self._heartbeat.progress()  # a start that hangs is seen too
-        self._checks = HealthChecks(self._node_name, self.recorder, lambda: self.health.state().ready)
+        open_files = system.raise_open_files()
+        self._checks = HealthChecks(
+            self._node_name, self.recorder, lambda: self.health.state().ready, open_files
+        )
         health = health_pages(self.health, self.metrics.health_served)
         metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
         for name, setting, address, page in (

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from pykubeproxy.agent.observe.healthchecks import Check, DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
@@ -22,10 +23,10 @@ LOCAL = {"type": "LoadBalancer", "external_local": True, "health_check_node_port
 class Proxy:
     """Health checks of a proxy whose health is a variable."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_files: int = 1024) -> None:
         self.notes = FakeRecorder()
         self.healthy = True
-        self.checks = HealthChecks(HERE, self.notes, lambda: self.healthy)
+        self.checks = HealthChecks(HERE, self.notes, lambda: self.healthy, open_files)
 
 
 @pytest.fixture
@@ -112,6 +113,55 @@ def test_a_port_in_use_is_reported_once_and_retried(proxy: Proxy) -> None:
     assert "in use" in event.note
     proxy.checks.retry()
     assert fetch(port).status == 200
+
+
+def test_ports_are_limited_by_open_files() -> None:
+    """One log line; an event for each Service without a port, some per period; the next one in turn gets a free port."""
+    proxy = Proxy(open_files=36)
+    ports: set[int] = set()
+    while len(ports) < 61:
+        ports.add(free_port())
+    keys = (Key("victim", "web"), *(Key("crowd", f"s{number:02}") for number in range(60)))
+    served = [*zip(keys, ports, strict=True)]
+    checks = {key: Check(port, 1) for key, port in served}
+
+    def answering() -> list[Key]:
+        return [key for key, port in served if key in checks and is_open(port)]
+
+    try:
+        with capture_logs() as lines:
+            for _ in range(3):
+                proxy.checks.apply(checks, ["127.0.0.1"])
+            before = answering()
+            assert before[0] == Key("victim", "web")
+            assert len(before) == 17
+            assert len(proxy.notes.events) == 25
+            proxy.checks.retry()
+            proxy.checks.retry()
+        assert [event.regarding for event in proxy.notes.events] == [
+            key for key, _ in served if key not in before
+        ]
+        assert "raise its limit of open files" in proxy.notes.events[0].note
+        (line,) = lines
+        assert (line["event"], line["served"], line["unserved"]) == ("health check ports limited", 17, 44)
+        del checks[before[-1]]
+        proxy.checks.apply(checks, ["127.0.0.1"])
+        assert len(answering()) == 17
+        assert set(before[:-1]) < set(answering())
+        with capture_logs() as lines:
+            proxy.checks.apply({WEB: Check(free_port(), 1)}, ["127.0.0.1"])
+            proxy.checks.retry()
+        assert [line["event"] for line in lines] == ["health check ports no longer limited"]
+    finally:
+        proxy.checks.close()
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_local_ready_addresses_are_counted() -> None:
