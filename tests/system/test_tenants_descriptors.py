@@ -1,7 +1,6 @@
 """A tenant whose Services need more file descriptors than the agent may open."""
 
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,7 @@ def test_health_check_ports_are_limited_by_open_files(
         (one, *_) = events(made)
         assert one["reason"] == "FailedToStartServiceHealthcheck"
         assert "raise its limit of open files" in one["note"]
-        assert len(os.listdir(f"/proc/{made.pid}/fd")) < 1024 - 128
+        assert len([*Path(f"/proc/{made.pid}/fd").iterdir()]) < 1024 - 128
         gone = before[:50]
         for port in gone:
             made.api.store.delete(SERVICES, "attacker", f"s{port - FIRST_CHECK:04}")
