@@ -17,10 +17,11 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
+from pykubeproxy.agent.standby import take_over
 from pykubeproxy.agent.startup import Families, collect_garbage_rarely, open_families
 from pykubeproxy.agent.stop_signals import stop_on_signals
 from pykubeproxy.config import Config, Loaded
-from pykubeproxy.kernel import watch_addresses
+from pykubeproxy.kernel import InstanceLock, watch_addresses
 from pykubeproxy.sources import Client, ManifestWatch, SourceError, Watch, api_watches
 
 log = structlog.get_logger()
@@ -44,9 +45,9 @@ class RunOptions(msgspec.Struct, frozen=True):
 
 
 def serve(options: RunOptions) -> int:
-    """Run the agent of this node until it is stopped, and return the exit status.
+    """Run the agent of this node until it is stopped, and return the exit status. Wait while another agent runs.
 
-    Raises KernelError, SourceError and BindFailed if it cannot start.
+    Raises KernelError, SourceError and BindFailed if it cannot start; with `once`, AlreadyRunning beside another agent.
     """
     config = options.loaded.config
     node_name = config.hostname_override or socket.gethostname().lower()
@@ -55,6 +56,19 @@ def serve(options: RunOptions) -> int:
     config_watch = ConfigFileWatch(options.config_file, mailbox.put) if options.config_file else None
     # Report errors of the configuration before changing anything on the node.
     client = _client(config) if options.manifests is None else None
+    with InstanceLock() if options.once else take_over(config, node_name, options.flags) as lock:
+        return _serve(options, node_name, mailbox, config_watch, client, lock)
+
+
+def _serve(
+    options: RunOptions,
+    node_name: str,
+    mailbox: Mailbox,
+    config_watch: ConfigFileWatch | None,
+    client: Client | None,
+    lock: InstanceLock,
+) -> int:
+    config = options.loaded.config
     set_up(config)
     collect_garbage_rarely()
     heartbeat = Heartbeat()
@@ -83,7 +97,9 @@ def serve(options: RunOptions) -> int:
     try:
         if options.once:
             return _run_once(agent, watches, mailbox, flows)
-        service = StatusService(node_name, families, observers, mailbox.put, watches, api_servers)
+        service = StatusService(
+            node_name, families, observers, mailbox.put, watches, api_servers, lock.waiting
+        )
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
         observers.metrics.cleaning(flows.waiting_seconds)

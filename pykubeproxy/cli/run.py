@@ -16,12 +16,12 @@ from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
 from pykubeproxy.config import Config, dump
-from pykubeproxy.kernel import AlreadyRunning, InstanceLock, KernelError
+from pykubeproxy.kernel import AlreadyRunning, KernelError
 from pykubeproxy.sources import SourceError
 
 log = structlog.get_logger()
 
-# The exit status if another agent runs on this node.
+# The exit status of `run --once` if another agent runs on this node.
 OCCUPIED = 3
 
 
@@ -41,7 +41,8 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     """Run the agent: keep this node's iptables rules up to date with the Services of the cluster.
 
     Accepts the flags and the configuration file of kube-proxy. Without --kubeconfig, --master or --manifests, it uses
-    the service account of its pod. The rules stay in place when it exits.
+    the service account of its pod. The rules stay in place when it exits. If another agent runs on this node, wait until
+    it ends and take over.
 
     \b
     pykubeproxy run --config config.conf --hostname-override node1
@@ -76,8 +77,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
             order, dropped_lines=log_queue.dropped_lines, drain_log=log_queue.drain
         )
     try:
-        with InstanceLock():
-            sys.exit(serve(order))
+        sys.exit(serve(order))
     except (KernelError, SourceError, BindFailed) as error:
         log.error("agent failed", error=str(error))
         sys.exit(OCCUPIED if isinstance(error, AlreadyRunning) else 1)

@@ -17,6 +17,7 @@ from pykubeproxy.agent.observe.status_text import (
     quarantine_reason,
     typical,
     unwatched,
+    waiting,
 )
 from pykubeproxy.cli.client import DEFAULT_URL, LOOPBACK_ONLY, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
@@ -71,6 +72,8 @@ def _lines(agent: Status) -> Iterator[str]:
     yield from _wrapped(health(agent), "green" if all_well(agent) else "red")
     if away := unwatched(agent):
         yield from _wrapped(away, "red")
+    if others := waiting(agent):
+        yield from _wrapped(others, None)
     yield ""
     yield f"{'FAMILY':<8}{'STATE':<18}{'SERVICES':>9}{'ENDPOINTS':>11}{'RULES':>9}  LAST UPDATED"
     for family in agent.families:

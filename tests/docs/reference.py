@@ -101,8 +101,8 @@ The `--help` of each command. Commands that need the configuration accept its [f
 omitted here.
 
 The exit code is 0 for success, 1 for an error or a negative result (such as an unhealthy agent or a difference), and 2
-for an invalid command line. `diff` exits with 2 for all errors. `run` exits with 3 if another pykubeproxy runs on the
-node.
+for an invalid command line. `diff` exits with 2 for all errors. `run --once` exits with 3 if another pykubeproxy runs on
+the node.
 Output has colors only on a terminal; set `NO_COLOR` to turn them off.
 """
 _METRICS = f"""# Metrics

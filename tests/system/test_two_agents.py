@@ -1,8 +1,11 @@
-"""Two agents on one node: the second exits, commands that write no rules run."""
+"""Two agents on one node: the second waits, commands that write no rules run."""
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,16 +35,85 @@ def pykubeproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=30)
 
 
-@pytest.mark.parametrize("once", [False, True], ids=["agent", "once"])
-def test_a_second_agent_exits(
-    api: ApiServer, first: subprocess.Popen[bytes], once: bool, tmp_path: Path
+@contextmanager
+def second(api: ApiServer, log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second agent, which waits."""
+    with running(log, "--master", api.url, "--hostname-override=node1", *flags) as process:
+        eventually(lambda: "waiting for another agent" in log.read_text())
+        yield process
+
+
+def served(address: str) -> bool:
+    return any(f"-d {address}/32" in rule for rule in saved())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_second_agent_takes_over_when_the_first_ends(
+    api: ApiServer, first: subprocess.Popen[bytes], number: signal.Signals, tmp_path: Path
 ) -> None:
+    """It writes no rules before, and has the lock within a second; then it follows changes, on the same ports."""
+    log = tmp_path / "second"
+    with second(api, log) as process:
+        assert f"holder='process {first.pid} (" in log.read_text()
+        api.store.create(service("late", clusterIP="10.96.0.20"))
+        eventually(lambda: served("10.96.0.20"))
+        assert "rules in place" not in log.read_text()
+        status = pykubeproxy("status")
+        assert status.returncode == 0
+        assert f"process {process.pid} (" in " ".join(status.stdout.split())
+        first.send_signal(number)
+        first.wait()
+        ended = time.monotonic()
+        eventually(lambda: "taking over from another agent" in log.read_text(), 1)
+        assert time.monotonic() - ended < 1
+        eventually(lambda: answers(HEALTH, "/readyz", 200))
+        api.store.create(service("later", clusterIP="10.96.0.21"))
+        eventually(lambda: served("10.96.0.21"))
+        assert "Waiting to take over" not in pykubeproxy("status").stdout
+        assert process.poll() is None
+
+
+def test_a_waiting_agent_is_alive_but_not_ready(
+    api: ApiServer, first: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """On its own ports, if they differ from those of the first; `status` says for whom it waits."""
+    ports = ("--healthz-bind-address=0.0.0.0:10266", "--metrics-bind-address=127.0.0.1:10259")
+    with second(api, tmp_path / "second", *ports):
+        eventually(lambda: answers(10266, "/livez", 200))
+        assert answers(10266, "/readyz", 503)
+        assert answers(10266, "/healthz", 503)
+        status = pykubeproxy("status", "--url", "http://127.0.0.1:10259")
+        assert status.returncode == 1
+        words = " ".join(status.stdout.split())
+        assert f"Waiting: another pykubeproxy, process {first.pid} (" in words
+        assert "this one takes over when it ends" in words
+        first.kill()
+        eventually(lambda: answers(10266, "/healthz", 200))
+        assert pykubeproxy("status", "--url", "http://127.0.0.1:10259").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_waiting_agent_ends_at_once(
+    api: ApiServer, first: subprocess.Popen[bytes], number: signal.Signals, tmp_path: Path
+) -> None:
+    """With status 0, and without bindAddressHardFail's check of addresses that the first one has."""
+    with second(api, tmp_path / "second", "--bind-address-hard-fail") as process:
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(1) == 0
+    assert "stopping while waiting" in (tmp_path / "second").read_text()
+    assert "Traceback" not in (tmp_path / "second").read_text()
+    assert first.poll() is None
+
+
+def test_a_second_agent_that_syncs_once_exits(api: ApiServer, first: subprocess.Popen[bytes]) -> None:
     """With status 3 and the pid of the first, which is not affected."""
     before = saved()
-    flags = ["--master", api.url, "--hostname-override=node1", *(["--once"] if once else [])]
-    second = pykubeproxy("run", *flags)
-    assert second.returncode == 3
-    (line,) = second.stderr.splitlines()
+    flags = ["--master", api.url, "--hostname-override=node1", "--once"]
+    result = pykubeproxy("run", *flags)
+    assert result.returncode == 3
+    (line,) = result.stderr.splitlines()
     assert f"another pykubeproxy, process {first.pid} (" in line
     assert "stop it first" in line
     assert (saved(), first.poll()) == (before, None)

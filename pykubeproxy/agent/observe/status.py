@@ -114,6 +114,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     - `syncs`: the last syncs, oldest first
     - `repairs`: the last repairs of drift, oldest first
     - `unwatched`: objects whose watch fails, so that the rules do not follow their changes
+    - `waits_for`: another agent that manages the rules, until whose end this one does nothing; "" if there is none
+    - `waiting`: other agents that wait for the end of this one
     - `matching`: the number of Services that match the filter
     - `services`: the ports of these Services, at most `limit` Services
     - `busy`: a sync is running, so `services` is empty
@@ -136,6 +138,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     syncs: tuple[Sync, ...] = ()
     repairs: tuple[Repair, ...] = ()
     unwatched: tuple[Unwatched, ...] = ()
+    waits_for: str = ""
+    waiting: tuple[str, ...] = ()
     filter: Filter = Filter()
     matching: int = 0
     services: tuple[PortStatus, ...] = ()

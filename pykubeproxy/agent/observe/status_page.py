@@ -87,6 +87,8 @@ def _head(status: Status, title: str) -> Iterator[str]:
     )
     if text := status_text.unwatched(status):
         yield f'<p class="bad">{escape(text)}</p>'
+    if text := status_text.waiting(status):
+        yield f"<p>{escape(text)}</p>"
     if text := status_text.pending(status):
         yield f"<p>{escape(text)}</p>"
 

@@ -24,7 +24,10 @@ _T = TypeVar("_T")
 
 
 class StatusService:
-    """Collect the status of the agent. Any thread may call it. `put` sends a query to the loop's mailbox."""
+    """Collect the status of the agent. Any thread may call it.
+
+    `put` sends a query to the loop's mailbox. `waiting` returns the agents that wait for the end of this one.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class StatusService:
         put: Callable[[Query[Any]], None],
         watches: Iterable[Watch] = (),
         api_servers: Callable[[], ApiServers] = frozenset,
+        waiting: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._node_name = node_name
         self._families = families
@@ -41,6 +45,7 @@ class StatusService:
         self._put = put
         self._watches = tuple(watches)
         self._api_servers = api_servers
+        self._waiting = waiting
         self._started = time.time()
         self._lock = threading.Lock()
 
@@ -74,6 +79,7 @@ class StatusService:
                 for watch in self._watches
                 if (outage := watch.outage)
             ),
+            waiting=self._waiting(),
             filter=filter_,
             matching=services.matching if services else 0,
             services=services.ports if services else (),

@@ -12,6 +12,8 @@ QUARANTINED = "They are not served. Each is tried again when it changes, and onc
 
 def health(status: Status) -> str:
     """Return the health of the agent in one sentence."""
+    if status.waits_for:
+        return f"Waiting: another pykubeproxy, {status.waits_for}, manages the rules; this one takes over when it ends."
     if not status.alive:
         return "Not healthy: the reconcile loop hangs; the kubelet restarts the agent."
     contested = listed([family.family for family in status.families if family.contested])
@@ -50,6 +52,13 @@ def unwatched(status: Status) -> str:
     longest = min(status.unwatched, key=lambda unwatched: unwatched.since)
     since = duration(max(0.0, status.now - longest.since))
     return f"Watching {objects} has failed for {since}: {longest.reason}."
+
+
+def waiting(status: Status) -> str:
+    """Return which agents wait for the end of this one; "" if none does."""
+    return (
+        f"Waiting to take over when this agent ends: {'; '.join(status.waiting)}." if status.waiting else ""
+    )
 
 
 def pending(status: Status) -> str:

@@ -173,6 +173,10 @@ def test_the_largest_page_is_below_2_mb() -> None:
         ),
         ({"healthy": False, "node_eligible": False}, "load balancers should skip it"),
         ({"unwatched": (Unwatched("services", NOW - 99, "refused"),)}, "do not follow changes"),
+        (
+            {"healthy": False, "ready": False, "waits_for": "process 7 (x)"},
+            "process 7 (x), manages the rules",
+        ),
     ],
 )
 def test_each_kind_of_failure_has_a_sentence(fields: dict[str, object], words: str) -> None:
@@ -187,6 +191,14 @@ def test_failing_watches_are_shown() -> None:
     words = "Watching services, nodes has failed for 1 min 39 s: <refused>."
     assert words in html.unescape(seen(page))
     assert "<refused>" not in page
+
+
+def test_agents_that_wait_are_shown() -> None:
+    """Escaped, because their command lines are foreign text."""
+    page = status_page(status(waiting=("process 7 (<run>)", "in another container")))
+    words = "Waiting to take over when this agent ends: process 7 (<run>); in another container."
+    assert words in html.unescape(seen(page))
+    assert "<run>" not in page
 
 
 def test_drift_repairs_are_shown() -> None:
