@@ -89,6 +89,7 @@ def test_a_full_queue_of_the_holder_does_not_hide_it(inside: str) -> None:
     """Any user can fill it while the holder gets no CPU."""
     with holding() as first, contextlib.ExitStack() as stack:
         first.send_signal(signal.SIGSTOP)
+        os.waitpid(first.pid, os.WUNTRACED)
         with contextlib.suppress(BlockingIOError):
             for _ in range(1000):
                 client = stack.enter_context(socket.socket(socket.AF_UNIX))
