@@ -73,10 +73,7 @@ class _Standby:
         metrics = Metrics()
         health = health_pages(Health(Family, self._config.iptables.sync_period), metrics.health_served)
         pages = metrics_pages(metrics.page, self._config, self._flags, self._status)
-        if address := self._config.health_address:
-            self._listeners.open("health", address, health, "healthzBindAddress")
-        if address := self._config.metrics_address:
-            self._listeners.open("metrics", address, pages, "metricsBindAddress")
+        self._listeners.open(self._config, health, pages)
 
     def _status(self, filter_: Filter) -> Status:
         return Status(

@@ -202,6 +202,19 @@ def test_a_waiting_process_gets_the_lock_when_the_holder_is_killed(inside: str) 
         assert other.startswith((f"process {second.pid} (", f"process {third.pid} ("))
 
 
+def test_a_holder_in_another_container_is_awaited(inside: str) -> None:
+    """Processes of two pods see no pid of each other."""
+    with holding() as first:
+        container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", WAIT]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(container, text=True, **pipes) as other:
+            assert line(other) == "in another container"
+            time.sleep(0.2)
+            first.kill()
+            assert line(other) == "held"
+            other.communicate("\n")
+
+
 def test_the_holder_knows_who_waits(inside: str) -> None:
     """Not those that only asked who holds it, nor those that have ended; `close` ends the wait."""
     lock = InstanceLock()

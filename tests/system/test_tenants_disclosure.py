@@ -1,6 +1,7 @@
 """What clients on other hosts, and tenants through their Services, see of other tenants on the metrics address."""
 
 import json
+import socket
 import subprocess
 import sys
 import uuid
@@ -139,3 +140,12 @@ def test_commands_work_beside_a_metrics_address_of_the_node(pod: str, tmp_path: 
         assert is_kube_proxys(f"http://{NODE}:{METRICS}", "ip", "netns", "exec", pod)
         assert json.loads(command("status", "-o", "json").stdout)["matching"] == 2
         assert "10.244.0.5" in command("explain", "default/victim").stdout
+
+
+def test_a_taken_loopback_address_does_not_stop_the_agent(pod: str, tmp_path: Path) -> None:
+    """As for kube-proxy, the metrics address itself is all that bindAddressHardFail is about."""
+    flags = ("--metrics-bind-address", f"{NODE}:{METRICS}", "--bind-address-hard-fail")
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", METRICS)), agent(log, *flags):
+        assert is_kube_proxys(f"http://{NODE}:{METRICS}")
+        assert "bind failed, retrying server=metrics-loopback address=127.0.0.1:10249" in log.read_text()

@@ -6,7 +6,7 @@ import threading
 import structlog
 
 from pykubeproxy import http
-from pykubeproxy.config import Address
+from pykubeproxy.config import Address, Config
 from pykubeproxy.http.server import Server
 
 # The pause between two attempts to bind.
@@ -16,7 +16,11 @@ log = structlog.get_logger()
 
 
 class BindFailed(Exception):
-    """An address cannot be bound, and bindAddressHardFail is set; str() is a message for the operator."""
+    """The address of `server` cannot be bound, and bindAddressHardFail is set; str() is a message for the operator."""
+
+    def __init__(self, server: str, message: str) -> None:
+        super().__init__(message)
+        self.server = server
 
 
 class Listeners:
@@ -27,29 +31,37 @@ class Listeners:
         self._servers: list[Server] = []
         self._closing = threading.Event()
 
-    def open(
-        self, name: str, address: Address, page: http.Handler, setting: str, required: bool = True
-    ) -> None:
-        """Listen on the address that the configuration field `setting` names.
+    def open(self, config: Config, health: http.Handler, metrics: http.Handler) -> None:
+        """Serve the pages at the addresses of the configuration, and those of metrics on loopback too.
 
-        If the bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead if the address
-        is `required`.
+        If a bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead.
         """
-        server = Server(name)
-        self._servers.append(server)
-        if not (reason := _listen(server, address, page)):
-            return
-        if self._hard_fail and required:
-            raise BindFailed(f"cannot bind {address}: {reason}; stop the other process or set {setting}")
-        log.error("bind failed, retrying", server=name, address=str(address), reason=reason)
-        arguments = (name, server, address, page)
-        threading.Thread(target=self._retry, args=arguments, name=f"{name}-retry", daemon=True).start()
+        if config.health_address:
+            self._open("health", config.health_address, health, "healthzBindAddress")
+        if config.metrics_address:
+            self._open("metrics", config.metrics_address, metrics, "metricsBindAddress")
+            if local := _loopback_address(config.metrics_address):
+                self._open("metrics-loopback", local, metrics)
 
     def close(self) -> None:
         """Close all servers and end the retries."""
         self._closing.set()
         for server in self._servers:
             server.close()
+
+    def _open(self, name: str, address: Address, page: http.Handler, setting: str = "") -> None:
+        """Listen on one address; without a `setting`, the agent can do without it."""
+        server = Server(name)
+        self._servers.append(server)
+        if not (reason := _listen(server, address, page)):
+            return
+        if self._hard_fail and setting:
+            raise BindFailed(
+                name, f"cannot bind {address}: {reason}; stop the other process or set {setting}"
+            )
+        log.error("bind failed, retrying", server=name, address=str(address), reason=reason)
+        arguments = (name, server, address, page)
+        threading.Thread(target=self._retry, args=arguments, name=f"{name}-retry", daemon=True).start()
 
     def _retry(self, name: str, server: Server, address: Address, page: http.Handler) -> None:
         while not self._closing.wait(_RETRY_SECONDS):
@@ -58,7 +70,7 @@ class Listeners:
                 return
 
 
-def loopback_address(address: Address) -> Address | None:
+def _loopback_address(address: Address) -> Address | None:
     """Return where clients on this node reach the port of `address` over loopback, None if `address` serves them."""
     host = ipaddress.ip_address(address.host)
     return None if host.is_unspecified or host.is_loopback else Address("127.0.0.1", address.port)

@@ -12,7 +12,7 @@ from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, 
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.history import SyncHistory
 from pykubeproxy.agent.observe.latency import Latencies
-from pykubeproxy.agent.observe.listeners import BindFailed, Listeners, loopback_address
+from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import metrics_pages
@@ -82,19 +82,12 @@ class Observers:
         )
         health = health_pages(self.health, self.metrics.health_served)
         metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
-        for name, setting, address, page in (
-            ("health", "healthzBindAddress", config.health_address, health),
-            ("metrics", "metricsBindAddress", config.metrics_address, metrics),
-        ):
-            try:
-                if address:
-                    self._listeners.open(name, address, page, setting)
-            except BindFailed as error:
-                self.recorder.record(events.bind_failed(self._node_name, name, str(error)))
-                self.close()
-                raise
-        if config.metrics_address and (local := loopback_address(config.metrics_address)):
-            self._listeners.open("metrics-loopback", local, metrics, "metricsBindAddress", required=False)
+        try:
+            self._listeners.open(config, health, metrics)
+        except BindFailed as error:
+            self.recorder.record(events.bind_failed(self._node_name, error.server, str(error)))
+            self.close()
+            raise
         self.recorder.record(events.starting(self._node_name))
 
     def progress(self) -> None:
