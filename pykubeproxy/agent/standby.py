@@ -24,9 +24,10 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
     """Return the instance lock once no other agent holds it.
 
     Meanwhile, serve the health and metrics addresses as far as they are free: alive but not ready. SIGTERM and SIGINT
-    raise SystemExit with status 0.
+    raise SystemExit with status 0, until the caller sets other handlers.
     """
-    handlers = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     standby, begun = _Standby(config, node_name, flags), time.monotonic()
     try:
         lock = InstanceLock.when_free(standby.waits_for)
@@ -37,8 +38,6 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
         log.info("stopping while waiting for another agent")
         raise
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         standby.close()
 
 

@@ -98,10 +98,9 @@ def test_a_waiting_agent_ends_at_once(
 ) -> None:
     """With status 0, and without bindAddressHardFail's check of addresses that the first one has."""
     with second(api, tmp_path / "second", "--bind-address-hard-fail") as process:
-        time.sleep(0.5)
-        assert process.poll() is None
+        eventually(lambda: "waiting for another agent" in (tmp_path / "second").read_text())
         process.send_signal(number)
-        assert process.wait(1) == 0
+        assert process.wait(2) == 0
     assert "stopping while waiting" in (tmp_path / "second").read_text()
     assert "Traceback" not in (tmp_path / "second").read_text()
     assert first.poll() is None
