@@ -10,7 +10,7 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.rules.tree import Branch, Prefix, Tree, build_tree
+from pykubeproxy.rules.tree import Area, Branch, Tree, build_tree
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -83,18 +83,21 @@ def _tree(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
     )
 
 
-def _address_branch(prefix: Prefix) -> Branch:
+def _address_branch(area: Area) -> Branch:
+    prefix = area.prefix
     network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
     network = str(network_of((prefix.bits, prefix.length)))
-    name = names.branch_chain(f"{names.SERVICES} {network}")
+    name = names.branch_chain(f"{names.SERVICES} {network}{area.suffix}")
     return Branch(name, rule(destination=network, target=name), rule(comment=f"services at {network}"))
 
 
-def _port_branch(protocol: str) -> Callable[[Prefix], Branch]:
-    def branch(prefix: Prefix) -> Branch:
-        name = names.branch_chain(f"{names.NODEPORTS} {protocol} {prefix.bits}-{prefix.last}")
+def _port_branch(protocol: str) -> Callable[[Area], Branch]:
+    def branch(area: Area) -> Branch:
+        prefix = area.prefix
+        between = f"{prefix.bits}-{prefix.last}"
+        name = names.branch_chain(f"{names.NODEPORTS} {protocol} {between}{area.suffix}")
         ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
-        note = rule(comment=f"{protocol} node ports {prefix.bits}-{prefix.last}")
+        note = rule(comment=f"{protocol} node ports {between}")
         return Branch(name, rule(ports, protocol=protocol, target=name), note)
 
     return branch

@@ -1,17 +1,28 @@
-"""Arrange rules in a dispatch tree: each level branches on four bits of a number, which is an address or a port.
+"""Arrange rules in a dispatch tree, in which a packet finds the rules of its number: an address or a port.
 
-In a flat chain, a packet visits all rules before its own. In the tree it visits at most sixteen rules on each level.
-The shape depends only on the set of numbers, and a branch is named by its prefix. So a new or removed entry usually
-changes one leaf. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
+In a flat chain, a packet visits all rules before its own. In the tree it visits at most about sixteen rules on each
+level, and there are at most `LEVELS` levels.
+
+Usually a level branches on four bits of the number. Numbers with ever longer common prefixes would need a level for each
+of them. Then a level branches by count: on prefixes of any length that share the numbers out evenly. The prefix of one
+chain may contain that of another: the longer prefix comes first, and the chain of the shorter one has a hole there.
+
+The shape depends only on the set of numbers. A chain's name tells its numbers and how many levels are below it. So a new
+or removed entry usually changes one leaf, and if only some chains of a new tree are written, a packet still finds every
+number, and the levels are no more. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Rules = tuple[str, ...]
 
-# The maximum of numbers in a chain without branches.
+# The maximum of numbers in a chain without branches, and of rules of one number among those of others.
 LEAF = 16
+# The maximum of levels below the root. nftables rejects more than 15 jumps: 13 remain with 7 around the tree, from
+# PREROUTING to KUBE-MARK-MASQ.
+LEVELS = 6
 _STEP = 4  # bits
 
 
@@ -26,6 +37,20 @@ class Prefix(NamedTuple):
     def last(self) -> int:
         """Return the greatest number with this prefix."""
         return self.bits | ((1 << (self.width - self.length)) - 1)
+
+
+class Area(NamedTuple):
+    """What a chain decides: numbers with a prefix, except those in holes, with `levels` levels below the chain."""
+
+    prefix: Prefix
+    holes: tuple[Prefix, ...]
+    levels: int
+
+    @property
+    def suffix(self) -> str:
+        """Return what distinguishes this chain from others of its prefix; "" for a leaf without holes."""
+        holes = "".join(f" -{hole.bits:x}/{hole.length}" for hole in sorted(self.holes))
+        return holes + (f" {self.levels}" if self.levels else "")
 
 
 class Tree(NamedTuple):
@@ -46,53 +71,118 @@ class Branch(NamedTuple):
     note: str
 
 
-def build_tree(entries: Mapping[int, Rules], width: int, branch: Callable[[Prefix], Branch]) -> Tree:
+def build_tree(entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch]) -> Tree:
     """Arrange the rules of each number in a tree.
 
-    `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for a prefix.
+    `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for an area.
     """
-    chains: list[tuple[str, Rules]] = []
-    root = tuple(_rules(entries, sorted(entries), 0, width, branch, chains))
-    return Tree(root, tuple(chains))
+    builder = _Builder(entries, width, branch)
+    root, _ = builder.rules(sorted(entries), (), LEVELS)
+    return Tree(root, tuple(builder.chains))
 
 
-def _rules(
-    entries: Mapping[int, Rules],
-    numbers: Sequence[int],
-    depth: int,
-    width: int,
-    branch: Callable[[Prefix], Branch],
-    chains: list[tuple[str, Rules]],
-) -> Iterator[str]:
-    """Yield the rules for sorted numbers that share their first `depth` bits; add chains below to `chains`."""
-    if len(numbers) <= LEAF:
-        for number in numbers:
-            yield from entries[number]
-        return
-    depth = _shared_bits(numbers[0], numbers[-1], depth, width) + _STEP
-    for group in _runs(numbers, width - depth):
-        if len(group) == 1:
-            # A branch costs as much as the entry itself.
-            yield from entries[group[0]]
-            continue
-        prefix = Prefix(group[0] >> (width - depth) << (width - depth), depth, width)
-        child = branch(prefix)
-        below = tuple(_rules(entries, group, depth, width, branch, chains))
-        chains.append((child.name, (*below, child.note)))
-        yield child.jump
+class _Part(NamedTuple):
+    """Numbers that share a prefix, and the holes in it."""
+
+    prefix: Prefix
+    numbers: Sequence[int]
+    holes: tuple[Prefix, ...] = ()
 
 
-def _shared_bits(first: int, last: int, depth: int, width: int) -> int:
-    """Return how many leading bits two numbers share, in whole steps."""
-    while first >> (width - depth - _STEP) == last >> (width - depth - _STEP):
-        depth += _STEP
-    return depth
+class _Builder:
+    def __init__(self, entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch]) -> None:
+        self.chains: list[tuple[str, Rules]] = []
+        self._entries = entries
+        self._width = width
+        self._branch = branch
+
+    def rules(
+        self, numbers: Sequence[int], holes: tuple[Prefix, ...], levels: int, by_digit: bool = False
+    ) -> tuple[Rules, int]:
+        """Return the rules for sorted numbers, and how many levels of chains they need; at most `levels`."""
+        if len(numbers) == 1 or not levels:
+            return tuple(rule for number in numbers for rule in self._entries[number]), 0
+        # Below a level by digits, digits need one level less each time.
+        by_digit = by_digit or _digits(numbers) < levels
+        if len(numbers) <= LEAF:
+            parts: Iterator[_Part] = (
+                _Part(Prefix(number, self._width, self._width), (number,)) for number in numbers
+            )
+        else:
+            parts = (_by_digit if by_digit else _by_count)(numbers, holes, self._width)
+        rules: list[str] = []
+        needed = 0
+        for part in parts:
+            if len(part.numbers) == 1 and len(self._entries[part.numbers[0]]) <= LEAF:
+                # A branch costs as much as the entry itself.
+                rules += self._entries[part.numbers[0]]
+                continue
+            below, levels_below = self.rules(part.numbers, part.holes, levels - 1, by_digit)
+            child = self._branch(Area(part.prefix, part.holes, levels_below))
+            self.chains.append((child.name, (*below, child.note)))
+            rules.append(child.jump)
+            needed = max(needed, levels_below + 1)
+        return tuple(rules), needed
 
 
-def _runs(numbers: Sequence[int], shift: int) -> Iterator[Sequence[int]]:
-    """Yield runs of sorted numbers that differ only in their last `shift` bits."""
+def _digits(numbers: Sequence[int]) -> int:
+    """Return how many levels by digits these sorted numbers need at most.
+
+    A level divides more numbers than a leaf holds, so two of them that are so far apart differ first in its digit.
+    """
+    return len({((a ^ b).bit_length() - 1) // _STEP for a, b in zip(numbers, numbers[LEAF:], strict=False)})
+
+
+def _by_digit(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_Part]:
+    """Divide sorted numbers by the first digit of four bits in which they differ."""
+    length = _shared(numbers, width).length // _STEP * _STEP + _STEP
+    shift = width - length
     start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] >> shift != numbers[start] >> shift:
-            yield numbers[start:i]
-            start = i
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] >> shift != numbers[start] >> shift:
+            prefix = Prefix(numbers[start] >> shift << shift, length, width)
+            yield _Part(prefix, numbers[start:end], _inside(prefix, holes))
+            start = end
+
+
+def _by_count(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_Part]:
+    """Divide sorted numbers into at most 17 parts of an eighth at most, rounded up to a power of two.
+
+    Of the binary tree of all prefixes, cut off each smallest subtree with more than half an eighth, from below.
+    """
+    least = max(LEAF, (1 << (len(numbers) - 1).bit_length()) // 8, 2) // 2
+    parts: list[_Part] = []
+
+    def cut(numbers: Sequence[int], enough: int = least) -> tuple[Sequence[int], tuple[Prefix, ...]]:
+        """Return the numbers that no part has taken, and the prefixes of the parts."""
+        left = numbers
+        taken: tuple[Prefix, ...] = ()
+        prefix = _shared(numbers, width)
+        if len(numbers) > least:
+            (low, taken_low), (high, taken_high) = map(cut, _halves(numbers))
+            left, taken = [*low, *high], (*taken_low, *taken_high)
+        if len(left) <= enough:
+            return left, taken
+        parts.append(_Part(prefix, left, (*taken, *_inside(prefix, holes))))
+        return (), (prefix,)
+
+    for half in _halves(numbers):
+        cut(half, enough=0)
+    return iter(parts)
+
+
+def _shared(numbers: Sequence[int], width: int) -> Prefix:
+    """Return the longest prefix that sorted numbers share."""
+    differing = (numbers[0] ^ numbers[-1]).bit_length()
+    return Prefix(numbers[0] >> differing << differing, width - differing, width)
+
+
+def _halves(numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Divide sorted numbers by the first bit in which they differ."""
+    differing = (numbers[0] ^ numbers[-1]).bit_length() - 1
+    middle = bisect_left(numbers, numbers[-1] >> differing << differing)
+    return numbers[:middle], numbers[middle:]
+
+
+def _inside(prefix: Prefix, holes: tuple[Prefix, ...]) -> tuple[Prefix, ...]:
+    return tuple(hole for hole in holes if prefix.bits <= hole.bits <= prefix.last)

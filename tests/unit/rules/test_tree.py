@@ -1,21 +1,32 @@
 """The dispatch tree: each number finds its rules in few steps, and changes stay local."""
 
-from hypothesis import given
+from ipaddress import IPv4Address, IPv6Address
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.rules.tree import LEAF, Branch, Prefix, Tree, build_tree
+from pykubeproxy.config import Dispatch
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.dispatch import shared_chain
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.skeleton import NAT_NODEPORTS, NAT_SERVICES
+from pykubeproxy.rules.text import host, rule
+from pykubeproxy.rules.tree import LEAF, LEVELS, Area, Branch, Tree, build_tree
+from tests.hostile import nested
+from tests.packet_model import Packet, Walker
 
 WIDTH = 16
 numbers = st.sets(st.one_of(st.integers(0, 2**WIDTH - 1), st.integers(30000, 30300)), max_size=200)
 
 
-def branch(prefix: Prefix) -> Branch:
-    name = f"{prefix.bits}/{prefix.length}"
+def branch(area: Area) -> Branch:
+    prefix = area.prefix
+    name = f"{prefix.bits:x}/{prefix.length}{area.suffix}".replace(" ", "_")
     return Branch(name, f"from {prefix.bits} to {prefix.last} go {name}", f"note {name}")
 
 
-def grown(of: set[int]) -> Tree:
-    return build_tree({number: (f"take {number}",) for number in of}, WIDTH, branch)
+def grown(of: set[int], width: int = WIDTH) -> Tree:
+    return build_tree({number: (f"take {number}",) for number in of}, width, branch)
 
 
 def met(tree: Tree, number: int) -> list[str]:
@@ -24,10 +35,10 @@ def met(tree: Tree, number: int) -> list[str]:
 
     def walk(rules: tuple[str, ...]) -> list[str]:
         seen: list[str] = []
-        for rule in rules:
-            seen.append(rule)
-            words = rule.split()
-            if rule == f"take {number}":
+        for text in rules:
+            seen.append(text)
+            words = text.split()
+            if text == f"take {number}":
                 return seen
             if words[0] == "from" and int(words[1]) <= number <= int(words[3]):
                 seen += walk(chains[words[5]])
@@ -36,6 +47,14 @@ def met(tree: Tree, number: int) -> list[str]:
         return seen
 
     return walk(tree.root)
+
+
+def levels(tree: Tree, rules: tuple[str, ...] | None = None) -> int:
+    """The most jumps on any path."""
+    chains = dict(tree.chains)
+    texts = tree.root if rules is None else rules
+    targets = [text.split()[5] for text in texts if text.startswith("from")]
+    return max((1 + levels(tree, chains[target]) for target in targets), default=0)
 
 
 @given(numbers, st.integers(0, 2**WIDTH - 1))
@@ -54,6 +73,141 @@ def test_number_of_visited_rules_is_bounded(present: set[int]) -> None:
     tree = grown(present)
     for number in present:
         assert len(met(tree, number)) <= 16 * (WIDTH // 4) + LEAF
+
+
+def hostile(width: int) -> st.SearchStrategy[set[int]]:
+    """Mixtures of nested prefixes, dense runs, equal distances and random numbers, close to few places."""
+    size = 1 << width
+    places = st.sampled_from([0, size - 1, size // 3, 0xFD00 << width - 16, 0xFD01 << width - 16])
+    return st.lists(
+        st.one_of(
+            st.builds(nested, places, st.just(width), st.sampled_from([1, 2, 4]), st.integers(1, 40)),
+            st.builds(
+                lambda place, count: {(place + n) % size for n in range(count)}, places, st.integers(0, 400)
+            ),
+            st.builds(lambda shift: {(n << shift) % size for n in range(300)}, st.integers(0, width - 1)),
+            st.sets(st.integers(0, size - 1), max_size=100),
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(lambda sets: set().union(*sets))
+
+
+widths = st.sampled_from([16, 32, 128])
+
+
+@settings(max_examples=300)
+@given(widths.flatmap(lambda width: st.tuples(st.just(width), hostile(width))))
+def test_hostile_numbers_make_no_deep_tree_and_no_long_path(made: tuple[int, set[int]]) -> None:
+    """Whatever the numbers are, the levels are limited, and each number visits few rules on each of them."""
+    width, present = made
+    tree = grown(present, width)
+    assert levels(tree) <= LEVELS
+    for number in present:
+        path = met(tree, number)
+        assert path[-1] == f"take {number}"
+        assert len(path) <= 17 * LEVELS
+    # As many rules as numbers and chains: no number is in two chains.
+    assert sum(map(len, [tree.root, *(rules for _, rules in tree.chains)])) == len(present) + 2 * len(
+        tree.chains
+    )
+
+
+@settings(max_examples=200)
+@given(widths.flatmap(lambda width: st.tuples(st.just(width), hostile(width), hostile(width))))
+def test_any_mixture_of_two_trees_finds_every_number(made: tuple[int, set[int], set[int]]) -> None:
+    """While a new tree is written chain by chain, each packet finds the numbers that stay, within the levels."""
+    width, first, second = made
+    common = {*sorted(first)[::2]}
+    old, new = grown(common | first, width), grown(common | second, width)
+    stay = sorted(common)[:: max(1, len(common) // 50)]
+    chains = {**dict(old.chains), **dict(new.chains)}
+    for root in (old.root, new.root):
+        mixture = Tree(root, tuple(chains.items()))
+        assert levels(mixture) <= LEVELS
+        assert all(met(mixture, number)[-1] == f"take {number}" for number in stay)
+
+
+def rules_of(key: ChainKey, width: int, present: list[int]) -> tuple[str, ...]:
+    """Entries of up to three ports or protocols for each number; some are for the same port."""
+    texts = []
+    for index, number in enumerate(present):
+        for port in (80, 81, 80)[: index % 4 or 1]:
+            target = f"KUBE-SVC-{len(texts) % 97}"
+            if key == NAT_SERVICES:
+                address = str((IPv4Address if width == 32 else IPv6Address)(number))
+                text = rule(
+                    f"-m tcp --dport {port}", destination=host(address), protocol="tcp", target=target
+                )
+            else:
+                protocol = "udp" if port == 81 else "tcp"
+                text = rule(f"-m {protocol} --dport {number}", protocol=protocol, target=target)
+            texts.append(text)
+    return tuple(texts)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([(NAT_SERVICES, 32), (NAT_SERVICES, 128), (NAT_NODEPORTS, 16)]).flatmap(
+        lambda kind: st.tuples(st.just(kind), hostile(kind[1]))
+    )
+)
+def test_a_packet_finds_the_same_rule_as_in_a_flat_chain(
+    made: tuple[tuple[ChainKey, int], set[int]],
+) -> None:
+    """Of several rules for one address and port, it is the first; other ports and addresses find none."""
+    (key, width), present = made
+    rules = rules_of(key, width, sorted(present))
+    own = {
+        ChainKey("nat", f"KUBE-SVC-{n}"): (f"-p tcp -j DNAT --to-destination 10.0.0.1:{n}",)
+        for n in range(97)
+    }
+    family = Family.IPV6 if width == 128 else Family.IPV4
+    walkers = []
+    for dispatch in (Dispatch.FLAT, Dispatch.TREE):
+        shared = shared_chain(key, [((key, rules),)], (), dispatch)
+        branches = {ChainKey("nat", name): texts for name, texts in shared.chains}
+        walkers.append(Walker(Ruleset(family, {**own, **branches, key: shared.root})))
+    some = sorted(present)[:: len(present) // 5 + 1]
+    for number in {near for it in some for near in (it, it ^ 1)}:
+        address = str((IPv6Address if width == 128 else IPv4Address)(number))
+        for port in (80, 82) if key == NAT_SERVICES else (number,):
+            for protocol in ("tcp", "udp"):
+                packet = Packet("192.0.2.9" if width < 128 else "2001:db8::9", address, protocol, port)
+                flat, found = (walker.walk(packet, *key) for walker in walkers)
+                assert found == flat
+
+
+def test_a_chain_that_moves_up_and_grows_deeper_has_another_name() -> None:
+    """Else the levels above its old place and those below its new one would add up during an update."""
+    base = 0x20010DB8 << 96
+
+    def spine(digits: range) -> set[int]:
+        return {base ^ (1 << (124 - 4 * digit)) ^ n for digit in digits for n in range(16)} | {base, base + 1}
+
+    old, new = grown(spine(range(5)), 128), grown(spine(range(4, 9)), 128)
+    assert (levels(old), levels(new)) == (5, 5)
+    assert levels(Tree(old.root, (*old.chains, *new.chains))) == 5
+
+
+def test_numbers_elsewhere_do_not_lengthen_a_path() -> None:
+    """Nor do nested prefixes around the number itself."""
+    width, own = 128, 0xFD00_0010_0096 << 80
+    usual = {own + n for n in range(1000)}
+    victim = own + 500
+    before = len(met(grown(usual, width), victim))
+    for base in (0x20010DB8 << 96, own, victim):
+        for copies in (7, 16):
+            attacked = grown(usual | nested(base, width, 4, copies), width)
+            assert len(met(attacked, victim)) <= before + 20
+
+
+def test_number_with_many_rules_has_a_chain_of_its_own() -> None:
+    """Other numbers of the leaf do not visit them."""
+    entries = {number: (f"take {number}",) for number in range(5)}
+    entries[2] = tuple(f"port {n}" for n in range(1000))
+    made = build_tree(entries, WIDTH, branch)
+    assert (len(made.root), [len(rules) for _, rules in made.chains]) == (5, [1001])
 
 
 def test_evenly_spread_numbers_need_few_visits() -> None:

@@ -1,0 +1,133 @@
+"""Trees of addresses that another tenant chose: the kernel takes them, and packets find their way."""
+
+import uuid
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.config import load
+from pykubeproxy.inspect.trace.model import trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol, Service, Updated
+from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.services.cluster import Cluster
+from tests.hostile import nested_addresses
+from tests.kernel.node_network import CLIENT, PODS, NodeNetwork, PacketSpec, send_all
+from tests.objects import service, slice_of
+
+pytestmark = pytest.mark.root
+
+VICTIM = {Family.IPV4: "10.96.9.9", Family.IPV6: "fd00:10:96::909"}
+# Spread over all digits: a tree by digits would have a level for each.
+NESTED = {family: nested_addresses(address, copies=16) for family, address in VICTIM.items()}
+NODE_PORTS = sorted({30000 ^ (1 << bit) ^ n for bit in range(14) for n in range(20)} - {0})
+
+
+def victims(family: Family) -> Iterator[Service]:
+    base = ip_address(VICTIM[family])
+    for n in range(250):
+        yield service(f"v{n}", cluster_ip=str(base + n))
+
+
+def hostile(family: Family) -> list[Service]:
+    """Services with nested addresses and node ports, and one whose packets pass as many chains as possible."""
+    base = ip_address(VICTIM[family])
+    source = "2001:db8::/32" if family is Family.IPV6 else "203.0.113.0/24"
+    ports = tuple(Port(f"p{port}", Protocol.TCP, port, port) for port in NODE_PORTS)
+    return [
+        service("nested", cluster_ip=str(base + 251), external_ips=NESTED[family][1::2]),
+        service("numbers", cluster_ip=str(base + 252), type="NodePort", ports=ports),
+        service(
+            "deep",
+            cluster_ip=str(base + 253),
+            type="LoadBalancer",
+            load_balancer_ips=NESTED[family][::2],
+            source_ranges=(source,),
+        ),
+    ]
+
+
+def cluster_of(family: Family) -> Cluster:
+    cluster = Cluster()
+    services = (*victims(family), *hostile(family))
+    pod1, pod2 = PODS["pod1"][family], PODS["pod2"][family]
+    many = [str(ip_address(pod2) + n) for n in range(20, 200)]
+    endpoints = {"deep": many, "nested": [pod2], "numbers": [pod2]}
+    cluster.apply(Listed(Kind.SERVICE, services))
+    slices = (slice_of(*endpoints.get(it.name, [pod1]), service=it.name) for it in services)
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
+    return cluster
+
+
+def context(family: Family, dispatch: str = "auto") -> RuleContext:
+    config = load(None, {"dispatch": dispatch}).config
+    return rule_context(config, "node1", None, KernelFacts(nfacct=False), family)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[NodeNetwork]:
+    with NodeNetwork(f"x{uuid.uuid4().hex[:8]}") as built:
+        yield built
+
+
+@pytest.fixture
+def tables(network: NodeNetwork, backend: Backend, family: Family, tmp_path: Path) -> Iterator[Iptables]:
+    """The node's tables in one backend, without ours afterwards."""
+    runner = Runner(
+        ("ip", "netns", "exec", network.places["node"].name), {"XTABLES_LOCKFILE": str(tmp_path / "lock")}
+    )
+    opened = open_iptables(backend, family, runner)
+    yield opened
+    for table in ("nat", "filter", "mangle"):
+        runner.run((opened.tools.restore,), f"*{table}\nCOMMIT\n")
+    runner.run(("conntrack", "-F"))
+
+
+def test_packets_find_victims_and_nested_addresses(
+    network: NodeNetwork, tables: Iptables, backend: Backend, family: Family
+) -> None:
+    """Real packets reach their endpoints, and trace visits few rules."""
+    FamilyTables(tables, 200 if backend is Backend.NFT else None).sync(
+        cluster_of(family), (), context(family)
+    )
+    own = [it.cluster_ips[0] for it in victims(family)]
+    # Some nested addresses are cluster IPs of victims, which keep their packets.
+    nested = [address for address in NESTED[family][1::2] if address not in own]
+    client = CLIENT[family]
+    packets = {PacketSpec("client", client, to, 80, "tcp"): False for to in (*own[::10], *nested)}
+    results = send_all(network, packets)
+    assert {packet.destination: result.split()[0] for packet, result in results.items()} == {
+        **dict.fromkeys(own[::10], "pod1"),
+        **dict.fromkeys(nested, "pod2"),
+    }
+    ruleset = tables.save()
+    deep = NESTED[family][::2][0]
+    for to, count in ((VICTIM[family], 1), (nested[-1], 1), (deep, 180)):
+        trace = trace_packet(ruleset, Packet("tcp", client, to, 80), Host(frozenset()))
+        assert len(trace.endpoints) == count
+        way = [step.chain for step in trace.steps if step.table == "nat" and step.matched]
+        assert len(way) <= 14 or count > 1
+
+
+def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, backend: Backend) -> None:
+    """Each block may hold only some chains of the new tree."""
+    family = iptables.family
+    synced = FamilyTables(iptables, 5 if backend is Backend.NFT else None)
+    cluster = cluster_of(family)
+    base = ip_address(VICTIM[family])
+    ends = (str(base), str(base + 200), str(type(base)(int(base) // 3)))
+    for near in ends:
+        for step, copies in ((4, 17), (1, 3), (4, 1)):
+            changed = service(
+                "nested", cluster_ip=str(base + 251), external_ips=nested_addresses(near, step, copies)
+            )
+            report = synced.sync(cluster, cluster.apply(Updated(changed)), context(family, "tree"))
+            assert not report.quarantined
+    fresh = FamilyTables(iptables, None)
+    assert not fresh.sync(cluster, (), context(family, "tree")).wrote
+    assert iptables.has_chain(skeleton.NAT_SERVICES)
