@@ -219,7 +219,7 @@ class Agent:
         if self._clock() - self._last_resync >= MAX_PERIOD:
             self._last_resync = self._clock()
             for family in self._families:
-                family.tables.require_resync()
+                family.tables.retry_tree()
         changed, self._changed = self._changed, set()
         results = [
             self._note_sync(family, family.sync(self._cluster, changed, self._node, self._api_servers))

@@ -15,6 +15,7 @@ from pykubeproxy.agent.observe.status_text import (
     kind_of,
     pending,
     quarantine_reason,
+    rejected_trees,
     typical,
     unwatched,
     waiting,
@@ -84,6 +85,8 @@ def _lines(agent: Status) -> Iterator[str]:
             f"{family.family:<8}{click.style(f'{state:<18}', fg=shade)}{family.services:>9}"
             f"{family.endpoints:>11}{sum(family.rules.values()):>9}  {updated}"
         )
+    for text in rejected_trees(agent):
+        yield from _wrapped(text, "red")
     yield from _quarantined(agent)
     yield from _repairs(agent)
     for name, reason in agent.unavailable_families.items():

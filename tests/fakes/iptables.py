@@ -28,6 +28,8 @@ MATCHES = {
 }
 _COMMAND = re.compile(r"(?:\[\d+:\d+\] )?-([ADFINX])(?: (\S+))?(?: (.+))?$")
 _CHAIN = re.compile(r":(\S+) (\S+)(?: \[\d+:\d+\])?$")
+# NFT_JUMP_STACK_SIZE, less the built-in chain.
+_NFT_JUMPS = 15
 _COMMENT = re.compile(r'--comment (?:"(?:[^"\\]|\\.)*"|\S+)')
 
 Chains = dict[str, tuple[str, ...]]
@@ -191,9 +193,23 @@ class _Block:
         """Check at COMMIT what the kernel checks then."""
         for at, line in self._read:
             self._carry_out(at, line)
+        if self._nft and self._read and self._jumps() > _NFT_JUMPS:
+            self._refused.append(Rejected(*self._read[-1], "RULE_APPEND failed (Too many links)", 4))
         if self._refused:
             first = self._refused[0]
             raise first if self._nft else Rejected(number, "COMMIT", "the kernel rejected the block", 1)
+
+    def _jumps(self) -> int:
+        """Return the longest sequence of jumps from a built-in chain."""
+        jumps: dict[str, int] = {}
+
+        def below(chain: str) -> int:
+            if chain not in jumps:
+                targets = {rule.rpartition("-j ")[2] for rule in self.chains[chain]}
+                jumps[chain] = max((1 + below(it) for it in targets if it in self.chains), default=0)
+            return jumps[chain]
+
+        return max(map(below, BUILT_IN[self.table]))
 
     def _change(self, number: int, line: str, command: str, chain: str, rest: str) -> None:
         position = 0

@@ -1,10 +1,11 @@
 """The iptables fake behaves like real iptables on random input."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from pykubeproxy.kernel import Iptables, Rejected, Tables
+from pykubeproxy.kernel import Backend, Iptables, Rejected, Tables
 from tests.fakes.iptables import FakeIptables
 
 NAMES = ["AAA", "BBB", "CCC", "DDD"]
@@ -62,3 +63,16 @@ def test_fake_and_real_iptables_agree(iptables: Iptables, seed: int) -> None:
         assert fake.save() == iptables.save(), text
         taken += not expected
     assert 10 < taken < 55
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("jumps", [15, 16])
+def test_fake_and_real_iptables_reject_the_same_number_of_jumps(iptables: Iptables, jumps: int) -> None:
+    """nftables accepts at most 15 in a row; legacy has no limit."""
+    chains = [f"C{n}" for n in range(1, jumps + 1)]
+    lines = [*(f":{name} - [0:0]" for name in chains), f"-A OUTPUT -j {chains[0]}"]
+    lines += [f"-A {name} -j {to}" for name, to in pairwise(chains)]
+    text = "*nat\n" + "\n".join(lines) + "\nCOMMIT\n"
+    expected = outcome(iptables, text)
+    assert outcome(FakeIptables(iptables.backend, iptables.family), text) == expected
+    assert bool(expected) == (jumps > 15 and iptables.backend is Backend.NFT)

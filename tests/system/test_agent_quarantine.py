@@ -1,4 +1,4 @@
-"""An agent with a service whose rules the kernel rejects."""
+"""An agent with a service, or a dispatch tree, whose rules the kernel rejects."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.agent.observe.status import decode
-from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from pykubeproxy.rules.dispatch import TREE_ABOVE
 from pykubeproxy.sources import Client
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
@@ -22,11 +23,14 @@ pytestmark = pytest.mark.root
 GAUGE = 'pykubeproxy_services_quarantined{{ip_family="IPv4"}} {}'
 
 
-def rejecting_environment(folder: Path, backend: str) -> dict[str, str]:
-    """Return an environment in which the rules of service bad use a counter that does not exist."""
+BAD_SERVICE = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
+BRANCHES = "s/ -m comment --comment .services at / -m nfacct --nfacct-name nobody&/"
+
+
+def rejecting_environment(folder: Path, backend: str, sed_script: str = BAD_SERVICE) -> dict[str, str]:
+    """Return an environment in which some rules use a counter that does not exist, until a file `well` is there."""
     name = f"iptables-{backend}-restore"
     real = shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-    sed_script = "/default.bad cluster IP/s/ -m tcp / -m tcp -m nfacct --nfacct-name nobody /"
     script = f'#!/bin/sh\n[ -e {folder}/well ] && exec {real} "$@"\nsed \'{sed_script}\' | {real} "$@"\n'
     (folder / "tools").mkdir()
     (folder / "tools" / name).write_text(script)
@@ -83,3 +87,40 @@ def test_a_rejected_service_is_quarantined_and_released(backend: str, tmp_path: 
             assert "-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp" in "\n".join(saved(f"iptables-{backend}-save"))
             assert "service released from quarantine" in log.read_text()
             assert "quarantined" not in fetch(METRICS, "/statusz", accept="text/html").body.lower()
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_a_rejected_dispatch_tree_is_replaced_by_a_flat_chain(backend: str, tmp_path: Path) -> None:
+    """All Services are served; log, metric, status and page say so. A restart tries the tree again."""
+    flags = ("--hostname-override=node1", f"--iptables-backend={backend}")
+    log = tmp_path / "agent.log"
+    environment = rejecting_environment(tmp_path, backend, BRANCHES)
+    gauge = 'pykubeproxy_dispatch_tree_rejected{{ip_family="IPv4"}} {}'
+    sentence = (
+        "IPv4 uses a flat chain. iptables rejects the dispatch tree, which is tried again once an hour:"
+    )
+
+    def rules() -> list[str]:
+        return [line for line in saved(f"iptables-{backend}-save") if line.startswith("-A KUBE-SERVICES -d")]
+
+    with inside_a_namespace(), server() as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        for number in range(1, TREE_ABOVE + 20):
+            api.store.create(service(f"s{number}", clusterIP=f"10.96.0.{number}"))
+            api.store.create(slice_of(f"s{number}", f"10.244.0.{number}"))
+        with running(log, *flags, "--master", api.url, environment=environment):
+            eventually(lambda: answers(METRICS, "/healthz", 200))
+            eventually(lambda: gauge.format("1.0") in fetch(METRICS, "/metrics").body)
+            assert sum("cluster IP" in rule for rule in rules()) == TREE_ABOVE + 19
+            assert sentence in command("status")
+            assert sentence in " ".join(fetch(METRICS, "/statusz", accept="text/html").body.split())
+            api.store.delete(SERVICES, "default", "s7")
+            eventually(lambda: sum("cluster IP" in rule for rule in rules()) == TREE_ABOVE + 18)
+            assert log.read_text().count("dispatch tree rejected, using a flat chain") == 1
+            assert "service quarantined" not in log.read_text()
+        (tmp_path / "well").touch()
+        with running(log, *flags, "--master", api.url, environment=environment):
+            eventually(lambda: answers(METRICS, "/healthz", 200))
+            eventually(lambda: len(rules()) < 20)
+            eventually(lambda: gauge.format("0.0") in fetch(METRICS, "/metrics").body)
+            assert sentence not in command("status")

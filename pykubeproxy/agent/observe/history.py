@@ -34,6 +34,7 @@ class SyncHistory:
             endpoints=report.endpoints,
             rules=report.rules,
             quarantined=report.quarantined,
+            rejected_tree=report.rejected_tree,
         )
         self._last = {**self._last, report.family: status}
 

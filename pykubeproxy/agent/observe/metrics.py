@@ -137,6 +137,10 @@ class Metrics:
         self._contested = gauge(
             "drift_contested", "1 while another program keeps undoing drift repairs, else 0"
         )
+        self._rejected_tree = gauge(
+            "dispatch_tree_rejected",
+            "1 while a flat chain replaces a dispatch tree that iptables rejects, else 0",
+        )
         self._dropped_lines: Callable[[], int] = lambda: 0
         self.registry.register(_DroppedLines(lambda: self._dropped_lines()))
         self.registry.register(_PacketCounters(read_counter or _packets))
@@ -182,6 +186,7 @@ class Metrics:
             self._rules_last.labels(table, family).set(report.rules_written.get(table, 0))
             self._rules.labels(table, family).set(report.rules.get(table, 0))
         self._quarantined.labels(family).set(len({port.port_name.service_key for port in report.quarantined}))
+        self._rejected_tree.labels(family).set(bool(report.rejected_tree))
         self._count_without_local(report)
 
     def sync_failed(self, family: Family, full: bool, seconds: float, restore_failed: bool) -> None:

@@ -59,6 +59,7 @@ class Observers:
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
         self._skipped = SkippedAddressReporter(node_name, recorder)
+        self._rejected_trees: dict[Family, str] = {}
         self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
         self._addresses: dict[Family, tuple[str, ...]] = dict.fromkeys(self._families, ())
@@ -124,6 +125,7 @@ class Observers:
         if self._quarantine.sync_succeeded(report):
             self.metrics.restore_failed(report.family)
         self._skipped.sync_succeeded(report)
+        self._report_tree(report)
         self.history.sync_succeeded(report, now)
         for seconds in self._latencies.sync_succeeded(report.family, now):
             self.metrics.programmed(report.family, seconds)
@@ -203,6 +205,16 @@ class Observers:
 
     def _is_contested(self, family: Family) -> bool:
         return self.health.state().families[family].contested
+
+    def _report_tree(self, report: SyncReport) -> None:
+        """Log when iptables begins to reject a dispatch tree, and when it accepts the tree again."""
+        family, reason = report.family, report.rejected_tree
+        before, self._rejected_trees[family] = self._rejected_trees.get(family, ""), reason
+        if reason and not before:
+            log.warning("dispatch tree rejected, using a flat chain", family=family.value, reason=reason)
+            self.metrics.restore_failed(family)
+        elif before and not reason:
+            log.info("dispatch tree accepted again", family=family.value)
 
     def _drift_contested(self, family: Family, contested: bool) -> None:
         self.health.drift_contested(family, contested)

@@ -53,7 +53,8 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     """One family as of its last successful sync, at `last_updated` in seconds since 1970, None before the first.
 
     `overdue`: a change has waited too long for a sync, or syncs keep failing. `contested`: another program keeps
-    undoing the rules. `endpoints` are all endpoints of its services, used or not; `rules` counts our rules by table.
+    undoing the rules. `rejected_tree`: why iptables rejects the dispatch tree, so that a flat chain takes its place; "" if
+    it does not. `endpoints` are all endpoints of its services, used or not; `rules` counts our rules by table.
     """
 
     family: str
@@ -64,6 +65,7 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     rules: Mapping[str, int] = {}
     quarantined: tuple[Quarantined, ...] = ()
     contested: bool = False
+    rejected_tree: str = ""
 
 
 class EndpointStatus(msgspec.Struct, frozen=True, rename="camel", gc=False):

@@ -109,6 +109,8 @@ def _families(status: Status) -> Iterator[str]:
             f'<td data-done="updated">{updated}</tr>'
         )
     yield "</table>"
+    for text in status_text.rejected_trees(status):
+        yield f'<p class="bad">{escape(text)}</p>'
     for name, reason in status.unavailable_families.items():
         yield f'<p class="soft">{escape(name)} is not available: {escape(reason)}</p>'
 

@@ -78,6 +78,16 @@ def quarantine_reason(quarantined: Quarantined) -> str:
     return f"{action}: {quarantined.reason}"
 
 
+def rejected_trees(status: Status) -> list[str]:
+    """Return a sentence for each family whose dispatch tree iptables rejects."""
+    return [
+        f"{it.family} uses a flat chain. iptables rejects the dispatch tree, which is tried again once an hour: "
+        f"{it.rejected_tree}"
+        for it in status.families
+        if it.rejected_tree
+    ]
+
+
 def family_state(status: Status, family: FamilyStatus) -> str:
     """Return the state of a family in a few words."""
     if family.overdue:

@@ -23,6 +23,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     - `wrote`: whether anything was written or deleted
     - `installed`: the UDP frontends that a full sync found in the tables
     - `quarantined`: all quarantined service ports of the family
+    - `rejected_tree`: why iptables rejects the dispatch tree, so that a flat chain takes its place; "" if it does not
     - `drift`: the drift that it repaired
     - `table_counts`: for `TableWatch.synced`
     """
@@ -41,5 +42,6 @@ class SyncReport(msgspec.Struct, frozen=True):
     wrote: bool
     installed: frozenset[tuple[str, int]] = frozenset()
     quarantined: tuple[Quarantined, ...] = ()
+    rejected_tree: str = ""
     drift: DriftReport = NO_DRIFT
     table_counts: TableCounts = TableCounts()

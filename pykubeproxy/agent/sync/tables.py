@@ -10,6 +10,7 @@ from pykubeproxy.agent.drift.schedule import DriftScope
 from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
+from pykubeproxy.agent.sync.fallback import Fallback
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
 from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
@@ -32,8 +33,9 @@ from pykubeproxy.services.size import count_pairs
 
 # Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
 LARGE_PAIRS = 5000
-# The attempts of one sync: each further one omits the kinds of services, or single services, that iptables rejected.
-_ATTEMPTS = 3
+# The attempts of one sync: each further one omits what iptables rejected: kinds of services, single services, or a
+# dispatch tree.
+_ATTEMPTS = 4
 
 
 class FamilyTables:
@@ -49,6 +51,7 @@ class FamilyTables:
         self._chains_per_block = chains_per_block
         self._progress: Callable[[], None] = lambda: None
         self._reader = TableReader(tables)
+        self._fallback = Fallback()
         self._applied = AppliedState()
         self._context: RuleContext | None = None
         # The Services and shared chains to render again; a full sync, such as the first one, renders all.
@@ -72,6 +75,11 @@ class FamilyTables:
     def require_resync(self) -> None:
         """Make the next sync a full one: the live tables may differ from the applied state."""
         self._needs_resync = True
+
+    def retry_tree(self) -> None:
+        """Make the next sync a full one that tries a rejected dispatch tree again."""
+        self.require_resync()
+        self._fallback.retry()
 
     def services(self) -> Collection[Key]:
         """Return the Services that have rules as of the last sync."""
@@ -151,19 +159,21 @@ class FamilyTables:
         return split
 
     def _sync(self, cluster: Cluster, context: RuleContext, turn: Key | None = None) -> SyncReport:
-        if self._context and not _same_service_rules(context, self._context):
-            self.require_resync()
-        for _ in range(_ATTEMPTS):
-            if report := self._try_sync(cluster, context, turn):
-                return report
-        raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
+        with self._fallback.attempts():
+            for _ in range(_ATTEMPTS):
+                if report := self._try_sync(cluster, context, turn):
+                    return report
+            raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
     def _try_sync(self, cluster: Cluster, context: RuleContext, turn: Key | None) -> SyncReport | None:
         """Sync once, with the large Service whose `turn` it is.
 
-        Return None if it quarantined service ports instead; the next attempt omits their rules.
+        Return None if iptables rejected rules that the next attempt omits.
         """
         stopwatch = _Stopwatch(self._progress)
+        context = self._fallback.context(context)
+        if self._context and not _same_service_rules(context, self._context):
+            self.require_resync()
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
@@ -176,7 +186,11 @@ class FamilyTables:
         try:
             written = write_update(self._tables, update, self._chains_per_block, self._drift, self._progress)
         except SyncFailed as failure:
-            if self._isolate(failure, resolution):
+            if (
+                self._fallback.too_deep(failure.error, update)
+                or self._isolate(failure, resolution)
+                or self._fallback.no_culprit(failure.error, update)
+            ):
                 return None
             raise
         stopwatch.lap("restore")
@@ -273,6 +287,7 @@ class FamilyTables:
             wrote=written.anything,
             installed=udp_frontends(live) if live is not None else frozenset(),
             quarantined=self.quarantine.all(),
+            rejected_tree=self._fallback.reason,
             drift=written.drift(),
             table_counts=TableCounts(
                 ours=self._applied.entry_counts(),

@@ -223,6 +223,7 @@ def test_json_round_trip(proxy: Proxy) -> None:
         "rules",
         "quarantined",
         "contested",
+        "rejectedTree",
     }
     with pytest.raises(ValueError, match="pykubeproxy/v2"):
         decode(encode(msgspec.structs.replace(proxy.status(), api_version="pykubeproxy/v2")))
