@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pykubeproxy.lab.apiserver import SERVICES
+from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.rules import names
 from pykubeproxy.services.ports import PortName
 from tests.fakes.cluster import node, server, service, slice_of
@@ -20,6 +22,7 @@ from tests.fakes.follower import eventually
 from tests.fakes.process import inside_a_namespace, running
 
 _PORT = PortName("default", "victim", "", "TCP")
+_COMMANDS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 # Pauses in seconds. Those between the victim's changes are random, so that minSyncPeriod (1 s) delays each differently.
 _BETWEEN_ACTS = 0.2
 _BETWEEN_CHANGES = (1.0, 2.0)
@@ -28,29 +31,36 @@ _BETWEEN_CHANGES = (1.0, 2.0)
 class Victim:
     """default/victim at 10.96.9.9:80, and an agent that serves it next to the objects that a test creates in `api`.
 
-    `log` is the agent's log, `pid` its process. Up to 250 changes.
+    `log` is the agent's log, `pid` its process. Up to 250 changes. With `dual_stack`, it is at fd00:96::9:9 too, and a
+    change is that of both families.
     """
 
-    def __init__(self, api: FaultyApiServer, backend: str, log: Path) -> None:
+    def __init__(self, api: FaultyApiServer, backend: str, log: Path, dual_stack: bool = False) -> None:
         self.api, self.log, self.pid = api, log, 0
+        self._families = tuple(Family) if dual_stack else (Family.IPV4,)
+        self._count = 1
         api.store.create(node("node1", "192.168.99.10"))
-        api.store.create(service("victim", clusterIP="10.96.9.9"))
-        self._slice = api.store.create(slice_of("victim", "10.244.9.1"))
+        api.store.create(service("victim", **self._addresses()))
+        self._slices = [api.store.create(self._slice(family)) for family in self._families]
         # A lock of its own: listing rules does not delay the agent.
         self._environment = {**os.environ, "XTABLES_LOCKFILE": str(log.with_name("listing.lock"))}
-        self._command = (f"iptables-{backend}", "-w", "-t", "nat", "-S", names.cluster_chain(_PORT))
-        self._count = 1
+        self._commands = {
+            family: (f"{_COMMANDS[family]}-{backend}", "-w", "-t", "nat", "-S", names.cluster_chain(_PORT))
+            for family in self._families
+        }
 
     def is_served(self) -> bool:
         """Return whether the rules lead to the current endpoint."""
-        return self._has(self._address())
+        return all(map(self._has, self._families))
 
     def change(self, seconds: float = 120.0) -> float:
         """Replace the victim's endpoint and return after how many seconds its rules have the new one."""
         self._count += 1
-        endpoints = slice_of("victim", self._address())["endpoints"]
         begun = time.monotonic()
-        self._slice = self.api.store.replace(self._slice | {"endpoints": endpoints})
+        self._slices = [
+            self.api.store.replace(made | {"endpoints": self._slice(family)["endpoints"]})
+            for family, made in zip(self._families, self._slices, strict=True)
+        ]
         eventually(self.is_served, seconds)
         return time.monotonic() - begun
 
@@ -92,12 +102,31 @@ class Victim:
         self.api.store.delete(SERVICES, "default", "neighbour")
         return 2 * max(median, 0.5)
 
-    def _address(self) -> str:
-        return f"10.244.9.{self._count}"
+    def _addresses(self) -> dict[str, object]:
+        """Return the fields of the Service for its cluster IPs."""
+        if len(self._families) == 1:
+            return {"clusterIP": "10.96.9.9"}
+        families = [family.value for family in self._families]
+        return {
+            "clusterIP": "10.96.9.9",
+            "clusterIPs": ["10.96.9.9", "fd00:96::9:9"],
+            "ipFamilies": families,
+            "ipFamilyPolicy": "RequireDualStack",
+        }
 
-    def _has(self, address: str) -> bool:
-        listed = subprocess.run(self._command, capture_output=True, text=True, env=self._environment)
-        return names.endpoint_chain(_PORT, f"{address}:8080") in listed.stdout
+    def _endpoint(self, family: Family) -> str:
+        return f"10.244.9.{self._count}" if family is Family.IPV4 else f"fd00:244:9::{self._count}"
+
+    def _slice(self, family: Family) -> dict[str, Any]:
+        made = slice_of("victim", self._endpoint(family))
+        metadata = made["metadata"] | {"name": f"victim-{family.value.lower()}"}
+        return made | {"metadata": metadata, "addressType": family.value}
+
+    def _has(self, family: Family) -> bool:
+        command = self._commands[family]
+        listed = subprocess.run(command, capture_output=True, text=True, env=self._environment)
+        target = address_and_port(self._endpoint(family), 8080)
+        return names.endpoint_chain(_PORT, target) in listed.stdout
 
 
 @contextmanager
@@ -107,15 +136,19 @@ def victim(
     *flags: str,
     environment: dict[str, str] | None = None,
     server_address: str = "127.0.0.1",
+    dual_stack: bool = False,
+    before: Callable[[Victim], object] = lambda made: None,
 ) -> Iterator[Victim]:
     """Run an agent that serves the victim, in a network namespace for the test; `folder` gets its log.
 
-    The API server listens at `server_address`, which becomes an address of that namespace.
+    Call `before` before the agent starts, to create objects. The API server listens at `server_address`, which becomes
+    an address of that namespace.
     """
     log = folder / "agent.log"
     settings = {"XTABLES_LOCKFILE": str(folder / "lock"), **(environment or {})}
     with inside_a_namespace(server_address), server(address=server_address) as api:
-        made = Victim(api, backend, log)
+        made = Victim(api, backend, log, dual_stack)
+        before(made)
         common = ("--hostname-override=node1", f"--iptables-backend={backend}", "--master", api.url)
         with running(log, *common, *flags, environment=settings) as process:
             made.pid = process.pid
