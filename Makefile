@@ -53,8 +53,9 @@ soak: venv ## run changes, faults and traffic together (4 minutes)
 	$(SUDO) $(BIN)/python -m tests.soak
 
 .PHONY: fuzz
-fuzz: venv ## feed broken input to all parsers (3 minutes)
+fuzz: venv ## feed broken input to all parsers, and let a hostile tenant change objects (6 minutes)
 	$(BIN)/python -m tests.fuzz
+	$(SUDO) $(BIN)/python -m tests.fuzz.adversary
 
 # The date of what is built, so that the same commit gives the same bytes.
 COMMIT_DATE = $(shell git log -1 --format=%ct)

@@ -46,14 +46,15 @@ _Rule = tuple[tuple[str, str, bool], ...]
 
 
 class Walker:
-    """Evaluates packets in the chains of one ruleset."""
+    """Evaluates packets in the chains of one ruleset. `visited` is the number of rules that the last one visited."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._chains = ruleset.chains
-        self._parsed: dict[str, _Rule] = {}
+        self.visited = 0
 
     def walk(self, packet: Packet, table: str, *chains: str) -> Outcomes:
         """Return the outcomes of a packet in these chains, in order; the probabilities add up to 1."""
+        self.visited = 0
         states: Counter[int] = Counter({0: 1.0})
         done: Counter[Outcome] = Counter()
         for chain in chains:
@@ -68,7 +69,10 @@ class Walker:
         """Add the final outcomes to `done`; return the marks and weights of packets that pass the chain."""
         left: Counter[int] = Counter()
         for text in self._chains[ChainKey(table, chain)]:
-            rule = self._parse(text)
+            if not states:
+                break
+            self.visited += 1
+            rule = _parse(text)
             share = _share(rule, packet, states)
             taken = Counter({mark: weight * share.get(mark, 0.0) for mark, weight in states.items()})
             taken = Counter({mark: weight for mark, weight in taken.items() if weight})
@@ -90,20 +94,20 @@ class Walker:
                 states = states + self._chain(packet, table, target, taken, done)
         return states + left
 
-    def _parse(self, text: str) -> _Rule:
-        """A rule as (option, value, whether negated); the match module stands in front of its options."""
-        if text not in self._parsed:
-            words = iter(shlex.split(text))
-            rule: list[tuple[str, str, bool]] = []
-            negated = False
-            for word in words:
-                if word == "!":
-                    negated = True
-                    continue
-                rule.append((word, "" if word in _WITHOUT_VALUE else next(words), negated))
-                negated = False
-            self._parsed[text] = tuple(rule)
-        return self._parsed[text]
+
+@functools.lru_cache(maxsize=200_000)
+def _parse(text: str) -> _Rule:
+    """A rule as (option, value, whether negated); the match module stands in front of its options."""
+    words = iter(shlex.split(text))
+    rule: list[tuple[str, str, bool]] = []
+    negated = False
+    for word in words:
+        if word == "!":
+            negated = True
+            continue
+        rule.append((word, "" if word in _WITHOUT_VALUE else next(words), negated))
+        negated = False
+    return tuple(rule)
 
 
 @functools.cache

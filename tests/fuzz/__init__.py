@@ -1,1 +1,1 @@
-"""Readers of what comes from outside, fed with what nobody meant them to read. `python -m tests.fuzz --help`."""
+"""Hostile input for all readers, and a hostile tenant. `python -m tests.fuzz --help`, `… tests.fuzz.adversary --help`."""

@@ -1,0 +1,26 @@
+"""A hostile tenant for some seconds, and all sequences that ever failed; `make fuzz` runs longer."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pykubeproxy.kernel import Backend
+from tests.fuzz.adversary import CASES, Sequence, load_case, run_core
+from tests.fuzz.hostile_steps import SMALL, sequences
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(sequences(SMALL, 6), st.sampled_from(Backend), st.sampled_from(["auto", "tree"]))
+def test_a_hostile_tenant_harms_no_victim(sequence: Sequence, backend: Backend, dispatch: str) -> None:
+    """After each change of the tenant, packets to the victim reach its endpoints."""
+    run_core(sequence, backend, dispatch)
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("dispatch", ["auto", "tree"])
+def test_saved_sequences_pass(path: Path, backend: Backend, dispatch: str) -> None:
+    """Sequences that once failed pass now."""
+    run_core(load_case(path), backend, dispatch)
