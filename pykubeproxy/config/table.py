@@ -265,7 +265,8 @@ OURS: tuple[Setting, ...] = (
             "The iptables variant that writes the rules; auto selects the one this node uses.",
             "iptables_backend", Zero.DEFAULT, beside_config=True, omitted=True),
     Setting("pykubeproxy.dispatch", "dispatch", choice(Dispatch), Dispatch.AUTO,
-            "How to dispatch packets to services: flat (as kube-proxy), tree, or auto (tree above 200 addresses).",
+            "How to dispatch packets to services: flat (as kube-proxy), tree, or auto (tree above 200 "
+            "addresses or 1000 rules).",
             "dispatch", Zero.DEFAULT, beside_config=True, omitted=True, optional=True),
     Setting("pykubeproxy.maxServicePairs", "max-service-pairs", integer(0, 2**31 - 1), 50_000,
             "Do not serve a Service with more pairs of a port and an endpoint, external IP, load balancer IP or source"

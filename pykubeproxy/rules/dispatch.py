@@ -14,8 +14,10 @@ from pykubeproxy.rules.tree import Area, Branch, Tree, build_tree
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
-# Above this many addresses, or node ports, dispatch by tree.
+# Above this many addresses, or node ports, dispatch by tree. Also above this many rules: a Service may have thousands of
+# ports at one address.
 TREE_ABOVE = 200
+_TREE_ABOVE_RULES = 1000
 
 _PORT = re.compile(r"-p (\w+) .*--dport (\d+)")
 # An entry for a UDP service port: with -d for an address, without for a node port.
@@ -37,7 +39,8 @@ def shared_chain(
     tree = Tree(tuple(rules), ())
     if key.table == "nat" and dispatch is not Dispatch.FLAT:
         numbered = _by_number(key, rules)
-        if dispatch is Dispatch.TREE or sum(map(len, numbered.values())) > TREE_ABOVE:
+        many = sum(map(len, numbered.values())) > TREE_ABOVE or len(rules) > _TREE_ABOVE_RULES
+        if many or dispatch is Dispatch.TREE:
             tree = _tree(key, numbered)
     if key == skeleton.NAT_SERVICES:
         return Tree((*tree.root, *node_port_jumps), tree.chains)

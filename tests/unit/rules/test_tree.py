@@ -210,6 +210,18 @@ def test_number_with_many_rules_has_a_chain_of_its_own() -> None:
     assert (len(made.root), [len(rules) for _, rules in made.chains]) == (5, [1001])
 
 
+def test_many_ports_of_one_address_are_dispatched_by_tree() -> None:
+    """They are not in the way of the other addresses."""
+    ports = [rule(f"-m tcp --dport {n}", destination="10.96.0.1/32", protocol="tcp") for n in range(1, 1100)]
+    other = rule("-m tcp --dport 80", destination="10.96.0.2/32", protocol="tcp")
+    assert (
+        len(shared_chain(NAT_SERVICES, [((NAT_SERVICES, (*ports[:900], other)),)], (), Dispatch.AUTO).root)
+        == 901
+    )
+    made = shared_chain(NAT_SERVICES, [((NAT_SERVICES, (*ports, other)),)], (), Dispatch.AUTO)
+    assert made.root[1:] == (other,)
+
+
 def test_evenly_spread_numbers_need_few_visits() -> None:
     """30,000 services cost about as many visits as 30 rules."""
     width = 20
