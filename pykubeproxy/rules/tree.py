@@ -21,7 +21,7 @@ Rules = tuple[str, ...]
 # The maximum of numbers in a chain without branches, and of rules of one number among those of others.
 LEAF = 16
 # The maximum of levels below the root. nftables rejects more than 15 jumps: 13 remain with 7 around the tree, from
-# PREROUTING to KUBE-MARK-MASQ.
+# PREROUTING to KUBE-MARK-MASQ. More than LEAF * 8**5 numbers, half a million, would make longer leaves.
 LEVELS = 6
 _STEP = 4  # bits
 
@@ -100,22 +100,23 @@ class _Builder:
         self, numbers: Sequence[int], holes: tuple[Prefix, ...], levels: int, by_digit: bool = False
     ) -> tuple[Rules, int]:
         """Return the rules for sorted numbers, and how many levels of chains they need; at most `levels`."""
-        if len(numbers) == 1 or not levels:
-            return tuple(rule for number in numbers for rule in self._entries[number]), 0
+        entries = self._entries
+        is_leaf = len(numbers) <= LEAF
+        if not levels or len(numbers) == 1 or (is_leaf and all(len(entries[it]) <= LEAF for it in numbers)):
+            return tuple(rule for number in numbers for rule in entries[number]), 0
         # Below a level by digits, digits need one level less each time.
         by_digit = by_digit or _digits(numbers) < levels
-        if len(numbers) <= LEAF:
-            parts: Iterator[_Part] = (
-                _Part(Prefix(number, self._width, self._width), (number,)) for number in numbers
-            )
+        if is_leaf:
+            width = self._width
+            parts: Iterator[_Part] = (_Part(Prefix(number, width, width), (number,)) for number in numbers)
         else:
             parts = (_by_digit if by_digit else _by_count)(numbers, holes, self._width)
         rules: list[str] = []
         needed = 0
         for part in parts:
-            if len(part.numbers) == 1 and len(self._entries[part.numbers[0]]) <= LEAF:
+            if len(part.numbers) == 1 and len(entries[part.numbers[0]]) <= LEAF:
                 # A branch costs as much as the entry itself.
-                rules += self._entries[part.numbers[0]]
+                rules += entries[part.numbers[0]]
                 continue
             below, levels_below = self.rules(part.numbers, part.holes, levels - 1, by_digit)
             child = self._branch(Area(part.prefix, part.holes, levels_below))
