@@ -95,6 +95,10 @@ class AppliedState:
         """Return the ports of a Service that have rules, by name."""
         return self._services.get(service, ())
 
+    def holds_all_chains(self, service: Key) -> bool:
+        """Return whether the tables hold all chains of the ports of a Service, with whatever rules."""
+        return all(ABSENT not in port.digests for port in self.ports(service))
+
     def endpoints(self) -> int:
         """Return the number of endpoints, each counted once for every service port."""
         return self._totals.endpoints

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 import msgspec
 
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
+from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
+from pykubeproxy.services.size import Oversized, oversized
 
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - only compared
 _FALLBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
@@ -43,6 +45,18 @@ class RuleContext(msgspec.Struct, frozen=True):
     allow_external_ips: bool = True
     max_service_pairs: int = 0
     api_servers: ApiServers = frozenset()
+
+    def oversized(self, cluster: Cluster, service: Key) -> Oversized | None:
+        """Return why a Service is too large to be served; None if it is not."""
+        return oversized(cluster, service, self.options.family, self.max_service_pairs)
+
+    def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
+        """Return the resolved ports of one Service; none if it is oversized."""
+        if self.oversized(cluster, service):
+            return ()
+        return resolve_ports(
+            cluster, service, self.options.family, self.node, self.allow_external_ips, self.api_servers
+        )
 
 
 def rule_context(

@@ -13,29 +13,13 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import PortRules, port_rules, reject_service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, whole_service
-from pykubeproxy.services.selection import resolve_ports
-from pykubeproxy.services.size import oversized
 
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     """Return the chains for all Services of a cluster, without the jumps in the built-in chains."""
-    family, limit = context.options.family, context.max_service_pairs
-    too_large = {
-        it.key: found for it in cluster.services() if (found := oversized(cluster, it.key, family, limit))
-    }
-    resolved = [
-        port
-        for service in cluster.services()
-        if service.key not in too_large
-        for port in resolve_ports(
-            cluster,
-            service.key,
-            family,
-            context.node,
-            context.allow_external_ips,
-            context.api_servers,
-        )
-    ]
+    keys = [service.key for service in cluster.services()]
+    too_large = {key: found for key in keys if (found := context.oversized(cluster, key))}
+    resolved = [port for key in keys for port in context.resolve(cluster, key)]
     endpoints = sum(len(port.selection.verdicts) for port in resolved)
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
     rules = {port.port.name: port_rules(port.port, port.selection, options) for port in resolved}

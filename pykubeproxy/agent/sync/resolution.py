@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
-from pykubeproxy.objects import Family, Key
+from pykubeproxy.objects import Key
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.digests import DesiredPort
@@ -13,8 +13,8 @@ from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, whole_service
-from pykubeproxy.services.selection import ResolvedPort, resolve_ports
-from pykubeproxy.services.size import Oversized, oversized
+from pykubeproxy.services.selection import ResolvedPort
+from pykubeproxy.services.size import Oversized
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -55,12 +55,11 @@ class Resolution(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    cluster: Cluster, family: Family, keys: Collection[Key], applied: AppliedState, context: RuleContext
+    cluster: Cluster, keys: Collection[Key], applied: AppliedState, context: RuleContext
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints."""
-    limit = context.max_service_pairs
-    too_large = {key: it for key in keys if (it := oversized(cluster, key, family, limit))}
-    services = {key: () if key in too_large else _ports(cluster, family, key, context) for key in keys}
+    too_large = {key: it for key in keys if (it := context.oversized(cluster, key))}
+    services = {key: resolve_service(cluster, key, context) for key in keys}
     before = sum(port.endpoints for key in keys for port in applied.ports(key))
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
@@ -68,21 +67,7 @@ def resolve(
     return Resolution(services, too_large, msgspec.structs.replace(context, options=options))
 
 
-def resolve_service(
-    cluster: Cluster, family: Family, service: Key, context: RuleContext
-) -> tuple[ResolvedPort, ...]:
-    """Return the ports of one Service, by name; none if it is oversized.
-
-    A manifest may use a name twice: the last one counts, as in `render`.
-    """
-    if oversized(cluster, service, family, context.max_service_pairs):
-        return ()
-    return _ports(cluster, family, service, context)
-
-
-def _ports(cluster: Cluster, family: Family, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
-    ports = resolve_ports(
-        cluster, service, family, context.node, context.allow_external_ips, context.api_servers
-    )
-    named = {port.port.name: port for port in ports}
+def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
+    """Return the ports of one Service, by name. A manifest may use a name twice: the last one counts, as in `render`."""
+    named = {port.port.name: port for port in context.resolve(cluster, service)}
     return tuple(named[name] for name in sorted(named))

@@ -11,13 +11,14 @@ from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.agent.sync.fallback import Fallback
+from pykubeproxy.agent.sync.large import may_wait
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
 from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
 from pykubeproxy.kernel import TABLES, KernelError, TableCounts, Tables
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import drift as rule_drift
-from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext, api_servers_of
 from pykubeproxy.rules.digests import Desired
@@ -29,10 +30,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
-from pykubeproxy.services.size import count_pairs
 
-# Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
-LARGE_PAIRS = 5000
 # The attempts of one sync: each further one omits what iptables rejected: kinds of services, single services, or a
 # dispatch tree.
 _ATTEMPTS = 4
@@ -87,7 +85,7 @@ class FamilyTables:
 
     def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
         """Return the ports of one Service as the cluster is now, in the context of the last sync; none before it."""
-        return resolve_service(cluster, self.family, service, self._context) if self._context else ()
+        return resolve_service(cluster, service, self._context) if self._context else ()
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the service ports and Services in quarantine."""
@@ -220,25 +218,15 @@ class FamilyTables:
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
-        waiting = {key for key in keys if key != turn and self._may_wait(cluster, key, context, live)}
-        resolution = resolve(cluster, self.family, keys - waiting, self._applied, context)
+        waiting = {
+            key for key in keys if key != turn and may_wait(cluster, key, context, self._applied, live)
+        }
+        resolution = resolve(cluster, keys - waiting, self._applied, context)
         large = resolution.context.options.large_cluster
         if not everything and self._context and large != self._context.options.large_cluster:
             return self._resolve(cluster, context, live, turn, everything=True)
         self._deferred |= dict.fromkeys(sorted(waiting))
         return resolution
-
-    def _may_wait(self, cluster: Cluster, key: Key, context: RuleContext, live: Ruleset | None) -> bool:
-        """Return whether a Service is large and can keep the rules it has, if any, until it is its turn."""
-        service, pairs = cluster.service(key), count_pairs(cluster, key, self.family)
-        if service is None or not LARGE_PAIRS < pairs <= (context.max_service_pairs or pairs):
-            return False
-        if key in self._applied.services() or live is None:
-            return True
-        # After a restart, the applied state does not know the chains that an earlier agent wrote.
-        ports = (PortName(*key, port.name, port.protocol.value) for port in service.ports)
-        chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
-        return not any(ChainKey("nat", chain) in live.chains for chain in chains)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""

@@ -22,9 +22,7 @@ from pykubeproxy.services.selection import (
     ResolvedPort,
     TopologyMode,
     ignored_hints,
-    resolve_ports,
 )
-from pykubeproxy.services.size import oversized
 
 
 class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +129,7 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
     }
     skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}
     for family, context in contexts.items():
-        if family not in skipped and oversized(cluster, service.key, family, context.max_service_pairs):
+        if family not in skipped and context.oversized(cluster, service.key):
             skipped[family] = ServiceSkipReason.OVERSIZED
     for family, context in contexts.items():
         if family not in skipped:
@@ -139,14 +137,7 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
             ignored = tuple(_ignored_slices(cluster.all_slices_of(service.key), family, skipped))
             ports += (
                 _port(family, context, resolved, ignored, len(slices))
-                for resolved in resolve_ports(
-                    cluster,
-                    service.key,
-                    family,
-                    context.node,
-                    context.allow_external_ips,
-                    context.api_servers,
-                )
+                for resolved in context.resolve(cluster, service.key)
             )
     return Explanation(service, tuple(ports), skipped)
 

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from pykubeproxy.agent.sync import tables as sync_tables
+from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
@@ -17,6 +17,7 @@ from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ServiceSkipReason
+from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.strategies import NODE
@@ -58,7 +59,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_tables, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
 
 
 def test_a_new_large_service_waits_for_its_turn() -> None:
@@ -172,3 +173,21 @@ def test_explain_says_that_a_service_is_oversized() -> None:
     found = explain_all(node.cluster, ServiceFilter(name="large"), {Family.IPV4: node.context})
     assert found[0].skipped == {Family.IPV4: ServiceSkipReason.OVERSIZED}
     assert found[0].ports == ()
+
+
+def test_a_flushed_large_service_is_repaired_at_once() -> None:
+    """Others jump to its chains, and a jump to a missing chain is rejected."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    before = node.live.save().chains
+    for key in before:
+        if key.table == "nat" and key.chain.startswith("KUBE-"):
+            del node.live.tables["nat"][key.chain]
+    assert node.tables.detect_drift(scope(["nat"]))
+    node.sync()
+    assert node.live.save().chains == before
+    node.live.tables.clear()
+    node.tables.require_resync()
+    node.sync()
+    assert {key: node.live.save().chains[key] for key in before} == before

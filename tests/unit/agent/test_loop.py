@@ -18,7 +18,7 @@ from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query, list_services
 from pykubeproxy.agent.observe.status import Filter
-from pykubeproxy.agent.sync import tables
+from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
@@ -525,7 +525,7 @@ def test_a_large_service_delays_no_small_one(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is synced on its own, and then waits three times as long as that took."""
-    monkeypatch.setattr(tables, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
     synced: list[tuple[float, set[str]]] = []
     restore = family.live.restore
 
@@ -552,7 +552,7 @@ def test_a_large_service_delays_no_small_one(
 def test_once_syncs_large_services_too(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "LARGE_PAIRS", 0)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
     code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
     assert code == 0
     assert family.rules(WEB)

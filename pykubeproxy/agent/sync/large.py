@@ -1,0 +1,33 @@
+"""Large Services, for whose syncs others should not wait."""
+
+from pykubeproxy.objects import Key
+from pykubeproxy.rules import names
+from pykubeproxy.rules.applied import AppliedState
+from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.size import count_pairs
+
+# Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
+LARGE_PAIRS = 5000
+
+
+def may_wait(
+    cluster: Cluster, service: Key, context: RuleContext, applied: AppliedState, live: Ruleset | None
+) -> bool:
+    """Return whether a Service is large, and can keep the rules it has, if any.
+
+    `live` are the tables of a full sync. The rules can stay only if all their chains exist: others jump to them.
+    """
+    found, pairs = cluster.service(service), count_pairs(cluster, service, context.options.family)
+    if found is None or not LARGE_PAIRS < pairs <= (context.max_service_pairs or pairs):
+        return False
+    if applied.ports(service):
+        return applied.holds_all_chains(service)
+    if live is None:
+        return True
+    # After a restart, the applied state does not know the chains that an earlier agent wrote.
+    ports = (PortName(*service, port.name, port.protocol.value) for port in found.ports)
+    chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
+    return not any(ChainKey("nat", chain) in live.chains for chain in chains)
