@@ -25,7 +25,7 @@ _PORT = PortName("default", "victim", "", "TCP")
 _COMMANDS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 # Pauses in seconds. Those between the victim's changes are random, so that minSyncPeriod (1 s) delays each differently.
 _BETWEEN_ACTS = 0.2
-_BETWEEN_CHANGES = (1.0, 2.0)
+_BETWEEN_CHANGES = (0.1, 1.1)
 
 
 class Victim:
