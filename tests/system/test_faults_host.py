@@ -43,6 +43,7 @@ READERS = {
     "agent/observe/pages.py": "the times on /statusz",
     "agent/standby.py": "the times on the status page",
     "agent/quarantine/quarantine.py": "since when a Service is quarantined",
+    "sources/plugin.py": "when the credentials of a plugin expire",
     "sources/manifests.py": "files that have just changed are read once more",
 }
 

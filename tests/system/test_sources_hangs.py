@@ -54,12 +54,18 @@ def warnings(lines: list[dict[str, Any]]) -> list[str]:
     return [line["reason"] for line in lines if line["log_level"] == "warning"]
 
 
-def request_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "api-request"]
+def requests() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "api-request"}
+
+
+@pytest.fixture(autouse=True)
+def earlier() -> set[threading.Thread]:
+    """Return the requests of watches that earlier tests in this process have left."""
+    return requests()
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_request_that_hangs_ends_in_time(name: str) -> None:
+def test_a_request_that_hangs_ends_in_time(name: str, earlier: set[threading.Thread]) -> None:
     """Whatever the server sends instead of a response; and the thread of the request ends too."""
     answer, missing = HANGS[name]
     with CannedServer(answer) as canned:
@@ -69,7 +75,7 @@ def test_a_request_that_hangs_ends_in_time(name: str) -> None:
             watches(url, Kind.SERVICE)[0].once()
         assert SHORT.answer <= time.monotonic() - started < 2 * SHORT.answer
         assert "\n" not in str(caught.value)
-        eventually(lambda: not request_threads(), 5)
+        eventually(lambda: requests() <= earlier, 5)
 
 
 def test_a_post_that_hangs_ends_in_time() -> None:
@@ -168,7 +174,10 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
 
 
 def test_a_plugin_that_hangs_blocks_only_its_own_request(
-    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging_plugin: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier: set[threading.Thread],
 ) -> None:
     """The request fails in time, and others run the plugin themselves soon."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
@@ -184,11 +193,14 @@ def test_a_plugin_that_hangs_blocks_only_its_own_request(
         (tmp_path / "hang").unlink()
         second.once()
         assert time.monotonic() - started < 3.0
-        eventually(lambda: not request_threads(), 6)
+        eventually(lambda: requests() <= earlier, 6)
 
 
 def test_watches_go_on_while_a_plugin_hangs(
-    hanging_plugin: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging_plugin: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier: set[threading.Thread],
 ) -> None:
     """Their credentials were accepted; only the new request waits."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
@@ -205,7 +217,7 @@ def test_watches_go_on_while_a_plugin_hangs(
             api.store.create(service("a"))
             follower.sees("a", seconds=0.5)
             (tmp_path / "hang").unlink()
-        eventually(lambda: not request_threads(), 6)
+        eventually(lambda: requests() <= earlier, 6)
 
 
 def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
