@@ -32,7 +32,7 @@ LABEL org.opencontainers.image.title="pykubeproxy" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.documentation="/usr/share/doc/pykubeproxy/README.md"
 # The package iptables has both backends; kmod has modprobe, which loads the modules of iptables-legacy. The base image has
-# setpriv, with which the kernel kills iptables-restore together with the agent.
+# setpriv, which makes the kernel kill iptables-restore when the agent ends.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends iptables kmod python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*

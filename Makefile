@@ -57,7 +57,7 @@ fuzz: venv ## feed broken input to all parsers, and let a hostile tenant change 
 	$(BIN)/python -m tests.fuzz
 	$(SUDO) $(BIN)/python -m tests.fuzz.adversary
 
-# The date of what is built, so that the same commit gives the same bytes.
+# The date in built files, so that the same commit gives the same bytes.
 COMMIT_DATE = $(shell git log -1 --format=%ct)
 
 .PHONY: image
