@@ -69,21 +69,21 @@ class FamilyController:
 
     def next_work(self) -> float:
         """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
-        check = min(self._schedule.due(), self._schedule.look_at(), self._schedule.calm_at)
+        check = min(self._schedule.due(), self._schedule.next_missing_check(), self._schedule.calm_at)
         return min(check, self.next_deferred(), self.next_retry())
 
     def check_drift(self) -> bool:
         """Check for drift if a check is due. Return whether the next sync has something to repair.
 
-        If the backoff delays the check, only find out whether rules are missing.
+        If the backoff delays it, only check whether rules are missing.
         """
         begun = self._clock()
         if begun >= self._schedule.calm_at:
             self._schedule.calmed()
             self._observers.drift_calm(self.family)
         if begun < self._schedule.due():
-            if begun >= self._schedule.look_at():
-                self._look(begun)
+            if begun >= self._schedule.next_missing_check():
+                self._check_missing(begun)
             return False
         scope = self._schedule.take(begun)
         try:
@@ -102,8 +102,8 @@ class FamilyController:
         self._drifted = drift is not None
         return self._drifted
 
-    def _look(self, begun: float) -> None:
-        """Look at external writes whose check the backoff delays: the node must not be ready without its rules."""
+    def _check_missing(self, begun: float) -> None:
+        """Check for missing rules while the backoff delays the drift check: the node must not be ready without them."""
         scope = self._schedule.suspected
         if scope is None:
             return
@@ -113,16 +113,16 @@ class FamilyController:
             drift = None  # The check that follows reports it.
         now = self._clock()
         missing = drift is not None and drift.missing
-        self._schedule.looked(now - begun, now, missing)
+        self._schedule.missing_checked(now - begun, now, missing)
         if missing:
             self._observers.rules_missing(self.family, scope.since)
 
     def next_deferred(self) -> float:
-        """Return when to call `sync_deferred`; infinity if no Service waits for it."""
+        """Return when to call `sync_deferred`; infinity if no Service is deferred."""
         return self._deferred_share.due() if self.tables.has_deferred else math.inf
 
     def sync_deferred(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
-        """Sync a large Service, which small ones do not wait for. Return as `sync` does."""
+        """Sync one deferred large Service. Return as `sync` does."""
         begun = self._clock()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
         self._deferred_share.worked(begun, self._clock())
@@ -133,7 +133,7 @@ class FamilyController:
         return self._retries.due()
 
     def retry_quarantined(self, cluster: Cluster) -> bool:
-        """Try quarantined service ports again that are due. Return whether the next sync must write their rules."""
+        """Retry the quarantined service ports that are due. Return whether the next sync must write their rules."""
         begun = self._clock()
         ports = self._retries.take(begun)
         try:

@@ -87,7 +87,7 @@ class Agent:
             self._retry()
             self._repair_drift()
             if not self._may_sync():
-                self._spend_spare_time()
+                self._do_deferred_work()
                 continue
             if obstacle := self._gate.obstacle(self._node):
                 log.error("cannot serve this node", reason=obstacle)
@@ -138,7 +138,7 @@ class Agent:
         return min(self._next_retry, work, max(gate, self._limiter.due()))
 
     def _retry(self) -> None:
-        """Every syncPeriod, bind addresses that were in use and look for what keeps the lists away."""
+        """Every syncPeriod, bind addresses that were in use; without lists, delete rules that may keep them away."""
         now = self._clock()
         if now >= self._next_retry:
             self._next_retry = now + self._config.iptables.sync_period
@@ -173,8 +173,8 @@ class Agent:
             if any(drifted):
                 self._sync()
 
-    def _spend_spare_time(self) -> None:
-        """Do one piece of the work that no other Service should wait for."""
+    def _do_deferred_work(self) -> None:
+        """Sync one deferred Service or retry quarantined ports; no other sync is due."""
         if not self._in_sync:
             return
         now = self._clock()
@@ -237,12 +237,12 @@ class Agent:
         return succeeded
 
     def _note_sync(self, family: FamilyController, synced: Synced | None) -> bool:
-        """Tell all that follow syncs about one; return whether it succeeded."""
+        """Pass a report to everything that observes syncs. Return whether there is one: the sync succeeded."""
         if synced is None:
             return False
         self._sync_log.synced(synced.report)
         if family.family is Family.IPV4 and not self._in_sync:
-            route_loopback(self._config)  # only now: the sync has written the guard
+            route_loopback(self._config)  # after the sync, which writes the guard
         self._observers.sync_succeeded(synced.report, synced.local_addresses)
         self._flows.synced(synced.report, synced.node_port_addresses)
         return True

@@ -39,9 +39,9 @@ class DriftSchedule:
         self._suspect: DriftScope | None = None
         self._next_full_check = now + period
         self._not_before = -math.inf
-        # While the backoff delays a repair: when to look at the next external write, and whether there is one.
-        self._next_look = -math.inf
-        self._unseen = False
+        # While the backoff delays a repair: when to check for missing rules, and whether any write came since that check.
+        self._next_missing_check = -math.inf
+        self._written_since = False
         self._failures = 0
         self._repairs = 0
         self._calm_at = math.inf
@@ -61,21 +61,23 @@ class DriftSchedule:
         debounced = self._suspect.since + _DEBOUNCE if self._suspect else math.inf
         return max(min(debounced, self._next_full_check), self._not_before)
 
-    def look_at(self) -> float:
-        """Return when to look at external writes, with `suspected`; infinity if not before the next check."""
-        if self._suspect is None or not self._unseen:
+    def next_missing_check(self) -> float:
+        """Return when to check `suspected` for missing rules only; infinity if not before the next full check of it."""
+        if self._suspect is None or not self._written_since:
             return math.inf
-        return max(self._suspect.since + _DEBOUNCE, self._next_look)
+        return max(self._suspect.since + _DEBOUNCE, self._next_missing_check)
 
     @property
     def suspected(self) -> DriftScope | None:
         """Return the scope of external writes since the last check."""
         return self._suspect
 
-    def looked(self, seconds: float, now: float, missing: bool) -> None:
-        """Note that a look took this many seconds. If rules of ours are `missing`, look again only after their repair."""
-        self._unseen = False
-        self._next_look = math.inf if missing else now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
+    def missing_checked(self, seconds: float, now: float, missing: bool) -> None:
+        """Note that this check took so many seconds. If rules are `missing`, the next one comes only after their repair."""
+        self._written_since = False
+        self._next_missing_check = (
+            math.inf if missing else now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
+        )
 
     def take(self, now: float) -> DriftScope:
         """Return what to check now: the scope of external writes, or everything."""
@@ -101,8 +103,8 @@ class DriftSchedule:
     def checked(self, scope: DriftScope, seconds: float, now: float) -> None:
         """Note that a check of this scope took this many seconds."""
         self._failures = 0
-        self._next_look = now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
-        self._not_before = max(self._not_before, self._next_look)
+        self._next_missing_check = now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
+        self._not_before = max(self._not_before, self._next_missing_check)
         if scope.tables.issuperset(TABLES):
             self._next_full_check = now + max(self._period, _FULL_CHECK_PAUSE * seconds)
 
@@ -110,7 +112,7 @@ class DriftSchedule:
         """Note that a check failed; retry it after 0.5 s, then after 1, 2, … up to the period."""
         self._add(scope)
         self._not_before = now + min(self._period, _FIRST_BACKOFF * 2.0 ** min(self._failures, 16))
-        self._next_look = self._not_before
+        self._next_missing_check = self._not_before
         self._failures += 1
 
     def repaired(self, now: float) -> None:
@@ -124,7 +126,7 @@ class DriftSchedule:
         self._repairs, self._calm_at = 0, math.inf
 
     def _add(self, scope: DriftScope) -> None:
-        self._unseen = True
+        self._written_since = True
         before = self._suspect or scope
         self._suspect = DriftScope(
             min(before.since, scope.since),

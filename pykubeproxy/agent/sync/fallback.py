@@ -44,7 +44,7 @@ class Fallback:
 
     @contextmanager
     def attempts(self) -> Iterator[None]:
-        """Enclose the attempts of a sync. If it fails, a flat chain did not help: try the tree again at the next sync."""
+        """Enclose the attempts of a sync. If all fail, a flat chain did not help: keep the choice from before."""
         before, self._unexplained = self._tree, False
         try:
             yield

@@ -1,4 +1,4 @@
-"""Large Services, for whose syncs others should not wait."""
+"""Which Services are large, so that their syncs are deferred and delay no others."""
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
@@ -13,10 +13,10 @@ from pykubeproxy.services.size import count_pairs
 LARGE_PAIRS = 5000
 
 
-def may_wait(
+def may_defer(
     cluster: Cluster, service: Key, context: RuleContext, applied: AppliedState, live: Ruleset | None
 ) -> bool:
-    """Return whether a Service is large, and can keep the rules it has, if any.
+    """Return whether to defer the sync of a Service: it is large, and can keep the rules it has, if any.
 
     `live` are the tables of a full sync. The rules can stay only if all their chains exist: others jump to them.
     """

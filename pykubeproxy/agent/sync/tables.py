@@ -11,7 +11,7 @@ from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.agent.sync.fallback import Fallback
-from pykubeproxy.agent.sync.large import may_wait
+from pykubeproxy.agent.sync.large import may_defer
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
 from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
@@ -56,7 +56,7 @@ class FamilyTables:
         self._dirty: set[Key] = set()
         self._dirty_chains: set[ChainKey] = set()
         self._needs_resync = True
-        # Large Services that wait for `sync_deferred`, the one that waits longest first.
+        # Large Services that wait for `sync_deferred`, longest wait first.
         self._deferred: dict[Key, None] = {}
         # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
@@ -143,7 +143,7 @@ class FamilyTables:
         return self._sync(cluster, context, next(iter(self._deferred), None))
 
     def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
-        """Try quarantined service ports again; those that iptables accepts get their rules with the next sync.
+        """Retry quarantined service ports; those that iptables accepts get their rules with the next sync.
 
         Raises KernelError.
         """
@@ -218,14 +218,14 @@ class FamilyTables:
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
-        waiting = {
-            key for key in keys if key != turn and may_wait(cluster, key, context, self._applied, live)
+        deferred = {
+            key for key in keys if key != turn and may_defer(cluster, key, context, self._applied, live)
         }
-        resolution = resolve(cluster, keys - waiting, self._applied, context)
+        resolution = resolve(cluster, keys - deferred, self._applied, context)
         large = resolution.context.options.large_cluster
         if not everything and self._context and large != self._context.options.large_cluster:
             return self._resolve(cluster, context, live, turn, everything=True)
-        self._deferred |= dict.fromkeys(sorted(waiting))
+        self._deferred |= dict.fromkeys(sorted(deferred))
         return resolution
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:

@@ -84,25 +84,25 @@ def test_contested_repairs_back_off() -> None:
     assert waits == [0.1, 0.1, 0.1, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
 
 
-def test_a_delayed_repair_allows_a_look() -> None:
-    """One look at each write while no rules are missing, at most a fifth of the time; none until missing ones return."""
+def test_a_delayed_repair_still_checks_for_missing_rules() -> None:
+    """One check for each write while no rules are missing, at most a fifth of the time; none until missing ones return."""
     schedule = new_schedule()
     for _ in range(8):
         schedule.repaired(10.0)
-    assert schedule.look_at() == math.inf
+    assert schedule.next_missing_check() == math.inf
     schedule.external_write(write(OURS), 11.0)
-    assert schedule.look_at() == pytest.approx(11.1)
+    assert schedule.next_missing_check() == pytest.approx(11.1)
     assert schedule.due() == 26.0
-    schedule.looked(0.2, 11.3, missing=False)
-    assert schedule.look_at() == math.inf
+    schedule.missing_checked(0.2, 11.3, missing=False)
+    assert schedule.next_missing_check() == math.inf
     schedule.external_write(write(OURS), 11.4)
-    assert schedule.look_at() == pytest.approx(12.3)
-    schedule.looked(0.2, 12.5, missing=True)
+    assert schedule.next_missing_check() == pytest.approx(12.3)
+    schedule.missing_checked(0.2, 12.5, missing=True)
     schedule.external_write(write(OURS), 13.0)
-    assert schedule.look_at() == math.inf
+    assert schedule.next_missing_check() == math.inf
     schedule.checked(schedule.take(26.0), 0.2, 26.2)
     schedule.external_write(write(OURS), 26.3)
-    assert schedule.look_at() == pytest.approx(27.2)
+    assert schedule.next_missing_check() == pytest.approx(27.2)
 
 
 def test_contention_ends_when_the_tables_stay_calm() -> None:
