@@ -62,7 +62,7 @@ class IptablesSession:
         if not text:
             return
         if self._command is None:
-            self._command = self._runner.start(self._argv, self._seconds, dies_with_us=True)
+            self._command = self._runner.start(self._argv, self._seconds, die_with_parent=True)
         self._command.write(text)
         if self._command.stopped_reading:
             self._finish()

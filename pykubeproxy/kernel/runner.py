@@ -22,7 +22,7 @@ from pykubeproxy.kernel.errors import Missing, NotStarted, TimedOut
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 DEFAULT_LOCK_FILE = "/run/xtables.lock"
 _SECONDS_TO_DIE = 5
-# How many times its limit without progress a command may take in all, so that one that prints for ever ends too.
+# How many times its limit without progress a command may take in all, so that one that prints forever ends too.
 _LONGEST = 10
 _READ = 1 << 16  # bytes
 LARGEST_PIPE = 1 << 20  # bytes, the default maximum of the kernel for any user
@@ -176,15 +176,15 @@ class Runner(msgspec.Struct, frozen=True):
         """Return whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
-    def start(self, argv: Sequence[str], seconds: float = 60, dies_with_us: bool = False) -> Command:
+    def start(self, argv: Sequence[str], seconds: float = 60, die_with_parent: bool = False) -> Command:
         """Start a command that gets its input piece by piece. Raises Missing, NotStarted.
 
-        With `dies_with_us`, the kernel kills the command when the calling thread ends, also if it is killed. This takes
+        With `die_with_parent`, the kernel kills the command when the calling thread ends, also if it is killed. This adds
         1 ms.
         """
         self.progress()
         wrapper: tuple[str, ...] = ()
-        if dies_with_us:
+        if die_with_parent:
             if not self.prefix and not self.has(argv[0]):
                 raise Missing(argv[0], "that has it")
             wrapper = _killed_with_parent()

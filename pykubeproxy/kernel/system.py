@@ -67,8 +67,8 @@ def release_memory() -> None:
 def raise_open_files() -> int:
     """Raise this process's limit of open files to its hard limit, at most 65536, and return how many it may open.
 
-    Commands inherit the limit. iptables opens few files, and does not try to close all possible ones as some programs
-    do, which takes them seconds if the limit is a billion.
+    Commands inherit the limit. Some programs close all possible descriptors, which takes seconds at a limit of a billion;
+    iptables does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # An infinite limit is -1.

@@ -3,7 +3,7 @@
 import ipaddress
 import threading
 
-# The newest ones are kept: a load balancer may change its addresses for ever.
+# Keep only the newest ones: a load balancer may change its addresses again and again.
 _MOST = 64
 
 Address = tuple[str, int]

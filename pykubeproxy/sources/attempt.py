@@ -21,14 +21,14 @@ class Attempt:
     """Run `produce` on a thread of its own and hand over its parts one by one.
 
     The thread may hang in a name server, a credential plugin or a slow response: `take` returns in time regardless.
-    The caller must call `break_off` in the end; it ends the thread's waiting on sockets.
+    The caller must call `cancel` at the end: it wakes the thread if it waits on a socket.
     """
 
     def __init__(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         self.missing = "response from"
         self._parts: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
         self._lock = threading.Lock()
-        self._broken = False
+        self._cancelled = False
         self._handles: list[socket.socket] = []
         threading.Thread(target=self._run, args=(produce,), name="api-request", daemon=True).start()
 
@@ -42,10 +42,10 @@ class Attempt:
             raise part
         return part
 
-    def break_off(self) -> None:
+    def cancel(self) -> None:
         """Shut down the connection if the thread still uses it, and drop further parts."""
         with self._lock:
-            self._broken = True
+            self._cancelled = True
             for handle in self._handles:
                 _shut_down(handle)
         with contextlib.suppress(queue.Empty):
@@ -53,12 +53,12 @@ class Attempt:
                 self._parts.get_nowait()
 
     def hold(self, connection: socket.socket) -> None:
-        """Let `break_off` shut down this connection, which may still be in its TLS handshake."""
+        """Let `cancel` shut down this connection, which may still be in its TLS handshake."""
         # A duplicate: TLS detaches the original, and a closed number may belong to another connection.
         handle = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
             self._handles.append(handle)
-            if self._broken:
+            if self._cancelled:
                 _shut_down(handle)
 
     def _run(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
@@ -68,7 +68,7 @@ class Attempt:
             with contextlib.closing(produce()) as parts:
                 for part in parts:
                     self._parts.put(part)
-                    if self._broken:
+                    if self._cancelled:
                         break
         except Exception as error:
             end = error

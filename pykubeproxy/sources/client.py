@@ -22,8 +22,8 @@ from pykubeproxy.sources.watch import SourceError
 _LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
 _PIECE = 1 << 16
-# The caller times out first. Socket timeouts end a thread that it left.
-_LATER = 1.0  # seconds
+# Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
+_LATER = 1.0
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class Client:
             self._transport.drop_idle()
             raise
         finally:
-            attempt.break_off()
+            attempt.cancel()
 
     def _pieces(self, attempt: Attempt, idle: float, end: float) -> Iterator[bytes]:
         while True:

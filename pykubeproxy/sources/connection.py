@@ -45,9 +45,8 @@ class ConnectionState:
         self.must_list = True
         self._outages = OutageLog(resource, timing.quiet)
         self._resource, self._reconnection, self._timing = resource, reconnection, timing
-        self._backoff = Backoff(
-            timing.first_pause, timing.longest_pause
-        )  # for failures of this resource only
+        # For failures of this resource only.
+        self._backoff = Backoff(timing.first_pause, timing.longest_pause)
         self._persistent = 0  # persistent failures in a row
         self._expired = 0  # 410s in a row
         self._opened: float | None = None

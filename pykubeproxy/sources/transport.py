@@ -1,4 +1,4 @@
-"""Connections to an API server, whose waiting an Attempt can break off."""
+"""Connections to an API server that an Attempt can cancel."""
 
 import hashlib
 import socket
