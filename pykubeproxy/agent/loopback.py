@@ -55,7 +55,7 @@ def route_loopback(config: Config, root: Path = Path("/")) -> None:
 
 
 def set_up_loopback(config: Config, backend: Backend) -> None:
-    """Write the guard, then set route_localnet; log a failure. For an agent that may write rules, but no settings."""
+    """Write the guard, then set route_localnet; log a failure. For the init container: the agent may lack the privilege."""
     try:
         if guard_loopback(config, open_iptables(backend, Family.IPV4)):
             route_loopback(config)

@@ -35,7 +35,7 @@ class KernelSetting(msgspec.Struct, frozen=True):
 
 
 def settings(config: Config, cores: int) -> tuple[KernelSetting, ...]:
-    """Return the settings that a configuration requires on a node with this many cores; see loopback.py for another."""
+    """Return the settings that a configuration requires on a node with this many cores, except route_localnet."""
     return (
         *_table_size(config.conntrack, cores),
         *_tracking(config.conntrack),

@@ -102,7 +102,7 @@ def _serve(
         )
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
-        observers.metrics.cleaning(flows.waiting_seconds)
+        observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
         _stop_on_thread_death(mailbox)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))

@@ -19,8 +19,8 @@ from pykubeproxy.rules.context import KernelFacts
 
 # Thresholds of the garbage collector. At 10,000 objects, the first sync of 5000 services takes no more CPU than without
 # collection, and failed requests, which leave up to 35 KB each, take 2 MB in all.
-_USUALLY = gc.get_threshold()
-_RARELY = (10_000, 50, 100)
+_DEFAULT_THRESHOLDS = gc.get_threshold()
+_RARE_THRESHOLDS = (10_000, 50, 100)
 
 log = structlog.get_logger()
 
@@ -126,14 +126,14 @@ def collect_garbage_rarely() -> None:
     Without any collection, an agent that cannot reach the API server would grow with each failed request.
     """
     gc.freeze()
-    gc.set_threshold(*_RARELY)
+    gc.set_threshold(*_RARE_THRESHOLDS)
 
 
 def settle_memory() -> None:
     """Exclude the objects that exist after the first sync from garbage collection, and return free memory to the kernel."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_USUALLY)
+    gc.set_threshold(*_DEFAULT_THRESHOLDS)
     system.release_memory()
 
 

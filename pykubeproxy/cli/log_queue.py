@@ -11,7 +11,7 @@ import structlog
 
 # While the reader stalls, keep this many texts; a text is a log line or a part of a traceback.
 _MOST_TEXTS = 10_000
-# Write up to this many texts at once: after each write the thread may wait for its turn.
+# Write up to this many texts at once: after each write, the thread may wait for the interpreter lock.
 _BATCH = 500
 
 log = structlog.get_logger()

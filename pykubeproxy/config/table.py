@@ -58,7 +58,7 @@ class Setting:
     beside_config: whether the flag overrides the configuration file.
     omitted: whether /configz omits the default (Go's omitempty).
     instead: the replacement of a deprecated setting.
-    optional: whether the agent can do without a value from the file that it does not know.
+    optional: whether an unknown value in the file is ignored with a warning.
     """
 
     field: str

@@ -36,9 +36,9 @@ class _Listener(NamedTuple):
 class Server:
     """An HTTP server on any number of addresses. It depends on no other thread of the process.
 
-    At `limits.connections`, a new connection ends one of the client address that has most, itself included: the one whose
-    latest request began first. That one is most likely idle or stalled: honest clients finish within milliseconds. So
-    connections of one client do not end those of others.
+    At `limits.connections`, a new connection ends another one, of the client with most connections, the new one included:
+    the one whose latest request began first. It is most likely idle or stalled, since honest clients finish within
+    milliseconds. So connections of one client do not end those of others.
     """
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
@@ -132,8 +132,8 @@ class Server:
     def _start(self, connection: socket.socket, client: _Client, handler: Handler) -> None:
         if not self._slots.acquire(blocking=False):
             with self._lock:
-                if least_used := self._least_used(client):
-                    _shut_down(least_used)
+                if oldest := self._oldest_of_largest_client(client):
+                    _shut_down(oldest)
             if not self._slots.acquire(timeout=1.0):
                 connection.close()
                 return
@@ -146,7 +146,7 @@ class Server:
         except RuntimeError:  # the system allows no more threads
             self._end(connection)
 
-    def _least_used(self, newcomer: _Client) -> socket.socket | None:
+    def _oldest_of_largest_client(self, newcomer: _Client) -> socket.socket | None:
         """Return the oldest connection of the client with most, where `newcomer` has one more; call with the lock."""
         counts = Counter((newcomer, *self._open.values()))
         most = max(counts[client] for client in self._open.values()) if self._open else 0

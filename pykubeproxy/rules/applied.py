@@ -96,7 +96,7 @@ class AppliedState:
         return self._services.get(service, ())
 
     def holds_all_chains(self, service: Key) -> bool:
-        """Return whether the tables hold all chains of the ports of a Service, with whatever rules."""
+        """Return whether the tables hold all chains of the ports of a Service, with any rules."""
         return all(ABSENT not in port.digests for port in self.ports(service))
 
     def endpoints(self) -> int:

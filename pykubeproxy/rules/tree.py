@@ -4,12 +4,12 @@ In a flat chain, a packet visits all rules before its own. In the tree it visits
 level, and there are at most `LEVELS` levels.
 
 Usually a level branches on four bits of the number. Numbers with ever longer common prefixes would need a level for each
-of them. Then a level branches by count: on prefixes of any length that share the numbers out evenly. The prefix of one
+of them. Then a level branches by count: on prefixes of any length that divide the numbers evenly. The prefix of one
 chain may contain that of another: the longer prefix comes first, and the chain of the shorter one has a hole there.
 
-The shape depends only on the set of numbers. A chain's name tells its numbers and how many levels are below it. So a new
+The shape depends only on the set of numbers. A chain's name states its numbers and how many levels are below it. So a new
 or removed entry usually changes one leaf, and if only some chains of a new tree are written, a packet still finds every
-number, and the levels are no more. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
+number in no more levels. Masks are always prefixes: iptables-nft 1.8.7 stores other masks wrongly.
 """
 
 from bisect import bisect_left
@@ -40,7 +40,7 @@ class Prefix(NamedTuple):
 
 
 class Area(NamedTuple):
-    """What a chain decides: numbers with a prefix, except those in holes, with `levels` levels below the chain."""
+    """The numbers of a chain: those with a prefix, except those in holes; `levels` is how many levels are below it."""
 
     prefix: Prefix
     holes: tuple[Prefix, ...]
@@ -149,7 +149,7 @@ def _by_digit(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> 
 def _by_count(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_Part]:
     """Divide sorted numbers into at most 17 parts of an eighth at most, rounded up to a power of two.
 
-    Of the binary tree of all prefixes, cut off each smallest subtree with more than half an eighth, from below.
+    From the leaves of the binary tree of all prefixes upwards, cut off each subtree with more than a sixteenth.
     """
     least = max(LEAF, (1 << (len(numbers) - 1).bit_length()) // 8, 2) // 2
     parts: list[_Part] = []

@@ -96,7 +96,7 @@ def _problems(
             yield f"without endpoints, filter says {verdicts}"
     for address in pods:
         if (address, to.protocol, to.target) in claimed:
-            continue  # Whoever has a pod's address as external IP claims the pod itself.
+            continue  # A Service with a pod's address as its external IP claims the pod itself.
         onward = Packet(source, address, to.protocol.lower(), to.target, states=frozenset({"NEW", "DNAT"}))
         verdicts = {it.verdict for it in walker.walk(onward, "filter", "FORWARD")}
         if not verdicts <= {"", "ACCEPT"}:

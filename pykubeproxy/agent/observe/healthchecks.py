@@ -131,7 +131,7 @@ class HealthChecks:
         self._close: dict[_CheckListener, Callable[[], None]] = {}
         self._reported: set[_CheckListener | Key] = set()
         self._reports_left = _MOST_REPORTS
-        self._limited = False  # and logged
+        self._limited = False  # and the limit was logged
 
     def apply(self, checks: Mapping[Key, Check], hosts: Iterable[str]) -> None:
         """Serve exactly these checks, on these hosts."""

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Track since when the loop has been busy with one step. Its thread makes the heartbeat; any thread may read it."""
+    """Track since when the loop has been busy with one step. Create it on the loop's thread; any thread may read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -152,8 +152,8 @@ class Metrics:
             gauge = self._unwatched.labels(watch.name.removeprefix("watch-"))
             gauge.set_function(lambda watch=watch: outage.seconds if (outage := watch.outage) else 0.0)  # type: ignore[misc]
 
-    def cleaning(self, waiting_seconds: Callable[[], float]) -> None:
-        """Call this function at each scrape; it returns for how long stale UDP flows have not been deleted."""
+    def cleaning_flows(self, waiting_seconds: Callable[[], float]) -> None:
+        """Call this function at each scrape; it returns for how long stale UDP flows have waited for their deletion."""
         self._flows_waiting.set_function(waiting_seconds)
 
     def read_dropped_lines(self, dropped_lines: Callable[[], int]) -> None:

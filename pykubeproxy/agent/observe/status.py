@@ -116,8 +116,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     - `syncs`: the last syncs, oldest first
     - `repairs`: the last repairs of drift, oldest first
     - `unwatched`: objects whose watch fails, so that the rules do not follow their changes
-    - `waits_for`: another agent that manages the rules, until whose end this one does nothing; "" if there is none
-    - `waiting`: other agents that wait for the end of this one
+    - `waits_for`: the agent that manages the rules while this one waits to take over; "" if this one manages them
+    - `waiting`: other agents that wait to take over when this one ends
     - `matching`: the number of Services that match the filter
     - `services`: the ports of these Services, at most `limit` Services
     - `busy`: a sync is running, so `services` is empty

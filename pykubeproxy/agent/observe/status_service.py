@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class StatusService:
     """Collect the status of the agent. Any thread may call it.
 
-    `put` sends a query to the loop's mailbox. `waiting` returns the agents that wait for the end of this one.
+    `put` sends a query to the loop's mailbox. `waiting` returns the agents that wait to take over.
     """
 
     def __init__(
