@@ -14,11 +14,18 @@ State = dict[Kind, dict[Key, Object]]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for the condition; fail the test after a timeout."""
+    """Wait for the condition; fail the test after a timeout.
+
+    Pause as long as a check takes: many checks run commands, and other tests need the processor too.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.005)
+    while True:
+        begun = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < deadline, "the condition did not become true in time"
+        time.sleep(max(0.005, now - begun))
 
 
 class Follower:

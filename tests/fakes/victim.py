@@ -64,7 +64,7 @@ class Victim:
         eventually(self.is_served, seconds)
         return time.monotonic() - begun
 
-    def median_while(self, act: Callable[[], None], changes: int = 8, seconds: float = 120.0) -> float:
+    def median_while(self, act: Callable[[], None], changes: int = 5, seconds: float = 120.0) -> float:
         """Return the median time of some changes, in seconds, while another tenant calls `act` all the time."""
         ended = threading.Event()
 
@@ -84,7 +84,7 @@ class Victim:
             thread.join()
         return statistics.median(times)
 
-    def allowed(self, changes: int = 8) -> float:
+    def allowed(self, changes: int = 5) -> float:
         """Return twice the usual median time, in seconds: that while another tenant changes an ordinary Service.
 
         Most of it is the rest of a minSyncPeriod of 1 s, which is 0.5 s on average; few changes may show less.

@@ -176,7 +176,7 @@ def test_contested_repairs_back_off(tmp_path: Path) -> None:
         before, stop, begun = at.ours(4), threading.Event(), time.monotonic()
 
         def undo() -> None:
-            while not stop.wait(0.02):
+            while not stop.wait(0.1):
                 at.iptables(4, "-t nat -F KUBE-SERVICES")
 
         thread = threading.Thread(target=undo)
@@ -205,7 +205,7 @@ def test_contention_about_added_rules_leaves_the_node_ready(tmp_path: Path) -> N
     """Our rules are in place all the time."""
     with site("nft", tmp_path) as at:
         begun, codes = time.monotonic(), set()
-        while time.monotonic() - begun < 20:
+        while time.monotonic() - begun < 16:
             at.iptables(4, "-t filter -A KUBE-FORWARD -p tcp --dport 7777 -j ACCEPT")
             codes.add(fetch(HEALTH, "/healthz").status)
             time.sleep(0.2)
