@@ -25,18 +25,22 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
     """Return how many pairs of a port and an endpoint, or of a port and an address, a Service has in one family.
 
     Addresses are external IPs, load balancer IPs and source ranges. A port without any counts as one pair; an endpoint
-    counts once for each slice that lists it. 0 if there is no such Service.
+    counts once for each slice that lists it, and a slice without endpoints for a port as one. 0 if there is no such
+    Service.
     """
     service = cluster.service(key)
     if service is None:
         return 0
     given = (*service.external_ips, *service.load_balancer_ips, *service.source_ranges)
     addresses = sum(family_of(address) is family for address in given)
-    endpoints: Counter[tuple[str | None, str]] = Counter()
-    for slice_ in cluster.slices_of(key, family):
+    slices = cluster.slices_of(key, family)
+    # Each slice counts as one for every port, because every port goes through all slices; these are the others.
+    others: Counter[tuple[str | None, str]] = Counter()
+    for slice_ in slices:
         for port in slice_.ports:
-            endpoints[port.name, port.protocol.value] += len(slice_.endpoints)
-    return sum(max(1, addresses + endpoints[port.name, port.protocol.value]) for port in service.ports)
+            others[port.name, port.protocol.value] += max(0, len(slice_.endpoints) - 1)
+    fixed = addresses + len(slices)
+    return sum(max(1, fixed + others[port.name, port.protocol.value]) for port in service.ports)
 
 
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:
