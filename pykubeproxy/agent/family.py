@@ -119,7 +119,7 @@ class FamilyController:
 
     def next_deferred(self) -> float:
         """Return when to call `sync_deferred`; infinity if no Service is deferred."""
-        return self._deferred_share.due() if self.tables.has_deferred else math.inf
+        return self._deferred_share.due() if self.tables.deferred else math.inf
 
     def sync_deferred(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync one deferred large Service. Return as `sync` does."""

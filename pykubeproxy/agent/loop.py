@@ -199,11 +199,13 @@ class Agent:
 
     def _sync_all_deferred(self) -> bool:
         """Sync all large Services now. Return whether all syncs succeeded."""
+        succeeded = True
         for family in self._families:
-            while family.tables.has_deferred:
-                if not self._sync_deferred(family):
-                    return False
-        return True
+            failed = 0
+            while family.tables.deferred > failed:
+                failed += not self._sync_deferred(family)
+            succeeded = succeeded and not failed
+        return succeeded
 
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""

@@ -6,7 +6,7 @@ from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.ports import PortName, ServiceSkipReason, service_ports
 from pykubeproxy.services.size import count_pairs
 
 # Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
@@ -18,10 +18,14 @@ def may_defer(
 ) -> bool:
     """Return whether to defer the sync of a Service: it is large, and can keep the rules it has, if any.
 
+    One that is no longer served cannot.
+
     `live` are the tables of a full sync. The rules can stay only if all their chains exist: others jump to them.
     """
     found, pairs = cluster.service(service), count_pairs(cluster, service, context.options.family)
     if found is None or not LARGE_PAIRS < pairs <= (context.max_service_pairs or pairs):
+        return False
+    if isinstance(service_ports(found, context.options.family), ServiceSkipReason):
         return False
     if applied.ports(service):
         return applied.holds_all_chains(service)

@@ -56,7 +56,9 @@ class FamilyTables:
         self._dirty: set[Key] = set()
         self._dirty_chains: set[ChainKey] = set()
         self._needs_resync = True
-        # Large Services that wait for `sync_deferred`, longest wait first.
+        # Services with drift: they do not wait.
+        self._drifted: set[Key] = set()
+        # Large Services that wait for `sync_deferred`, in the order of their turns.
         self._deferred: dict[Key, None] = {}
         # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
@@ -92,9 +94,9 @@ class FamilyTables:
         return self.quarantine.all()
 
     @property
-    def has_deferred(self) -> bool:
-        """Return whether a large Service waits for `sync_deferred`."""
-        return bool(self._deferred)
+    def deferred(self) -> int:
+        """Return how many large Services wait for `sync_deferred`."""
+        return len(self._deferred)
 
     def find_drift(self, scope: DriftScope) -> Drift | None:
         """Compare live tables, or just some chains, with the applied state. Return what differs; change nothing.
@@ -114,6 +116,7 @@ class FamilyTables:
             return None
         services, shared = self._applied.observe(drift.changed, drift.live)
         self._dirty |= services
+        self._drifted |= services
         self._dirty_chains |= shared
         self._drift = msgspec.structs.replace(drift, since=scope.since, writers=scope.writers)
         if drift.unknown:
@@ -139,8 +142,14 @@ class FamilyTables:
         return self._sync(cluster, context)
 
     def sync_deferred(self, cluster: Cluster, context: RuleContext) -> SyncReport:
-        """Sync the large Service that waits longest, after any small one. Raises as `sync` does."""
-        return self._sync(cluster, context, next(iter(self._deferred), None))
+        """Sync a large Service, after any small one; namespaces take turns. Raises as `sync` does."""
+        turn = next(iter(self._deferred), None)
+        if turn:
+            # If the sync fails, the Service stays: it must not keep others waiting.
+            self._deferred = dict.fromkeys(
+                sorted(self._deferred, key=lambda key: (key.namespace == turn.namespace, key == turn))
+            )
+        return self._sync(cluster, context, turn)
 
     def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
         """Retry quarantined service ports; those that iptables accepts get their rules with the next sync.
@@ -196,8 +205,8 @@ class FamilyTables:
         self._applied = self._applied.after(update, written.ports)
         report = self._report(resolution, gone, live, desired, written, stopwatch.laps)
         self._context, self._drift, self._needs_resync = resolution.context, None, False
-        self._dirty.clear()
-        self._dirty_chains.clear()
+        for changes in (self._dirty, self._drifted, self._dirty_chains):
+            changes.clear()
         for key in resolution.services:
             self._deferred.pop(key, None)
         return report
@@ -219,7 +228,9 @@ class FamilyTables:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
         deferred = {
-            key for key in keys if key != turn and may_defer(cluster, key, context, self._applied, live)
+            key
+            for key in keys - self._drifted - {turn}
+            if may_defer(cluster, key, context, self._applied, live)
         }
         resolution = resolve(cluster, keys - deferred, self._applied, context)
         large = resolution.context.options.large_cluster

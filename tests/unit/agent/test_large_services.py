@@ -1,16 +1,19 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
 import click
+import msgspec
 import pytest
 
 from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.sync.write import SyncFailed
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render import table
 from pykubeproxy.inspect.explain.model import explain_all
 from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.kernel import Failed
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
@@ -25,9 +28,11 @@ from tests.strategies import NODE
 SMALL = (Updated(service("small")), Updated(slice_of("10.244.1.5", service="small")))
 
 
-def large(*hosts: int) -> tuple[Event, ...]:
-    made = service("large", cluster_ip="10.96.0.11")
-    return Updated(made), Updated(slice_of(*(f"10.244.2.{host}" for host in hosts), service="large"))
+def large(
+    *hosts: int, name: str = "large", namespace: str = "ns", cluster_ip: str = "10.96.0.11"
+) -> tuple[Event, ...]:
+    made = service(name, cluster_ip=cluster_ip), slice_of(*(f"10.244.2.{it}" for it in hosts), service=name)
+    return tuple(Updated(msgspec.structs.replace(it, namespace=namespace)) for it in made)
 
 
 def context(limit: int = 0) -> RuleContext:
@@ -67,9 +72,9 @@ def test_a_new_large_service_waits_for_its_turn() -> None:
     node = Node()
     node.sync(*SMALL, *large(1, 2, 3))
     assert node.targets() == {"10.244.1.5:8080"}
-    assert node.tables.has_deferred
+    assert node.tables.deferred
     report = node.tables.sync_deferred(node.cluster, node.context)
-    assert (report.full, len(node.targets()), node.tables.has_deferred) == (False, 4, False)
+    assert (report.full, len(node.targets()), node.tables.deferred) == (False, 4, False)
 
 
 def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
@@ -91,7 +96,7 @@ def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:
     assert node.sync(*large(1, 2, 4)).full
     assert "10.244.2.3:8080" in node.targets()
     node.tables.sync_deferred(node.cluster, node.context)
-    assert not node.tables.has_deferred
+    assert not node.tables.deferred
     assert "10.244.2.3:8080" not in node.targets()
 
 
@@ -102,7 +107,7 @@ def test_a_restart_keeps_a_large_service_served() -> None:
     node.tables.sync_deferred(node.cluster, node.context)
     node.start()
     assert not node.sync().wrote
-    assert not node.tables.has_deferred
+    assert not node.tables.deferred
 
 
 def test_a_deleted_or_smaller_service_does_not_wait() -> None:
@@ -112,9 +117,9 @@ def test_a_deleted_or_smaller_service_does_not_wait() -> None:
     node.sync(*large(1, 2))
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.2:8080"}
     node.sync(*large(1, 2, 3))
-    assert node.tables.has_deferred
+    assert node.tables.deferred
     node.sync(Deleted(Kind.SERVICE, Key("ns", "large")))
-    assert not node.tables.has_deferred
+    assert not node.tables.deferred
     assert node.targets() == set()
 
 
@@ -133,7 +138,7 @@ def test_an_oversized_service_is_quarantined_with_both_numbers() -> None:
     rendered = render(node.cluster, node.context)
     live = node.live.save().chains
     assert {key: live[key] for key in rendered.chains} == rendered.chains
-    assert not node.tables.has_deferred
+    assert not node.tables.deferred
 
 
 def test_a_served_service_that_becomes_oversized_loses_its_rules() -> None:
@@ -191,3 +196,63 @@ def test_a_flushed_large_service_is_repaired_at_once() -> None:
     node.tables.require_resync()
     node.sync()
     assert {key: node.live.save().chains[key] for key in before} == before
+
+
+def test_flushed_rules_of_a_large_service_are_repaired_at_once() -> None:
+    """Also if all its chains are still there."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    before = node.live.save().chains
+    node.live.tables["nat"] = dict.fromkeys(node.live.tables["nat"], ())
+    assert node.tables.detect_drift(scope(["nat"]))
+    node.sync()
+    assert {key: node.live.save().chains[key] for key in before} == before
+    assert not node.tables.deferred
+
+
+def test_a_large_service_that_is_no_longer_served_does_not_wait() -> None:
+    """Another Service may get its cluster IP."""
+    node = Node()
+    node.sync(*large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    made = node.cluster.service(Key("ns", "large"))
+    assert made
+    node.sync(Updated(msgspec.structs.replace(made, type="ExternalName", cluster_ips=())))
+    assert node.targets() == set()
+    assert not node.tables.deferred
+
+
+def test_a_failing_large_service_keeps_no_other_waiting() -> None:
+    node = Node()
+    node.sync(*SMALL)
+    restore = node.live.restore
+
+    def fail(text: str) -> None:
+        if "10.244.2.1:" in text:
+            raise Failed("iptables-restore", 1, "out of memory")
+        restore(text)
+
+    node.live.restore = fail  # type: ignore[method-assign]
+    node.sync(*large(1, 2, 3, name="failing"), *large(4, 5, 6, name="other", cluster_ip="10.96.0.12"))
+    with pytest.raises(SyncFailed):
+        node.tables.sync_deferred(node.cluster, node.context)
+    node.sync()
+    node.tables.sync_deferred(node.cluster, node.context)
+    assert "10.244.2.4:8080" in node.targets()
+    assert node.tables.deferred == 1
+
+
+def test_namespaces_with_large_services_take_turns() -> None:
+    """One with many Services does not keep others waiting."""
+    node = Node()
+    for number in range(1, 6):
+        addresses = [number * 10 + n for n in range(3)]
+        node.sync(*large(*addresses, name=f"s{number}", namespace="many", cluster_ip=f"10.96.1.{number}"))
+    node.sync(*large(1, 2, 3, name="web", namespace="one", cluster_ip="10.96.2.1"))
+    turns = [node.tables.sync_deferred(node.cluster, node.context).resolved[0].port.name for _ in range(6)]
+    assert [(name.namespace, name.service) for name in turns] == [
+        ("many", "s1"),
+        ("one", "web"),
+        *(("many", f"s{number}") for number in range(2, 6)),
+    ]
