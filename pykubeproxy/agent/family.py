@@ -142,8 +142,9 @@ class FamilyController:
             log.warning("quarantine retry failed", family=self.family.value, error=str(error))
             self._retries.tried(ports, begun, self._clock())
             return False
-        waiting = self.tables.quarantine.rejected() - split.rejected.keys() - split.accepted
-        self._retries.tried([name for name in ports if name not in waiting], begun, self._clock())
+        # If none was tried, their Services no longer have these ports; the next sync releases them.
+        tried = split.rejected.keys() | split.accepted or ports
+        self._retries.tried([name for name in ports if name in tried], begun, self._clock())
         return bool(split.accepted)
 
     def sync(

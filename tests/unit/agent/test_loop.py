@@ -1,6 +1,8 @@
 """The agent's reconcile loop, on a test clock and tables in memory."""
 
+import math
 import re
+from collections.abc import Collection
 from concurrent.futures import Future
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,21 +14,35 @@ import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent import loop
+from pykubeproxy.agent.family import FamilyController
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query, list_services
 from pykubeproxy.agent.observe.status import Filter
+from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
-from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
+from pykubeproxy.objects import (
+    Deleted,
+    EndpointPort,
+    Family,
+    Key,
+    Kind,
+    Listed,
+    Node,
+    Port,
+    Protocol,
+    Updated,
+)
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.drift import TableDrift
 from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
@@ -556,6 +572,58 @@ def test_once_syncs_large_services_too(
     code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
     assert code == 0
     assert family.rules(WEB)
+
+
+def test_once_syncs_large_services_after_a_failing_one(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    restore = family.live.restore
+
+    def fail(text: str) -> None:
+        if "10.244.2.1:" in text:
+            raise BROKEN
+        restore(text)
+
+    family.live.restore = fail  # type: ignore[method-assign]
+    services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
+    slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
+    lists = at(1, services, slices, Listed(Kind.NODE, (HERE,)))
+    code, _ = run(family, clock, *lists, *at(20, STOP), once=True)
+    assert code == 1
+    assert family.rules(WEB)
+
+
+def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large Service keeps its rules, and its quarantine, until its turn."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(FamilyController, "next_deferred", lambda _: math.inf)
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    retries: list[float] = []
+    retry = family.tables.retry_quarantined
+
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+        retries.append(clock.now)
+        clock.now += 0.001
+        return retry(cluster, ports)
+
+    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    ports = (EndpointPort("renamed", Protocol.TCP, 8080),)
+    changed = (
+        Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68", ports=ports)),
+        Updated(service(ports=(Port("renamed", Protocol.TCP, 80),))),
+    )
+    run(
+        family,
+        clock,
+        *STARTED,
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        *at(15, *changed),
+        *at(20, STOP),
+    )
+    assert retries == [1011.0, 1015.0]
 
 
 def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:
