@@ -59,7 +59,7 @@ class FamilyController:
         self._clock = clock
         self._schedule = DriftSchedule(config.iptables.sync_period, clock())
         self._retries = RetrySchedule()
-        self._deferred_share = TimeShare(_DEFERRED_SHARE)
+        self._deferred_share = TimeShare(_DEFERRED_SHARE, config.iptables.sync_period)
         self._drifted = False  # the next sync repairs detected drift
         opened.tables.on_progress(observers.progress)
 
@@ -125,7 +125,7 @@ class FamilyController:
         """Sync one deferred large Service. Return as `sync` does."""
         begun = self._clock()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
-        self._deferred_share.worked(begun, self._clock())
+        self._deferred_share.worked(begun, self._clock(), synced is not None)
         return synced
 
     def next_retry(self) -> float:

@@ -45,20 +45,31 @@ class SyncLimiter:
         self._at_latest = now + (self._max_period if succeeded else self._retry_delay())
 
     def _retry_delay(self) -> float:
-        return min(self._retry_period, _FIRST_RETRY * 2.0 ** min(self._failures - 1, 16))
+        return _backoff(self._failures, self._retry_period)
 
 
 class TimeShare:
-    """Limit work to a share of the time. It reads no clock: the caller passes the time in, in seconds."""
+    """Limit work to a share of the time. It reads no clock: the caller passes the time in, in seconds.
 
-    def __init__(self, share: float) -> None:
+    After failed pieces of work in a row, the next one waits at least 1 s, 2, 4, … up to `retry_period`.
+    """
+
+    def __init__(self, share: float, retry_period: float = 0.0) -> None:
         self._pause = 1 / share - 1
+        self._retry_period = retry_period
+        self._failures = 0
         self._due = -math.inf
 
     def due(self) -> float:
         """Return when the next piece of work may start."""
         return self._due
 
-    def worked(self, begun: float, now: float) -> None:
+    def worked(self, begun: float, now: float, succeeded: bool = True) -> None:
         """Note that a piece of work has ended."""
-        self._due = now + self._pause * (now - begun)
+        self._failures = 0 if succeeded else self._failures + 1
+        backoff = 0.0 if succeeded else _backoff(self._failures, self._retry_period)
+        self._due = now + max(backoff, self._pause * (now - begun))
+
+
+def _backoff(failures: int, longest: float) -> float:
+    return min(longest, _FIRST_RETRY * 2.0 ** min(failures - 1, 16))

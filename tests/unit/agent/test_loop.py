@@ -594,6 +594,26 @@ def test_once_syncs_large_services_after_a_failing_one(
     assert family.rules(WEB)
 
 
+def test_a_failing_large_service_causes_ever_fewer_syncs(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each failure, the agent goes through all Services."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    failed: list[float] = []
+    restore = family.live.restore
+
+    def fail(text: str) -> None:
+        if "10.244.1.66:" in text:
+            failed.append(clock.now - 1000)
+            raise BROKEN
+        restore(text)
+
+    family.live.restore = fail  # type: ignore[method-assign]
+    change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
+    run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
+    assert failed == [10, 11, 13, 17, 25, 41, 71, 101]
+
+
 def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
