@@ -25,8 +25,8 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
     """Return how many pairs of a port and an endpoint, or of a port and an address, a Service has in one family.
 
     Addresses are external IPs, load balancer IPs and source ranges. A port without any counts as one pair; an endpoint
-    counts once for each slice that lists it, and a slice without endpoints for a port as one. 0 if there is no such
-    Service.
+    counts once for each slice that lists it, and a slice without endpoints for a port as one. Each port that a slice has
+    more than the Service counts too. 0 if there is no such Service.
     """
     service = cluster.service(key)
     if service is None:
@@ -40,7 +40,8 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
         for port in slice_.ports:
             others[port.name, port.protocol.value] += max(0, len(slice_.endpoints) - 1)
     fixed = addresses + len(slices)
-    return sum(max(1, fixed + others[port.name, port.protocol.value]) for port in service.ports)
+    more = sum(max(0, len(slice_.ports) - len(service.ports)) for slice_ in slices)
+    return more + sum(max(1, fixed + others[port.name, port.protocol.value]) for port in service.ports)
 
 
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:

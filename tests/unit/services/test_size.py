@@ -43,6 +43,13 @@ def test_a_slice_without_endpoints_for_a_port_counts_as_one() -> None:
     assert pairs(service(ports=PORTS), *slices, full) == 3 * 5 + 1
 
 
+def test_ports_that_only_slices_have_count() -> None:
+    """A sync reads a hundred of them in each slice, too."""
+    ports = tuple(EndpointPort(f"other{n}", Protocol.TCP, n) for n in range(1, 101))
+    slices = [slice_of("10.0.0.1", name=f"s{n}", ports=ports) for n in range(4)]
+    assert pairs(service(ports=PORTS), *slices) == 3 * 4 + 97 * 4
+
+
 @pytest.mark.parametrize(
     ("field", "values"),
     [
