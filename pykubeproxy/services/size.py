@@ -3,8 +3,6 @@
 Nothing in Kubernetes limits it: ports, endpoints and addresses multiply, up to millions of rules for one Service.
 """
 
-from collections import Counter
-
 import msgspec
 
 from pykubeproxy.objects import Family, Key, family_of
@@ -24,24 +22,21 @@ class Oversized(msgspec.Struct, frozen=True):
 def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
     """Return how many pairs of a port and an endpoint, or of a port and an address, a Service has in one family.
 
-    Addresses are external IPs, load balancer IPs and source ranges. A port without any counts as one pair; an endpoint
-    counts once for each slice that lists it, and a slice without endpoints for a port as one. Each port that a slice has
-    more than the Service counts too. 0 if there is no such Service.
+    Addresses are external IPs, load balancer IPs and source ranges. Each EndpointSlice counts as if it had all ports of the
+    Service, and an endpoint: a sync visits all slices for every port. A port without any counts as one pair. 0 if there is
+    no such Service.
     """
     service = cluster.service(key)
     if service is None:
         return 0
     given = (*service.external_ips, *service.load_balancer_ips, *service.source_ranges)
     addresses = sum(family_of(address) is family for address in given)
-    slices = cluster.slices_of(key, family)
-    # Each slice counts as one for every port, because every port goes through all slices; these are the others.
-    others: Counter[tuple[str | None, str]] = Counter()
-    for slice_ in slices:
-        for port in slice_.ports:
-            others[port.name, port.protocol.value] += max(0, len(slice_.endpoints) - 1)
-    fixed = addresses + len(slices)
-    more = sum(max(0, len(slice_.ports) - len(service.ports)) for slice_ in slices)
-    return more + sum(max(1, fixed + others[port.name, port.protocol.value]) for port in service.ports)
+    ports = len(service.ports)
+    endpoints = sum(
+        max(ports, len(slice_.ports)) * max(1, len(slice_.endpoints))
+        for slice_ in cluster.slices_of(key, family)
+    )
+    return max(ports, addresses * ports + endpoints)
 
 
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:

@@ -40,7 +40,7 @@ def test_a_slice_without_endpoints_for_a_port_counts_as_one() -> None:
     slices = [slice_of(name=f"s{n}", ports=(EndpointPort("other", Protocol.TCP, 1),)) for n in range(4)]
     assert pairs(service(ports=PORTS), *slices) == 3 * 4
     full = slice_of("10.0.0.1", "10.0.0.2", name="full", ports=(EndpointPort("p1", Protocol.TCP, 1),))
-    assert pairs(service(ports=PORTS), *slices, full) == 3 * 5 + 1
+    assert pairs(service(ports=PORTS), *slices, full) == 3 * (4 + 2)
 
 
 def test_ports_that_only_slices_have_count() -> None:
