@@ -31,7 +31,13 @@ def may_defer(
         return applied.holds_all_chains(service)
     if live is None:
         return True
-    # After a restart, the applied state does not know the chains that an earlier agent wrote.
+    # After a restart, the applied state does not know the rules that an earlier agent wrote, maybe for other ports.
     ports = (PortName(*service, port.name, port.protocol.value) for port in found.ports)
     chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
-    return not any(ChainKey("nat", chain) in live.chains for chain in chains)
+    return not (any(ChainKey("nat", chain) in live.chains for chain in chains) or _names(live, service))
+
+
+def _names(live: Ruleset, service: Key) -> bool:
+    """Return whether the comment of a rule names a Service."""
+    comments = f'"{service}:', f'"{service} '
+    return any(it in rule for rules in live.chains.values() for rule in rules for it in comments)

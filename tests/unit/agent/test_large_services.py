@@ -14,7 +14,7 @@ from pykubeproxy.inspect.dump.render import table
 from pykubeproxy.inspect.explain.model import explain_all
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.kernel import Failed
-from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Updated
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.render import render
@@ -256,3 +256,26 @@ def test_namespaces_with_large_services_take_turns() -> None:
         ("one", "web"),
         *(("many", f"s{number}") for number in range(2, 6)),
     ]
+
+
+def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> None:
+    """Rules for its old port names are replaced at once, and so are those that reject its clients."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3))
+    node.tables.sync_deferred(node.cluster, node.context)
+    ports = (EndpointPort("new", Protocol.TCP, 8080),)
+    addresses = tuple(f"10.244.2.{host}" for host in (1, 2, 3))
+    node.cluster.apply(Updated(slice_of(*addresses, service="large", ports=ports)))
+    made = service("large", cluster_ip="10.96.0.11", ports=(Port("new", Protocol.TCP, 80),))
+    node.cluster.apply(Updated(made))
+    node.start()
+    node.sync()
+    assert len(node.targets()) == 4
+    node.sync(Updated(msgspec.structs.replace(made, external_ips=("192.0.2.1", "192.0.2.2", "192.0.2.3"))))
+    node.sync(Updated(slice_of(service="large")))
+    while node.tables.deferred:
+        node.tables.sync_deferred(node.cluster, node.context)
+    rejecting = node.live.save().chains[skeleton.FILTER_SERVICES]
+    node.start()
+    node.sync()
+    assert node.live.save().chains[skeleton.FILTER_SERVICES] == rejecting != ()
