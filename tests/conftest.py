@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -12,7 +13,12 @@ settings.register_profile("project", deadline=None, derandomize="CI" in os.envir
 settings.load_profile("project")
 
 
+# Files whose tests take longest, the longest first.
+_LONGEST = ("test_image", "test_no_gap", "test_agent_drift", "test_bench", "test_continuity", "test_tenants_")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = _slow_tests_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(
@@ -21,6 +27,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "root" in item.keywords:
             item.add_marker(skip)
+
+
+def _slow_tests_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in such an order that each worker begins with its share of those of whole processes.
+
+    A worker gets consecutive tests, and steals from the end of the others' when it has done its own.
+    """
+    slow: dict[Path, list[pytest.Item]] = {}
+    fast: list[pytest.Item] = []
+    for item in items:
+        if item.path.parent.name == "system":
+            slow.setdefault(item.path, []).append(item)
+        else:
+            fast.append(item)
+    files = sorted(slow, key=lambda path: not path.name.startswith(_LONGEST))
+    size = -(-len(items) // workers)
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        ordered += (item for path in files[worker::workers] for item in slow[path])
+        filling = max(0, (worker + 1) * size - len(ordered))
+        ordered += fast[:filling]
+        del fast[:filling]
+    return ordered + fast
 
 
 @pytest.fixture(autouse=True)
