@@ -3,11 +3,10 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakes.cluster import service
+from tests.fakes.cluster import service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.victim import Victim, victim
 
@@ -23,36 +22,20 @@ def huge(made: Victim, name: str, address: str, size: tuple[int, int]) -> Callab
     numbers = range(1000, 1000 + ports)
     listed = [{"name": f"p{number}", "port": number, "protocol": "TCP"} for number in numbers]
     made.api.store.create(service(name, clusterIP=address, ports=listed))
-    slices = [made.api.store.create(it) for it in _slices(name, listed, endpoints)]
+    made_slice = made.api.store.create({**slice_of(name, *_addresses(endpoints)), "ports": listed})
     count = itertools.count()
 
     def act() -> None:
+        nonlocal made_slice
         endpoint = {"addresses": [f"10.7.{next(count) % 250}.9"], "conditions": {"ready": True}}
-        slices[0] = made.api.store.replace(slices[0] | {"endpoints": [*slices[0]["endpoints"][1:], endpoint]})
+        changed = [*made_slice["endpoints"][1:], endpoint]
+        made_slice = made.api.store.replace(made_slice | {"endpoints": changed})
 
     return act
 
 
-def _slices(name: str, ports: list[dict[str, Any]], endpoints: int) -> list[dict[str, Any]]:
-    """Return EndpointSlices of 100 ports each, as the API server requires."""
-    return [
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"{name}-{start}",
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": name},
-            },
-            "addressType": "IPv4",
-            "endpoints": [
-                {"addresses": [f"10.7.{n // 250}.{n % 250 + 1}"], "conditions": {"ready": True}}
-                for n in range(endpoints)
-            ],
-            "ports": ports[start : start + 100],
-        }
-        for start in range(0, len(ports), 100)
-    ]
+def _addresses(number: int) -> list[str]:
+    return [f"10.7.{n // 250}.{n % 250 + 1}" for n in range(number)]
 
 
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
