@@ -169,7 +169,12 @@ class _PortReader(msgspec.Struct, frozen=True):
             counts = self.counters.get(key, ())
             count = counts[position] if position < len(counts) else Count()
             yield EndpointView(
-                address.strip("[]"), int(port or 0), share.probability, count.packets, count.bytes, key.chain
+                address.strip("[]"),
+                int(port) if port.isdecimal() else 0,
+                share.probability,
+                count.packets,
+                count.bytes,
+                key.chain,
             )
 
 
