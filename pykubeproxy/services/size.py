@@ -46,6 +46,6 @@ def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversiz
     if pairs <= limit or service is None:
         return None
     ports = service_ports(service, family)
-    if isinstance(ports, ServiceSkipReason):
+    if isinstance(ports, ServiceSkipReason) or not ports:
         return None
     return Oversized(key, ports[0].cluster_ip, pairs, limit)

@@ -123,10 +123,14 @@ class Core:
         self._deliver([step.item for step in steps if self.writer.step(step)])
 
     def assert_equal_to_a_fresh_start(self) -> None:
-        """An agent that starts now writes the same rules."""
+        """An agent that starts now writes the same rules, once all large Services had their turn."""
         for family in Family:
             fresh = FakeIptables(self.live[family].backend, family)
-            FamilyTables(fresh, None).sync(self.cluster, (), context(family, self._dispatch))
+            tables = FamilyTables(fresh, None)
+            tables.sync(self.cluster, (), context(family, self._dispatch))
+            for synced in (tables, self.tables[family]):
+                while synced.deferred:
+                    synced.sync_deferred(self.cluster, context(family, self._dispatch))
             expected, found = fresh.save().chains, self.live[family].save().chains
             assert found == expected, sorted(
                 key for key in {*found, *expected} if found.get(key) != expected.get(key)

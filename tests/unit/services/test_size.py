@@ -76,3 +76,9 @@ def test_a_service_is_oversized_above_the_limit() -> None:
 def test_a_service_that_is_not_served_is_not_oversized() -> None:
     headless = Service("ns", "web", headless=True, ports=PORTS)
     assert oversized(cluster(headless), WEB, Family.IPV4, 1) is None
+
+
+def test_a_service_without_ports_is_not_oversized() -> None:
+    """A manifest may have one."""
+    made = cluster(service(ports=()), slice_of("10.0.0.1", "10.0.0.2"))
+    assert oversized(made, WEB, Family.IPV4, 1) is None
