@@ -46,16 +46,11 @@ class RuleContext(msgspec.Struct, frozen=True):
     max_service_pairs: int = 0
     api_servers: ApiServers = frozenset()
 
-    def oversized(self, cluster: Cluster, service: Key) -> Oversized | None:
-        """Return why a Service is too large to be served; None if it is not."""
-        return oversized(cluster, service, self.options.family, self.max_service_pairs)
-
-    def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...]:
-        """Return the resolved ports of one Service; none if it is oversized."""
-        if self.oversized(cluster, service):
-            return ()
-        return resolve_ports(
-            cluster, service, self.options.family, self.node, self.allow_external_ips, self.api_servers
+    def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...] | Oversized:
+        """Return the resolved ports of one Service, or why it is too large to be served."""
+        family = self.options.family
+        return oversized(cluster, service, family, self.max_service_pairs) or resolve_ports(
+            cluster, service, family, self.node, self.allow_external_ips, self.api_servers
         )
 
 

@@ -13,18 +13,25 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import PortRules, port_rules, reject_service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, whole_service
+from pykubeproxy.services.selection import ResolvedPort
+from pykubeproxy.services.size import Oversized
 
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     """Return the chains for all Services of a cluster, without the jumps in the built-in chains."""
-    keys = [service.key for service in cluster.services()]
-    too_large = {key: found for key in keys if (found := context.oversized(cluster, key))}
-    resolved = [port for key in keys for port in context.resolve(cluster, key)]
+    resolved: list[ResolvedPort] = []
+    too_large: list[Oversized] = []
+    for service in cluster.services():
+        found = context.resolve(cluster, service.key)
+        if isinstance(found, Oversized):
+            too_large.append(found)
+        else:
+            resolved += found
     endpoints = sum(len(port.selection.verdicts) for port in resolved)
     options = msgspec.structs.replace(context.options, large_cluster=endpoints > LARGE_CLUSTER_ENDPOINTS)
     rules = {port.port.name: port_rules(port.port, port.selection, options) for port in resolved}
     rules |= {
-        whole_service(key): reject_service(key, it.cluster_ip, options) for key, it in too_large.items()
+        whole_service(it.service): reject_service(it.service, it.cluster_ip, options) for it in too_large
     }
     return assemble(rules, options, context.node_port_jumps)
 

@@ -1,6 +1,6 @@
 """Resolve the Services to render: their ports, the endpoints this node uses, and the context of their rules."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -58,8 +58,14 @@ def resolve(
     cluster: Cluster, keys: Collection[Key], applied: AppliedState, context: RuleContext
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints."""
-    too_large = {key: it for key in keys if (it := context.oversized(cluster, key))}
-    services = {key: resolve_service(cluster, key, context) for key in keys}
+    services: dict[Key, tuple[ResolvedPort, ...]] = {}
+    too_large: dict[Key, Oversized] = {}
+    for key in keys:
+        found = context.resolve(cluster, key)
+        if isinstance(found, Oversized):
+            services[key], too_large[key] = (), found
+        else:
+            services[key] = _by_name(found)
     before = sum(port.endpoints for key in keys for port in applied.ports(key))
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
@@ -68,6 +74,12 @@ def resolve(
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
-    """Return the ports of one Service, by name. A manifest may use a name twice: the last one counts, as in `render`."""
-    named = {port.port.name: port for port in context.resolve(cluster, service)}
+    """Return the ports of one Service, by name; none if it is oversized."""
+    found = context.resolve(cluster, service)
+    return () if isinstance(found, Oversized) else _by_name(found)
+
+
+def _by_name(ports: Iterable[ResolvedPort]) -> tuple[ResolvedPort, ...]:
+    """Sort ports by name. A manifest may use a name twice: the last one counts, as in `render`."""
+    named = {port.port.name: port for port in ports}
     return tuple(named[name] for name in sorted(named))

@@ -23,6 +23,7 @@ from pykubeproxy.services.selection import (
     TopologyMode,
     ignored_hints,
 )
+from pykubeproxy.services.size import Oversized
 
 
 class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):
@@ -128,17 +129,18 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
         for family, on in contexts.items()
     }
     skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}
-    for family, context in contexts.items():
-        if family not in skipped and context.oversized(cluster, service.key):
+    resolved: dict[Family, tuple[ResolvedPort, ...]] = {}
+    for family in [family for family in contexts if family not in skipped]:
+        result = contexts[family].resolve(cluster, service.key)
+        if isinstance(result, Oversized):
             skipped[family] = ServiceSkipReason.OVERSIZED
+        else:
+            resolved[family] = result
     for family, context in contexts.items():
-        if family not in skipped:
+        if family in resolved:
             slices = cluster.slices_of(service.key, family)
             ignored = tuple(_ignored_slices(cluster.all_slices_of(service.key), family, skipped))
-            ports += (
-                _port(family, context, resolved, ignored, len(slices))
-                for resolved in context.resolve(cluster, service.key)
-            )
+            ports += (_port(family, context, port, ignored, len(slices)) for port in resolved[family])
     return Explanation(service, tuple(ports), skipped)
 
 
