@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from pykubeproxy.agent.sync.limiter import MAX_PERIOD, TimeShare
+from pykubeproxy.agent.sync.limiter import MAX_PERIOD, TimeShare, backoff
 from pykubeproxy.objects import Key
 from pykubeproxy.services.ports import PortName
 
@@ -55,4 +55,4 @@ class _Port(msgspec.Struct):
     failures: int = 0
 
     def backoff(self) -> float:
-        return min(_LONGEST_BACKOFF, 2.0 ** min(self.failures, 16))
+        return backoff(self.failures + 1, _LONGEST_BACKOFF)

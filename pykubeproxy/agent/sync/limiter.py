@@ -45,7 +45,7 @@ class SyncLimiter:
         self._at_latest = now + (self._max_period if succeeded else self._retry_delay())
 
     def _retry_delay(self) -> float:
-        return _backoff(self._failures, self._retry_period)
+        return backoff(self._failures, self._retry_period)
 
 
 class TimeShare:
@@ -67,9 +67,10 @@ class TimeShare:
     def worked(self, begun: float, now: float, succeeded: bool = True) -> None:
         """Note that a piece of work has ended."""
         self._failures = 0 if succeeded else self._failures + 1
-        backoff = 0.0 if succeeded else _backoff(self._failures, self._retry_period)
-        self._due = now + max(backoff, self._pause * (now - begun))
+        least = 0.0 if succeeded else backoff(self._failures, self._retry_period)
+        self._due = now + max(least, self._pause * (now - begun))
 
 
-def _backoff(failures: int, longest: float) -> float:
+def backoff(failures: int, longest: float) -> float:
+    """Return the seconds to wait after some failures in a row: 1, 2, 4, … up to `longest`."""
     return min(longest, _FIRST_RETRY * 2.0 ** min(failures - 1, 16))
