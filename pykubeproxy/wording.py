@@ -1,5 +1,6 @@
-"""English in tables and messages: plurals, lists, units and lines of 80 columns."""
+"""English in tables and messages: plurals, lists, units, lines of 80 columns, and URLs without passwords."""
 
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 WIDTH = 80
 # A space at which no line is broken.
 TIE = "\N{NO-BREAK SPACE}"
+_USER = re.compile(r"//[^/\s]*@")
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -36,6 +38,11 @@ def percent(share: float) -> str:
 def period(seconds: int) -> str:
     """Seconds in the largest unit that needs no fraction: 3 h, 90 min."""
     return next(f"{seconds // size} {unit}" for size, unit in _UNITS if seconds % size == 0)
+
+
+def without_password(text: str) -> str:
+    """Return text without the user and password of the URLs in it."""
+    return _USER.sub("//", text)
 
 
 def tied(text: str) -> str:

@@ -5,7 +5,6 @@ Abstract names belong to the network namespace, as the tables do, and the kernel
 
 import errno
 import os
-import re
 import socket
 import struct
 import threading
@@ -16,11 +15,10 @@ from typing import Self
 
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.processes import process
+from pykubeproxy.wording import without_password
 
 _NAME = "\0pykubeproxy"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-# User and password in the URL of --master.
-_PASSWORD = re.compile(r"//[^/ ]*@")
 _ONE_SECOND = struct.pack("@2l", 1, 0)  # struct timeval
 _TRIES, _PAUSE = 3, 0.05  # seconds
 # Each takes a file descriptor of the holder. A process that loses its connection tries again.
@@ -174,5 +172,5 @@ def _is_trusted(user: int) -> bool:
 def _description(pid: int) -> str:
     running = process(pid) if pid else None
     command = " ".join(running.arguments) if running else "ended since"
-    command = _PASSWORD.sub("//", "".join(filter(str.isprintable, command)))[:200]
+    command = without_password("".join(filter(str.isprintable, command)))[:200]
     return f"process {pid} ({command})" if pid else "in another container"

@@ -17,6 +17,7 @@ from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, Transport
 from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.wording import without_password
 
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
 _LONGEST_ANSWER = 60.0
@@ -72,7 +73,7 @@ class Client:
     @property
     def server(self) -> str:
         """The URL of the server without user and password."""
-        return failures.without_password(str(self._credentials.configuration.host))
+        return without_password(str(self._credentials.configuration.host))
 
     def server_addresses(self) -> frozenset[tuple[str, int]]:
         """Return each IP address and port of the server, or of the proxy in front of it, that this client has found.

@@ -15,8 +15,8 @@ from kubernetes.client.configuration import Configuration
 from kubernetes.config.kube_config import KubeConfigLoader
 
 from pykubeproxy.sources import plugin
-from pykubeproxy.sources.failures import without_password
 from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.wording import without_password
 
 # Read credentials from files again after this many seconds: the kubelet renews a token minutes before it expires.
 _FRESH = 60.0

@@ -3,7 +3,6 @@
 import errno
 import http.client
 import json
-import re
 import ssl
 
 import urllib3
@@ -16,9 +15,10 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
+from pykubeproxy.wording import without_password
+
 _MAX_RETRY_AFTER = 120.0  # seconds
 _MAX_MESSAGE = 300
-_USER = re.compile(r"//[^/\s]*@")
 
 
 class Failure(Exception):
@@ -50,11 +50,6 @@ class Expired(Failure):
 
 class Unauthorized(Failure):
     """The server does not accept the credentials."""
-
-
-def without_password(text: str) -> str:
-    """Return text without the user and password of the URLs in it."""
-    return _USER.sub("//", text)
 
 
 def one_line(text: str) -> str:

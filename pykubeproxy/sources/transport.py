@@ -16,8 +16,8 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 
 from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import current
-from pykubeproxy.sources.failures import without_password
 from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.wording import without_password
 
 _CONNECT_TIMEOUT = 5.0  # seconds per address
 _HANDSHAKE_TIMEOUT = 10.0  # as in client-go
