@@ -17,10 +17,12 @@ from pykubeproxy.objects import (
     Service,
     Updated,
 )
+from pykubeproxy.objects.values import RejectedValue
 
 NODE = "node1"
 ZONE = "zone-a"
 NAMES = ("a", "b", "c")
+INVALID_RANGE = RejectedValue("spec.loadBalancerSourceRanges[9]", "10.0.0.0/33", "not a network")
 SLICES = ("s1", "s2", "s3")
 PORT_NAMES = ("http", "dns")
 PODS = {
@@ -70,6 +72,7 @@ def services(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[Service]:
                     ("fd00:99::/64",),
                 ]
             ),
+            rejected=st.sampled_from([(), (INVALID_RANGE,)]),
             internal_local=st.booleans(),
             external_local=st.booleans(),
             affinity_seconds=st.sampled_from([None, 60]),

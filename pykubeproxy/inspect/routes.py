@@ -140,13 +140,13 @@ class PolicyRoute(msgspec.Struct, frozen=True):
 
     - `chain`: the balancing chain; "" under policy Local without local endpoints
     - `shortcut`: the chain for packets of this node and its pods, if it is another one
-    - `source_ranges`: the allowed sources; empty for all
+    - `source_ranges`: the allowed sources; None for all
     """
 
     policy: Policy
     chain: str
     shortcut: str = ""
-    source_ranges: tuple[str, ...] = ()
+    source_ranges: tuple[str, ...] | None = None
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -201,12 +201,9 @@ def chains_from(ruleset: Ruleset, *chains: str) -> tuple[ChainKey, ...]:
 
 def _firewall_route(ruleset: Ruleset, chain: str) -> PolicyRoute:
     """Return the route through a chain that passes only some sources; table filter drops the rest."""
-    ranges, to = [], ""
-    for rule in _rules(ruleset, chain):
-        if rule.target.startswith(names.EXTERNAL_PREFIX):
-            to = rule.target
-            ranges.append(rule.options.get("-s", ""))
-    onward = route(ruleset, to) if to else PolicyRoute(Policy.CLUSTER, "")
+    to = names.EXTERNAL_PREFIX + chain.removeprefix(names.FIREWALL_PREFIX)
+    ranges = [rule.options.get("-s", "") for rule in _rules(ruleset, chain) if rule.target == to]
+    onward = _external_route(ruleset, to)
     return msgspec.structs.replace(onward, source_ranges=tuple(dict.fromkeys(ranges)))
 
 

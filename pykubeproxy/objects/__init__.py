@@ -21,6 +21,6 @@ from pykubeproxy.objects.values import (
     Service,
     Updated,
     address_and_port,
-    address_warning,
     family_of,
+    rejection_warning,
 )

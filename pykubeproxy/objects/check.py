@@ -1,4 +1,4 @@
-"""Validate single values and return them in canonical form. Each function raises ValueError with a short reason.
+"""Validate single values and return them in canonical form. Each function raises Invalid with a short reason.
 
 `field` names the value in that reason.
 """
@@ -30,17 +30,27 @@ _SPECIAL_TYPES = {
 }
 
 
+class Invalid(ValueError):
+    """A field has an invalid value; str() is one line. `reason` is such as "not an IP address"."""
+
+    def __init__(self, field: str, value: str | int, reason: str) -> None:
+        super().__init__(f"{field} is {value!r}, {reason}")
+        self.field = field
+        self.value = value
+        self.reason = reason
+
+
 def label(text: str, field: str) -> str:
     """Check a DNS label: at most 63 of a-z, 0-9 and '-'. Three labels fit an iptables comment of 255 characters."""
     if not _LABEL.fullmatch(text):
-        raise ValueError(f"{field} is {text!r}, not a DNS label")
+        raise Invalid(field, text, "not a DNS label")
     return text
 
 
 def subdomain(text: str, field: str) -> str:
     """Check a DNS subdomain name: at most 253 of a-z, 0-9, '-' and '.'."""
     if not _SUBDOMAIN.fullmatch(text):
-        raise ValueError(f"{field} is {text!r}, not a DNS subdomain name")
+        raise Invalid(field, text, "not a DNS subdomain name")
     return text
 
 
@@ -48,7 +58,7 @@ def port(number: int | None, field: str) -> int:
     """Check a port from 1 to 65535. Return 0 for None and 0, which both mean unset."""
     if number is None or 0 <= number <= 65535:
         return number or 0
-    raise ValueError(f"{field} is {number}, not a port from 1 to 65535")
+    raise Invalid(field, number, "not a port from 1 to 65535")
 
 
 def protocol(text: str | None, field: str) -> Protocol:
@@ -56,7 +66,7 @@ def protocol(text: str | None, field: str) -> Protocol:
     try:
         return Protocol(text or "TCP")
     except ValueError:
-        raise ValueError(f"{field} is {text!r}, not TCP, UDP or SCTP") from None
+        raise Invalid(field, text or "", "not TCP, UDP or SCTP") from None
 
 
 def address(text: str, field: str) -> str:
@@ -69,32 +79,32 @@ def address(text: str, field: str) -> str:
     try:
         ip = ipaddress.ip_address(_without_leading_zeros(text))
     except ValueError:
-        raise ValueError(f"{field} is {text!r}, not an IP address") from None
+        raise Invalid(field, text, "not an IP address") from None
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.scope_id:
-            raise ValueError(f"{field} is {text!r}, with a zone, which rules cannot match")
+            raise Invalid(field, text, "with a zone, which rules cannot match")
         if ip.ipv4_mapped:
             return str(ip.ipv4_mapped)
     return str(ip)
 
 
-def special(canonical: str, reject_link_local: bool) -> str:
-    """Return the type of an address that the proxy must not serve, such as "a loopback address", or "".
+def servable(text: str, field: str, *, family: Family | None = None, reject_link_local: bool = False) -> str:
+    """Return an IP address that the proxy may serve in canonical form, of one family if given.
 
-    `reject_link_local` applies the API server's rules for externalIPs and EndpointSlices. Multicast and broadcast
-    addresses are always rejected.
+    Rules for 127.0.0.1 or 0.0.0.0 would redirect connections of the node itself. `reject_link_local` applies the API
+    server's rules for externalIPs and EndpointSlices. Multicast and broadcast addresses are always rejected.
     """
-    match = _SPECIAL.match(canonical)
-    if not match or (match["local"] and not reject_link_local):
-        return ""
-    return _SPECIAL_TYPES[match.lastgroup or ""]
+    canonical = address_of(family, text, field) if family else address(text, field)
+    if (match := _SPECIAL.match(canonical)) and (reject_link_local or not match["local"]):
+        raise Invalid(field, canonical, _SPECIAL_TYPES[match.lastgroup or ""])
+    return canonical
 
 
 def address_of(family: Family, text: str, field: str) -> str:
     """Return an IP address of one family in canonical form."""
     canonical = address(text, field)
     if (":" in canonical) is not (family is Family.IPV6):
-        raise ValueError(f"{field} is {text!r}, not an {family.value} address")
+        raise Invalid(field, text, f"not an {family.value} address")
     return canonical
 
 
@@ -107,7 +117,7 @@ def cidr(text: str, field: str) -> str:
             return str(ipaddress.ip_network(f"{_without_leading_zeros(host)}/{prefix}", strict=False))
         except ValueError:
             pass
-    raise ValueError(f"{field} is {text!r}, not a network such as 10.0.0.0/8")
+    raise Invalid(field, text, "not a network such as 10.0.0.0/8")
 
 
 def _without_leading_zeros(text: str) -> str:

@@ -1,12 +1,17 @@
-"""Decode JSON of the API to validated values. An object with an invalid field is rejected as a whole."""
+"""Decode JSON of the API to validated values.
+
+An invalid value costs only the entry of the list that it is part of, or its own effect; `rejected` names it. An object
+with an invalid name or with a field of a wrong type is rejected as a whole.
+"""
 
 import datetime
 import sys
-from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
 from pykubeproxy.objects import check, wire
+from pykubeproxy.objects.entries import accepted, accepted_or, numbered, shortened
 from pykubeproxy.objects.values import (
     Endpoint,
     EndpointPort,
@@ -17,7 +22,7 @@ from pykubeproxy.objects.values import (
     Node,
     Object,
     Port,
-    RejectedAddress,
+    RejectedValue,
     Service,
 )
 
@@ -40,13 +45,8 @@ class Undecodable(ValueError):
 
     def __init__(self, kind: Kind, title: str, reason: str) -> None:
         shown = title if title.isascii() and title.isprintable() and title else repr(title)
-        line = f"{_shortened(shown, 320)} is skipped: {_shortened(' '.join(reason.split()), 300)}"
+        line = f"{shortened(shown, 320)} is skipped: {shortened(' '.join(reason.split()), 300)}"
         super().__init__(f"{kind.value} {line}")
-
-
-def _shortened(text: str, longest: int) -> str:
-    """Cut the middle out of a long text: its end may say what is wrong."""
-    return text if len(text) <= longest else f"{text[: longest - 80]} ... {text[-75:]}"
 
 
 _services = msgspec.json.Decoder(wire.Service)
@@ -55,9 +55,9 @@ _nodes = msgspec.json.Decoder(wire.Node)
 
 
 def decode(kind: Kind, raw: bytes | msgspec.Raw) -> Object:
-    """Decode one object of the API.
+    """Decode one object of the API; ignore unknown fields.
 
-    Raises Undecodable if a required field is missing or a field has a wrong type or value. Ignore unknown fields.
+    Raises Undecodable if a required field is missing, a field has a wrong type, or a name or addressType is invalid.
     """
     try:
         match kind:
@@ -106,27 +106,28 @@ def _service(service: wire.Service) -> Service:
     balancer = service.status.loadBalancer if service.status else None
     ingress = (balancer.ingress if balancer else None) or []
     _check_size(spec, ingress)
-    rejected: list[RejectedAddress] = []
+    rejected: list[RejectedValue] = []
     return Service(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.label(meta.name, "metadata.name"),
         type=spec.type or "ClusterIP",
         cluster_ips=() if headless else _cluster_ips(spec, rejected),
-        ports=tuple(_service_port(port, i) for i, port in enumerate(spec.ports or ())),
-        external_ips=_servable(
-            ((f"spec.externalIPs[{i}]", ip) for i, ip in enumerate(spec.externalIPs or ())),
+        ports=accepted(numbered("spec.ports", spec.ports), _service_port, rejected, "the port"),
+        external_ips=accepted(
+            numbered("spec.externalIPs", spec.externalIPs),
+            partial(check.servable, reject_link_local=True),
             rejected,
-            reject_link_local=True,
         ),
         load_balancer_ips=_load_balancer_ips(ingress, rejected),
-        source_ranges=tuple(
-            check.cidr(text, f"spec.loadBalancerSourceRanges[{i}]")
-            for i, text in enumerate(spec.loadBalancerSourceRanges or ())
+        source_ranges=accepted(
+            numbered("spec.loadBalancerSourceRanges", spec.loadBalancerSourceRanges), check.cidr, rejected
         ),
         internal_local=spec.internalTrafficPolicy == "Local",
         external_local=spec.externalTrafficPolicy == "Local",
-        affinity_seconds=_affinity_seconds(spec),
-        health_check_node_port=check.port(spec.healthCheckNodePort, "spec.healthCheckNodePort"),
+        affinity_seconds=_affinity_seconds(spec, rejected),
+        health_check_node_port=accepted_or(
+            0, "spec.healthCheckNodePort", spec.healthCheckNodePort, check.port, rejected
+        ),
         proxy_name=labels.get(PROXY_NAME_LABEL),
         headless=headless,
         rejected=tuple(rejected),
@@ -142,49 +143,35 @@ def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
         )
 
 
-def _servable(
-    addresses: Iterable[tuple[str, str]], rejected: list[RejectedAddress], reject_link_local: bool = False
-) -> tuple[str, ...]:
-    """Return the canonical addresses that may be served; add the others to `rejected`.
-
-    Rules for 127.0.0.1 or 0.0.0.0 would redirect connections of the node itself.
-    """
-    servable = []
-    for field, text in addresses:
-        address = check.address(text, field)
-        if reason := check.special(address, reject_link_local):
-            rejected.append(RejectedAddress(field, address, reason))
-        else:
-            servable.append(address)
-    return tuple(servable)
-
-
-def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedAddress]) -> tuple[str, ...]:
+def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> tuple[str, ...]:
     if not spec.clusterIP:
         return ()
-    addresses = spec.clusterIPs or [spec.clusterIP]
-    return _servable(((f"spec.clusterIPs[{i}]", ip) for i, ip in enumerate(addresses)), rejected)
+    return accepted(
+        numbered("spec.clusterIPs", spec.clusterIPs or [spec.clusterIP]), check.servable, rejected
+    )
 
 
-def _affinity_seconds(spec: wire.ServiceSpec) -> int | None:
+def _affinity_seconds(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> int | None:
     if spec.sessionAffinity != "ClientIP":
         return None
     config = spec.sessionAffinityConfig
     seconds = config.clientIP.timeoutSeconds if config and config.clientIP else None
     if seconds is None:
         return _DEFAULT_AFFINITY
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    return accepted_or(_DEFAULT_AFFINITY, field, seconds, _timeout, rejected)
+
+
+def _timeout(seconds: int, field: str) -> int:
     if not 0 < seconds <= _MAX_AFFINITY:
-        raise ValueError(
-            f"spec.sessionAffinityConfig.clientIP.timeoutSeconds is {seconds}, not 1 to {_MAX_AFFINITY}"
-        )
+        raise check.Invalid(field, seconds, f"not 1 to {_MAX_AFFINITY}")
     return seconds
 
 
-def _service_port(port: wire.Port, index: int) -> Port:
-    at = f"spec.ports[{index}]"
+def _service_port(port: wire.Port, at: str) -> Port:
     number = check.port(port.port, f"{at}.port")
     if not number:
-        raise ValueError(f"{at}.port is 0, not a port from 1 to 65535")
+        raise check.Invalid(f"{at}.port", 0, "not a port from 1 to 65535")
     return Port(
         name=check.label(port.name, f"{at}.name") if port.name else "",
         protocol=check.protocol(port.protocol, f"{at}.protocol"),
@@ -193,14 +180,14 @@ def _service_port(port: wire.Port, index: int) -> Port:
     )
 
 
-def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedAddress]) -> tuple[str, ...]:
+def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedValue]) -> tuple[str, ...]:
     """Return the ingress addresses that need rules, which excludes ipMode Proxy (KEP-1860)."""
     addresses = (
         (f"status.loadBalancer.ingress[{i}].ip", entry.ip)
         for i, entry in enumerate(ingress)
         if entry.ip and entry.ipMode in (None, "VIP")
     )
-    return _servable(addresses, rejected)
+    return accepted(addresses, check.servable, rejected)
 
 
 def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
@@ -210,34 +197,34 @@ def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
     if slice_.addressType not in ("IPv4", "IPv6", "FQDN"):
         raise ValueError(f"addressType is {slice_.addressType!r}, not IPv4, IPv6 or FQDN")
     family = None if slice_.addressType == "FQDN" else Family(slice_.addressType)
-    endpoints = (
-        tuple(_endpoint(family, endpoint, i) for i, endpoint in enumerate(slice_.endpoints or ()))
-        if family
-        else ()
-    )
+    rejected: list[RejectedValue] = []
     return EndpointSlice(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.subdomain(meta.name, "metadata.name"),
         service=check.label(service, f"label {SERVICE_NAME_LABEL}") if service else "",
         family=family,
-        endpoints=endpoints,
-        ports=tuple(_endpoint_port(port, i) for i, port in enumerate(slice_.ports or ())),
+        endpoints=_endpoints(family, slice_.endpoints, rejected) if family else (),
+        ports=accepted(numbered("ports", slice_.ports), _endpoint_port, rejected, "the port"),
         headless=HEADLESS_LABEL in labels,
         trigger_time=_timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
-        rejected=tuple(
-            RejectedAddress(f"endpoints[{i}].addresses[0]", endpoint.address, reason)
-            for i, endpoint in enumerate(endpoints)
-            if (reason := check.special(endpoint.address, reject_link_local=True))
-        ),
+        rejected=tuple(rejected),
     )
 
 
-def _endpoint(family: Family, endpoint: wire.Endpoint, index: int) -> Endpoint:
+def _endpoints(
+    family: Family, endpoints: list[wire.Endpoint] | None, rejected: list[RejectedValue]
+) -> tuple[Endpoint, ...]:
+    return accepted(numbered("endpoints", endpoints), partial(_endpoint, family), rejected, "the endpoint")
+
+
+def _endpoint(family: Family, endpoint: wire.Endpoint, at: str) -> Endpoint:
     conditions = endpoint.conditions or wire.Conditions()
     hints = endpoint.hints or wire.Hints()
     first = endpoint.addresses[0] if endpoint.addresses else ""
+    if first:
+        first = check.servable(first, f"{at}.addresses[0]", family=family, reject_link_local=True)
     return Endpoint(
-        address=check.address_of(family, first, f"endpoints[{index}].addresses[0]") if first else "",
+        address=first,
         ready=conditions.ready is not False,
         serving=conditions.serving is not False,
         terminating=conditions.terminating is True,
@@ -249,8 +236,7 @@ def _endpoint(family: Family, endpoint: wire.Endpoint, index: int) -> Endpoint:
     )
 
 
-def _endpoint_port(port: wire.EndpointPort, index: int) -> EndpointPort:
-    at = f"ports[{index}]"
+def _endpoint_port(port: wire.EndpointPort, at: str) -> EndpointPort:
     return EndpointPort(
         name=check.label(port.name, f"{at}.name") if port.name else port.name,
         protocol=check.protocol(port.protocol, f"{at}.protocol"),
@@ -271,16 +257,19 @@ def _timestamp(text: str | None) -> float | None:
 def _node(node: wire.Node) -> Node:
     meta, spec, status = node.metadata, node.spec or wire.NodeSpec(), node.status or wire.NodeStatus()
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
+    addresses = (
+        (f"status.addresses[{i}].address", entry.address)
+        for type_ in ("InternalIP", "ExternalIP")
+        for i, entry in enumerate(status.addresses or ())
+        if entry.type == type_
+    )
+    rejected: list[RejectedValue] = []
     return Node(
         name=check.subdomain(meta.name, "metadata.name"),
-        addresses=tuple(
-            check.address(entry.address, f"status.addresses[{i}].address")
-            for type_ in ("InternalIP", "ExternalIP")
-            for i, entry in enumerate(status.addresses or ())
-            if entry.type == type_
-        ),
-        pod_cidrs=tuple(check.cidr(text, f"spec.podCIDRs[{i}]") for i, text in enumerate(pod_cidrs)),
+        addresses=accepted(addresses, check.address, rejected),
+        pod_cidrs=accepted(numbered("spec.podCIDRs", pod_cidrs), check.cidr, rejected),
         zone=(meta.labels or {}).get(ZONE_LABEL, ""),
         deleting=meta.deletionTimestamp is not None,
         taints=tuple(taint.key for taint in spec.taints or ()),
+        rejected=tuple(rejected),
     )

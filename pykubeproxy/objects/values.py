@@ -49,15 +49,23 @@ def address_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-class RejectedAddress(NamedTuple):
-    """A well-formed address that is never served; `reason` is its type, such as "a loopback address"."""
+class RejectedValue(NamedTuple):
+    """An invalid value of a field, which costs only what it is part of: `skipped`, such as "the port".
+
+    `reason` is such as "not an IP address" or "a loopback address".
+    """
 
     field: str
-    address: str
+    value: str | int
     reason: str
+    skipped: str = "it"
+
+    def is_in(self, field: str) -> bool:
+        """Return whether the value is part of an entry of a list, such as "spec.clusterIPs"."""
+        return self.field.startswith(f"{field}[")
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.address}, {self.reason}: it is skipped"
+        return f"{self.field} is {self.value!r}, {self.reason}: {self.skipped} is skipped"
 
 
 class Port(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +84,7 @@ class Service(msgspec.Struct, frozen=True):
     - `affinity_seconds`: None without ClientIP affinity
     - `proxy_name`: the label service.kubernetes.io/service-proxy-name, None if missing
     - `headless`: clusterIP is "None"
-    - `rejected`: addresses that the other fields omit
+    - `rejected`: values that the other fields omit
     """
 
     namespace: str
@@ -93,7 +101,7 @@ class Service(msgspec.Struct, frozen=True):
     health_check_node_port: int = 0
     proxy_name: str | None = None
     headless: bool = False
-    rejected: tuple[RejectedAddress, ...] = ()
+    rejected: tuple[RejectedValue, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -132,7 +140,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     - `family`: None for addressType FQDN
     - `headless`: the label service.kubernetes.io/headless is set
     - `trigger_time`: the annotation endpoints.kubernetes.io/last-change-trigger-time in seconds since 1970
-    - `rejected`: addresses of `endpoints` that the proxy must not use
+    - `rejected`: values for which `endpoints` and `ports` omit an entry
     """
 
     namespace: str
@@ -143,7 +151,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
     ports: tuple[EndpointPort, ...] = ()
     headless: bool = False
     trigger_time: float | None = None
-    rejected: tuple[RejectedAddress, ...] = ()
+    rejected: tuple[RejectedValue, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -155,7 +163,12 @@ class EndpointSlice(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A Node. `addresses` are its InternalIPs, then its ExternalIPs; `taints` are the keys of its taints."""
+    """A Node.
+
+    - `addresses`: its InternalIPs, then its ExternalIPs
+    - `taints`: the keys of its taints
+    - `rejected`: values that the other fields omit
+    """
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -163,6 +176,7 @@ class Node(msgspec.Struct, frozen=True):
     zone: str = ""
     deleting: bool = False
     taints: tuple[str, ...] = ()
+    rejected: tuple[RejectedValue, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -195,9 +209,9 @@ class Deleted(msgspec.Struct, frozen=True):
 Event = Listed | Updated | Deleted
 
 
-def address_warning(object_: Object) -> str:
-    """Return one line about the rejected addresses of an object; "" if it has none."""
-    if isinstance(object_, Node) or not object_.rejected:
+def rejection_warning(object_: Object) -> str:
+    """Return one line about the rejected values of an object; "" if it has none."""
+    if not object_.rejected:
         return ""
     first, *others = object_.rejected
     more = f", and {len(others)} more" if others else ""

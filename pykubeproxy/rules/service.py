@@ -171,16 +171,17 @@ def _external(port: ServicePort, external: _PolicyPath, options: RuleOptions) ->
 
 
 def _filters_sources(port: ServicePort) -> bool:
-    return bool(port.load_balancer_ips and port.source_ranges)
+    return bool(port.load_balancer_ips) and port.source_ranges is not None
 
 
 def _firewall(port: ServicePort, options: RuleOptions) -> Iterator[str]:
     """Admit the allowed sources. Other packets are not DNATed and dropped in table filter."""
     comment, target = f"{port.name} loadbalancer IP", names.external_chain(port.name)
-    for cidr in port.source_ranges:
+    ranges = port.source_ranges or ()
+    for cidr in ranges:
         yield rule(source=cidr, comment=comment, target=target)
     node_ip = ipaddress.ip_address(options.node_ip) if options.node_ip else None
-    if any(node_ip in ipaddress.ip_network(cidr) for cidr in port.source_ranges if node_ip):
+    if any(node_ip in ipaddress.ip_network(cidr) for cidr in ranges if node_ip):
         # A node with the load balancer IP on an interface connects from that IP.
         for address in port.load_balancer_ips:
             yield rule(source=host(address), comment=comment, target=target)

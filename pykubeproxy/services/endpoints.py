@@ -25,8 +25,9 @@ class SkipReason(enum.Enum):
     FQDN = "its slice has addressType FQDN"
     OTHER_FAMILY = "its slice is of the other address family"
     NO_ADDRESS = "it has no address"
-    SPECIAL = "its address is loopback, link-local, multicast, broadcast or unspecified"
+    INVALID_ADDRESS = "its address is malformed, of the other family, loopback, link-local, multicast, broadcast or unspecified"
     NO_PORT = "its slice has no number for this port"
+    INVALID_PORT = "its slice has an invalid port"
     NO_PORT_NAME = "its slice has a port without a name, which proxies must ignore"
     OTHER_PORT = "its slice has no port of this name and protocol"
     DUPLICATE = "another entry for the same address and port is used"
@@ -52,14 +53,15 @@ def slice_skip_reason(slice_: EndpointSlice, family: Family) -> SkipReason | Non
 class SlicePorts(msgspec.Struct, frozen=True):
     """An EndpointSlice with its ports indexed once for all service ports of its Service.
 
-    `numbers` maps name and protocol to port numbers, None for a port without a number. `rejected` are addresses that
-    the proxy must not use.
+    `numbers` maps name and protocol to port numbers, None for a port without a number. `invalid_addresses` are those of
+    rejected endpoints.
     """
 
     slice_: EndpointSlice
     numbers: Mapping[tuple[str, str], list[int | None]]
     has_unnamed_port: bool
-    rejected: frozenset[str]
+    has_invalid_port: bool
+    invalid_addresses: tuple[str, ...]
 
 
 def slice_ports(slice_: EndpointSlice) -> SlicePorts:
@@ -69,8 +71,11 @@ def slice_ports(slice_: EndpointSlice) -> SlicePorts:
         if port.name is not None:
             numbers.setdefault((port.name, port.protocol.value), []).append(port.port)
     has_unnamed_port = any(port.name is None for port in slice_.ports)
-    rejected = frozenset(rejected.address for rejected in slice_.rejected)
-    return SlicePorts(slice_, numbers, has_unnamed_port, rejected)
+    has_invalid_port = any(rejected.is_in("ports") for rejected in slice_.rejected)
+    invalid_addresses = tuple(
+        str(rejected.value) for rejected in slice_.rejected if rejected.is_in("endpoints")
+    )
+    return SlicePorts(slice_, numbers, has_unnamed_port, has_invalid_port, invalid_addresses)
 
 
 def resolve_endpoints(
@@ -85,12 +90,13 @@ def resolve_endpoints(
     for ports in slices:
         slice_name = ports.slice_.name
         for number in _port_numbers(ports, name, skipped):
+            skipped += (
+                Skipped(slice_name, address, SkipReason.INVALID_ADDRESS)
+                for address in ports.invalid_addresses
+            )
             for endpoint in ports.slice_.endpoints:
                 if not endpoint.address:
                     skipped.append(Skipped(slice_name, "", SkipReason.NO_ADDRESS))
-                    continue
-                if endpoint.address in ports.rejected:
-                    skipped.append(Skipped(slice_name, endpoint.address, SkipReason.SPECIAL))
                     continue
                 target = address_and_port(endpoint.address, number)
                 duplicate = target in resolved
@@ -107,6 +113,8 @@ def _port_numbers(ports: SlicePorts, name: PortName, skipped: list[Skipped]) -> 
     """Yield the port numbers, usually one, that a slice has for a service port."""
     if ports.has_unnamed_port:
         skipped.append(Skipped(ports.slice_.name, "", SkipReason.NO_PORT_NAME))
+    if ports.has_invalid_port:
+        skipped.append(Skipped(ports.slice_.name, "", SkipReason.INVALID_PORT))
     numbers = ports.numbers.get((name.port, name.protocol))
     if numbers is None:
         skipped.append(Skipped(ports.slice_.name, "", SkipReason.OTHER_PORT))

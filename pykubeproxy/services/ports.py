@@ -39,9 +39,11 @@ def whole_service(service: Key) -> PortName:
 class ServicePort(msgspec.Struct, frozen=True):
     """One port of a Service in one family: its frontends and traffic policies.
 
-    `external_local` is false where external traffic cannot reach the Service. `node_port` and `health_check_node_port`
-    are 0 if unset. Empty `source_ranges` allow every client. `skipped_ips` are external IPs and load balancer IPs that
-    get no rules, because this node reaches an API server at that address and port.
+    - `node_port`, `health_check_node_port`: 0 if unset
+    - `source_ranges`: the clients allowed at load balancer IPs; None for all
+    - `external_local`: false where external traffic cannot reach the Service
+    - `skipped_ips`: external IPs and load balancer IPs that get no rules, because this node reaches an API server at that
+      address and port
     """
 
     name: PortName
@@ -51,7 +53,7 @@ class ServicePort(msgspec.Struct, frozen=True):
     node_port: int
     external_ips: tuple[str, ...]
     load_balancer_ips: tuple[str, ...]
-    source_ranges: tuple[str, ...]
+    source_ranges: tuple[str, ...] | None
     internal_local: bool
     external_local: bool
     affinity_seconds: int | None
@@ -146,16 +148,23 @@ def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
         return ServiceSkipReason.EXTERNAL_NAME
     if service.headless:
         return ServiceSkipReason.HEADLESS
-    if not service.cluster_ips:
-        rejected = any(address.field.startswith("spec.clusterIPs") for address in service.rejected)
-        return ServiceSkipReason.REJECTED_CLUSTER_IP if rejected else ServiceSkipReason.NO_CLUSTER_IP
-    return next(iter(_of_family(service.cluster_ips, family)), ServiceSkipReason.OTHER_FAMILY)
+    if addresses := _of_family(service.cluster_ips, family):
+        return addresses[0]
+    if any(rejected.is_in("spec.clusterIPs") for rejected in service.rejected):
+        return ServiceSkipReason.REJECTED_CLUSTER_IP
+    return ServiceSkipReason.OTHER_FAMILY if service.cluster_ips else ServiceSkipReason.NO_CLUSTER_IP
 
 
-def _source_ranges(service: Service, family: Family) -> tuple[str, ...]:
-    """Return the ranges of this family, or none if one of them allows every client."""
+def _source_ranges(service: Service, family: Family) -> tuple[str, ...] | None:
+    """Return the ranges of this family; None if every client is allowed.
+
+    Without a valid range, an invalid one must not admit every client: it may have been meant for this family.
+    """
     ranges = _of_family(service.source_ranges, family)
-    return () if any(cidr.endswith("/0") for cidr in ranges) else ranges
+    if any(cidr.endswith("/0") for cidr in ranges):
+        return None
+    invalid = any(rejected.is_in("spec.loadBalancerSourceRanges") for rejected in service.rejected)
+    return ranges if ranges or invalid else None
 
 
 def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.config import yaml
-from pykubeproxy.objects import Kind, Object, Undecodable, address_warning, decode
+from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
 from pykubeproxy.sources.failures import one_line
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
@@ -163,7 +163,7 @@ class _Reader:
                 self.warnings.append(f"{location}: {error}")
                 return
             self.objects.append(LocatedObject(location, decoded))
-            if text := address_warning(decoded):
+            if text := rejection_warning(decoded):
                 self.warnings.append(f"{location}: {text}")
 
 

@@ -14,8 +14,8 @@ from pykubeproxy.objects import (
     Object,
     Undecodable,
     Updated,
-    address_warning,
     decode,
+    rejection_warning,
 )
 from pykubeproxy.sources import wire
 
@@ -97,10 +97,10 @@ class ObjectTracker:
         return decoded
 
     def _log_remark(self, decoded: Object) -> None:
-        """Log ignored addresses, and again only when they change."""
-        text = address_warning(decoded)
+        """Log invalid values, and again only when they change."""
+        text = rejection_warning(decoded)
         if not text:
             self._remarks.pop(decoded.key, None)
         elif text != self._remarks.get(decoded.key):
-            log.warning("addresses ignored", reason=text)
+            log.warning("invalid values skipped", reason=text)
             self._remarks[decoded.key] = text

@@ -215,7 +215,7 @@ def _plain_service(options: RuleOptions) -> PortRules:
         node_port=0,
         external_ips=(),
         load_balancer_ips=(),
-        source_ranges=(),
+        source_ranges=None,
         internal_local=False,
         external_local=False,
         affinity_seconds=None,

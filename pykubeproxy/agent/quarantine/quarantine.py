@@ -168,6 +168,7 @@ def _kind(resolved: ResolvedPort) -> Hashable:
         port.protocol,
         port.affinity_seconds is not None,
         *map(bool, (port.node_port, port.external_ips, port.load_balancer_ips, port.source_ranges)),
+        port.source_ranges is None,
         *(port.internal_local, port.external_local, bool(port.health_check_node_port)),
         *(selection.any_usable, bool(selection.cluster), bool(selection.local)),
         len(selection.reachable) > 1,

@@ -8,7 +8,7 @@ import click
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.diff.model import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
-from pykubeproxy.inspect.dump.render import rejection
+from pykubeproxy.inspect.dump.render import open_to, rejection
 from pykubeproxy.inspect.render_json import port_entry, rounded
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import address_and_port
@@ -135,7 +135,7 @@ def _setting_changes(before: ServiceView, after: ServiceView) -> Iterator[str]:
         kept = [period(view.affinity_seconds) if view.affinity_seconds else "none" for view in sides]
         yield f"session affinity {kept[0]} → {kept[1]}"
     if before.source_ranges != after.source_ranges:
-        ranges = [", ".join(view.source_ranges) or "all" for view in sides]
+        ranges = [open_to(view.source_ranges) for view in sides]
         yield f"load balancer open to {ranges[0]} → {ranges[1]}"
     if before.health_check_node_port != after.health_check_node_port:
         ports = [view.health_check_node_port or "none" for view in sides]

@@ -49,7 +49,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     - `from_this_node`: under external policy Local, the frontends that lead here only from this node and its pods
     - `verdict`: REJECT without endpoints, DROP with endpoints on other nodes only
     - `quarantined`: not served, in quarantine; the agent's status has the reason
-    - `source_ranges`: the sources allowed at load balancer IPs; empty for all
+    - `source_ranges`: the sources allowed at load balancer IPs; None for all
     - `chain`: the balancing chain; "" without endpoints
     """
 
@@ -61,7 +61,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     from_this_node: tuple[Frontend, ...]
     endpoints: tuple[EndpointView, ...]
     affinity_seconds: int | None
-    source_ranges: tuple[str, ...]
+    source_ranges: tuple[str, ...] | None
     health_check_node_port: int
     chain: str = ""
     quarantined: bool = False
@@ -120,7 +120,7 @@ class _PolicyRules(msgspec.Struct):
     chain: str = ""
     frontends: dict[Frontend, None] = {}
     from_this_node: dict[Frontend, None] = {}
-    source_ranges: tuple[str, ...] = ()
+    source_ranges: tuple[str, ...] | None = None
     rejection: PacketVerdict | None = None
     quarantined: bool = False
 
@@ -187,9 +187,10 @@ def _add_route(
     collected = policies[found.policy]
     collected.chain = found.chain or collected.chain
     collected.frontends[frontend] = None
-    # A load balancer's own IP is allowed for the node's sake, although no range of the Service has it.
-    own = {f"{address}/{128 if ':' in address else 32}" for address in balancers}
-    collected.source_ranges = collected.source_ranges or tuple(r for r in found.source_ranges if r not in own)
+    if found.source_ranges is not None:
+        # A load balancer's own IP is allowed for the node's sake, although no range of the Service has it.
+        own = {f"{address}/{128 if ':' in address else 32}" for address in balancers}
+        collected.source_ranges = tuple(r for r in found.source_ranges if r not in own)
     if found.shortcut:
         policies[Policy.CLUSTER].from_this_node[frontend] = None
         policies[Policy.CLUSTER].chain = found.shortcut

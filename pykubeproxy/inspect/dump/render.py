@@ -95,14 +95,19 @@ def rejection(view: ServiceView) -> str:
     return (_QUARANTINED if view.quarantined else _REJECTIONS)[view.verdict]
 
 
+def open_to(source_ranges: Sequence[str] | None) -> str:
+    """Return which clients may use load balancer IPs."""
+    return "all" if source_ranges is None else ", ".join(source_ranges) or "nobody"
+
+
 def _facts(view: ServiceView) -> Iterable[str]:
     if view.frontends:
         yield ", ".join(tied(str(frontend)) for frontend in view.frontends)
     if view.from_this_node:
         frontends = ", ".join(tied(str(frontend)) for frontend in view.from_this_node)
         yield f"from this node and its pods: {frontends}"
-    if view.source_ranges:
-        yield f"load balancer open to {', '.join(view.source_ranges)}"
+    if view.source_ranges is not None:
+        yield f"load balancer open to {open_to(view.source_ranges)}"
     if view.affinity_seconds is not None:
         yield f"session affinity for {period(view.affinity_seconds)}"
     if view.health_check_node_port:
@@ -126,7 +131,7 @@ def document(views: Iterable[ServiceView]) -> dict[str, object]:
                      "address": an IP, or "*" for a node port at all addresses of the node, "port": number}],
       "fromThisNode": frontends that lead here only for packets of this node and its pods,
       "endpoints": [{"address", "port", "share": 0 to 1, "packets", "bytes"}],
-      "affinitySeconds": number or null, "sourceRanges": [CIDR], "healthCheckNodePort": number or null,
+      "affinitySeconds": number or null, "sourceRanges": [CIDR] or null for all, "healthCheckNodePort": number or null,
       "quarantined": true if it is not served, in quarantine}]}
 
     There is one entry for each service port, family and policy. Packets and bytes count since the endpoint's chain was
@@ -154,7 +159,7 @@ def _service(view: ServiceView) -> dict[str, object]:
             for endpoint in view.endpoints
         ],
         "affinitySeconds": view.affinity_seconds,
-        "sourceRanges": list(view.source_ranges),
+        "sourceRanges": view.source_ranges,
         "healthCheckNodePort": view.health_check_node_port or None,
         "quarantined": view.quarantined,
     }

@@ -45,18 +45,18 @@ def document(
       "ignoredHints": [{"kind": "node" or "zone", "value": this node's name or zone,
         "endpointsWithout": ["address:port"], "message"}],
       "skipped": [{"slice", "address": null for the whole slice or port, "reason", "message"}],
-      "affinitySeconds": or null, "sourceRanges": [CIDR], "healthCheckNodePort": or null,
+      "affinitySeconds": or null, "sourceRanges": [CIDR] or null for all, "healthCheckNodePort": or null,
       "quarantined": true if it is not served, in quarantine,
       "notes": [sentence]}],
      "skippedServices": [{"namespace", "name", "family", "reason", "message"}],
-     "ignoredAddresses": [{"namespace", "name", "field", "address", "port": or null for all ports, "message"}],
+     "skippedValues": [{"namespace", "name", "field", "value", "port": or null for all ports, "message"}],
      "differences": null or {"node": {"name", "zone"}, "endpoints": [{"namespace", "name", "portName", "protocol",
       "family", "policy", "address", "port", "used", "reason", "message"}]}}
 
-    "services" has one entry for each service port and family. "ignoredAddresses" lists addresses of the Services that
-    the agent never serves, or not at this port, because it reaches the API server there. With --node or --zone,
-    "differences" lists the endpoints that only one of the two nodes uses, with the reasons on this node. Keys may be
-    added.
+    "services" has one entry for each service port and family. "skippedValues" lists invalid values of the Services, and
+    addresses that the agent does not serve at this port, because it reaches the API server there. With --node or
+    --zone, "differences" lists the endpoints that only one of the two nodes uses, with the reasons on this node. Keys
+    may be added.
     """
     return {
         "apiVersion": API_VERSION,
@@ -67,9 +67,7 @@ def document(
             for explanation in explanations
             for family, reason in explanation.skipped.items()
         ],
-        "ignoredAddresses": [
-            entry for explanation in explanations for entry in _ignored_addresses(explanation)
-        ],
+        "skippedValues": [entry for explanation in explanations for entry in _skipped_values(explanation)],
         "differences": compared
         and {
             "node": _node(compared[1]),
@@ -78,17 +76,17 @@ def document(
     }
 
 
-def _ignored_addresses(explanation: Explanation) -> Iterator[dict[str, object]]:
+def _skipped_values(explanation: Explanation) -> Iterator[dict[str, object]]:
     service = explanation.service
-    ignored: list[tuple[str, str, int | None, str]] = [
-        (rejected.field, rejected.address, None, rejected.reason) for rejected in service.rejected
+    skipped: list[tuple[str, str | int, int | None, str]] = [
+        (rejected.field, rejected.value, None, rejected.reason) for rejected in service.rejected
     ]
     for port in (it.port for it in explanation.ports):
         for ip in port.skipped_ips:
             field = "spec.externalIPs" if ip in service.external_ips else "status.loadBalancer.ingress"
-            ignored.append((field, ip, port.port, API_SERVER_ADDRESS))
-    for field, address, number, message in ignored:
-        entry = {"field": field, "address": address, "port": number, "message": message}
+            skipped.append((field, ip, port.port, API_SERVER_ADDRESS))
+    for field, value, number, message in skipped:
+        entry = {"field": field, "value": value, "port": number, "message": message}
         yield {**_service(service), **entry}
 
 
@@ -117,7 +115,7 @@ def _port(explanation: PortExplanation) -> dict[str, object]:
             for skipped in explanation.skipped
         ],
         "affinitySeconds": port.affinity_seconds,
-        "sourceRanges": list(port.source_ranges),
+        "sourceRanges": port.source_ranges,
         "healthCheckNodePort": port.health_check_node_port or None,
         "quarantined": bool(explanation.quarantined),
         "notes": [untied(note) for note in (*summary(explanation), *notes(explanation))],

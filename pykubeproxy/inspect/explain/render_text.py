@@ -72,7 +72,9 @@ def endpoint_reason(reason: Reason, endpoint: Endpoint) -> str:
 def skip_message(skipped: Skipped) -> str:
     """Return why an entry of an EndpointSlice is no endpoint of a port."""
     if skipped.address:
-        return f"{skipped.address} in slice {skipped.slice_name}: {skipped.reason.value}"
+        invalid = skipped.reason is SkipReason.INVALID_ADDRESS
+        address = repr(skipped.address) if invalid else skipped.address
+        return f"{address} in slice {skipped.slice_name}: {skipped.reason.value}"
     if skipped.reason is SkipReason.NO_ADDRESS:
         return f"an endpoint in slice {skipped.slice_name}: {skipped.reason.value}"
     # The reasons are worded for an endpoint; here the subject is the slice.
@@ -221,9 +223,10 @@ def _internal_masquerading(explanation: PortExplanation) -> str:
 
 def _restrictions(explanation: PortExplanation) -> Iterator[str]:
     port = explanation.port
-    if port.load_balancer_ips and port.source_ranges:
+    if port.load_balancer_ips and port.source_ranges is not None:
         unfiltered = "; node ports are open to all" if port.node_port else ""
-        yield f"The load balancer's IPs are open only to {listed(port.source_ranges)}{unfiltered}."
+        allowed = f"only to {listed(port.source_ranges)}" if port.source_ranges else "to nobody"
+        yield f"The load balancer's IPs are open {allowed}{unfiltered}."
     if port.affinity_seconds is not None:
         kept = period(port.affinity_seconds)
         yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."

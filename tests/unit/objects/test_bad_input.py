@@ -1,4 +1,4 @@
-"""Invalid objects are rejected with one clear line."""
+"""An invalid value costs the entry it is part of; a broken object is rejected with one clear line."""
 
 import json
 
@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubeproxy.objects import Kind, Undecodable, decode
+from pykubeproxy.objects import (
+    EndpointSlice,
+    Kind,
+    Node,
+    Port,
+    Protocol,
+    Service,
+    Undecodable,
+    decode,
+    rejection_warning,
+)
 from tests.invalid_objects import WHOLE, corrupted
 
 
@@ -66,34 +76,146 @@ def test_valid_object_is_decoded(kind: Kind) -> None:
     assert decode(kind, json.dumps(WHOLE[kind]).encode()).key.name
 
 
+def test_rejection_names_object_and_field() -> None:
+    """The line has all that is needed to correct the object."""
+    line = rejection(Kind.SERVICE, spec(ports=[{"port": "80"}]))
+    assert line == "Service ns/web is skipped: spec.ports[0].port: expected `int`, got `str`"
+
+
+HTTP = {"name": "http", "port": 80}
+
+
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "attribute", "left", "warning"),
     [
-        ({"ports": [{"port": "80"}]}, "spec.ports[0].port: expected `int`, got `str`"),
-        ({"ports": [{"port": 0}]}, "spec.ports[0].port is 0, not a port from 1 to 65535"),
+        (
+            {"ports": [{"port": 0}, HTTP]},
+            "ports",
+            (Port("http", Protocol.TCP, 80),),
+            "spec.ports[0].port is 0, not a port from 1 to 65535: the port is skipped",
+        ),
+        (
+            {"ports": [HTTP, {"port": 81, "nodePort": 65536}]},
+            "ports",
+            (Port("http", Protocol.TCP, 80),),
+            "spec.ports[1].nodePort is 65536, not a port from 1 to 65535: the port is skipped",
+        ),
         (
             {"ports": [{"port": 80, "protocol": "QUIC"}]},
-            "spec.ports[0].protocol is 'QUIC', not TCP, UDP or SCTP",
+            "ports",
+            (),
+            "spec.ports[0].protocol is 'QUIC', not TCP, UDP or SCTP: the port is skipped",
         ),
-        ({"ports": [{"port": 80, "name": 'a"b'}]}, "spec.ports[0].name is 'a\"b', not a DNS label"),
-        ({"clusterIPs": ["10.0.0.256"]}, "spec.clusterIPs[0] is '10.0.0.256', not an IP address"),
-        ({"externalIPs": ["1.2.3.4\n"]}, "spec.externalIPs[0] is '1.2.3.4\\n', not an IP address"),
-        ({"externalIPs": ["fe80::1%eth0"]}, "spec.externalIPs[0] is 'fe80::1%eth0', with a zone"),
         (
-            {"loadBalancerSourceRanges": ["10.0.0.0"]},
-            "spec.loadBalancerSourceRanges[0] is '10.0.0.0', not a network",
+            {"ports": [{"port": 80, "name": 'a"b'}]},
+            "ports",
+            (),
+            "spec.ports[0].name is 'a\"b', not a DNS label: the port is skipped",
+        ),
+        (
+            {"clusterIPs": ["10.0.0.256", "fd00:96::10"]},
+            "cluster_ips",
+            ("fd00:96::10",),
+            "spec.clusterIPs[0] is '10.0.0.256', not an IP address: it is skipped",
+        ),
+        (
+            {"externalIPs": ["", "1.2.3.4\n", "192.0.2.1", "a.example"]},
+            "external_ips",
+            ("192.0.2.1",),
+            "spec.externalIPs[0] is '', not an IP address: it is skipped, and 2 more",
+        ),
+        (
+            {"externalIPs": ["192.0.2.1", "fe80::1%eth0"]},
+            "external_ips",
+            ("192.0.2.1",),
+            "spec.externalIPs[1] is 'fe80::1%eth0', with a zone, which rules cannot match: it is skipped",
+        ),
+        (
+            {"loadBalancerSourceRanges": ["10.0.0.0", "203.0.113.0/24"]},
+            "source_ranges",
+            ("203.0.113.0/24",),
+            "spec.loadBalancerSourceRanges[0] is '10.0.0.0', not a network such as 10.0.0.0/8: it is skipped",
         ),
         (
             {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 0}}},
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds is 0, not 1 to 86400",
+            "affinity_seconds",
+            10800,
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds is 0, not 1 to 86400: it is skipped",
+        ),
+        (
+            {"healthCheckNodePort": -1},
+            "health_check_node_port",
+            0,
+            "spec.healthCheckNodePort is -1, not a port from 1 to 65535: it is skipped",
         ),
     ],
 )
-def test_rejection_names_object_field_and_value(fields: dict[str, object], reason: str) -> None:
-    """The line has all that is needed to correct the object."""
-    line = rejection(Kind.SERVICE, spec(**fields))
-    assert line.startswith("Service ns/web is skipped: ")
-    assert reason in line
+def test_an_invalid_entry_costs_only_itself(
+    fields: dict[str, object], attribute: str, left: object, warning: str
+) -> None:
+    """The Service keeps everything else, and one line names field and value."""
+    whole, it = decode(Kind.SERVICE, spec()), decode(Kind.SERVICE, spec(**fields))
+    assert isinstance(it, Service)
+    assert getattr(it, attribute) == left
+    assert rejection_warning(it) == f"Service ns/web: {warning}"
+    others = [name for name in it.__struct_fields__ if name not in (attribute, "rejected")]
+    assert [getattr(it, name) for name in others] == [getattr(whole, name) for name in others]
+
+
+def test_an_invalid_ingress_address_costs_only_itself() -> None:
+    """One of ipMode Proxy, or with a host name only, is none."""
+    ingress = [
+        {"ip": "lb.example"},
+        {"ip": "198.51.100.2"},
+        {"hostname": "x"},
+        {"ip": "y", "ipMode": "Proxy"},
+    ]
+    status = {"loadBalancer": {"ingress": ingress}}
+    it = decode(Kind.SERVICE, json.dumps({**WHOLE[Kind.SERVICE], "status": status}).encode())
+    assert isinstance(it, Service)
+    assert it.load_balancer_ips == ("198.51.100.2",)
+    assert [str(rejected) for rejected in it.rejected] == [
+        "status.loadBalancer.ingress[0].ip is 'lb.example', not an IP address: it is skipped"
+    ]
+
+
+def test_an_invalid_node_address_costs_only_itself() -> None:
+    """The API server accepts any text there."""
+    addresses = [
+        {"type": "InternalIP", "address": ""},
+        {"type": "InternalIP", "address": "fe80::1%eth0"},
+        {"type": "Hostname", "address": "node1"},
+        {"type": "ExternalIP", "address": "ec2.example.com"},
+        {"type": "ExternalIP", "address": "192.0.2.7"},
+        {"type": "InternalIP", "address": "192.168.99.10"},
+    ]
+    whole = {
+        **WHOLE[Kind.NODE],
+        "spec": {"podCIDRs": ["10.244.1.0", "fd00:10:244:1::/64"]},
+        "status": {"addresses": addresses},
+    }
+    it = decode(Kind.NODE, json.dumps(whole).encode())
+    assert isinstance(it, Node)
+    assert (it.addresses, it.zone) == (("192.168.99.10", "192.0.2.7"), "zone-a")
+    assert it.pod_cidrs == ("fd00:10:244:1::/64",)
+    warning = "Node node1: status.addresses[0].address is '', not an IP address: it is skipped, and 3 more"
+    assert rejection_warning(it) == warning
+
+
+def test_an_invalid_endpoint_or_port_costs_only_itself() -> None:
+    """As with other endpoints and ports of the slice."""
+    endpoints = [{"addresses": ["10.244.1"]}, {"addresses": ["10.244.1.6"]}]
+    ports = [{"name": "a b", "port": 1}, {"name": "x", "port": 70000}, {"name": "http", "port": 8080}]
+    whole = {**WHOLE[Kind.ENDPOINT_SLICE], "endpoints": endpoints, "ports": ports}
+    it = decode(Kind.ENDPOINT_SLICE, json.dumps(whole).encode())
+    assert isinstance(it, EndpointSlice)
+    assert [endpoint.address for endpoint in it.endpoints] == ["10.244.1.6"]
+    assert [port.name for port in it.ports] == ["http"]
+    assert [str(rejected) for rejected in it.rejected] == [
+        "endpoints[0].addresses[0] is '10.244.1', not an IP address: the endpoint is skipped",
+        "ports[0].name is 'a b', not a DNS label: the port is skipped",
+        "ports[1].port is 70000, not a port from 1 to 65535: the port is skipped",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +223,11 @@ def test_rejection_names_object_field_and_value(fields: dict[str, object], reaso
 )
 def test_zone_cannot_inject_text_into_a_network(range_: str) -> None:
     """Python's ipaddress keeps any text after "%"; it must not reach a rule."""
-    assert "not a network" in rejection(Kind.SERVICE, spec(loadBalancerSourceRanges=[range_]))
+    it = decode(Kind.SERVICE, spec(loadBalancerSourceRanges=[range_]))
+    assert isinstance(it, Service)
+    assert it.source_ranges == ()
+    assert "not a network" in rejection_warning(it)
+    assert rejection_warning(it).isprintable()
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\n" * 1_000_000])
@@ -110,6 +236,14 @@ def test_huge_value_is_shortened(field: str, text: str) -> None:
     """A huge value does not flood the log."""
     raw = json.dumps({**WHOLE[Kind.SERVICE], "metadata": {"name": "a", field: text}}).encode()
     assert "not a DNS label" in rejection(Kind.SERVICE, raw)
+
+
+def test_huge_entry_is_shortened() -> None:
+    """Also in `explain`, which shows the value."""
+    it = decode(Kind.SERVICE, spec(externalIPs=["x" * 1_000_000]))
+    assert isinstance(it, Service)
+    assert len(str(it.rejected[0].value)) < 200
+    assert len(rejection_warning(it)) < 300
 
 
 def test_deep_nesting_is_rejected() -> None:

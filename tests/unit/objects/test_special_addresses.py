@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.objects import EndpointSlice, Kind, Service, address_warning, check, decode
+from pykubeproxy.objects import EndpointSlice, Kind, Service, check, decode, rejection_warning
 from tests.invalid_objects import WHOLE
 
 EVERYWHERE = [
@@ -59,8 +59,8 @@ def test_never_served(address: str, what: str) -> None:
         "status.loadBalancer.ingress[0].ip",
     ]
     assert (
-        address_warning(it)
-        == f"Service ns/web: spec.clusterIPs[0] is {address}, {what}: it is skipped, and 2 more"
+        rejection_warning(it)
+        == f"Service ns/web: spec.clusterIPs[0] is '{address}', {what}: it is skipped, and 2 more"
     )
 
 
@@ -76,12 +76,12 @@ def test_other_addresses_are_served(address: str) -> None:
     """Other addresses are served, including those of the node."""
     it = service(address)
     assert (it.cluster_ips, it.external_ips, it.load_balancer_ips) == ((address,),) * 3
-    assert address_warning(it) == ""
+    assert rejection_warning(it) == ""
 
 
 def test_ipv4_mapped_address() -> None:
     """An IPv4-mapped address is checked as its IPv4 address."""
-    assert service("::ffff:127.0.0.1").rejected[0].address == "127.0.0.1"
+    assert service("::ffff:127.0.0.1").rejected[0].value == "127.0.0.1"
 
 
 @pytest.mark.parametrize("address", [it for it, _ in EVERYWHERE] + LINK_LOCAL)
@@ -90,8 +90,11 @@ def test_endpoints(address: str) -> None:
     family = "IPv6" if ":" in address else "IPv4"
     endpoints = [{"addresses": [address]}]
     it = decoded(Kind.ENDPOINT_SLICE, addressType=family, endpoints=endpoints)
-    assert [rejected.address for rejected in it.rejected] == [address]
-    assert address_warning(it).startswith(f"EndpointSlice ns/web-1: endpoints[0].addresses[0] is {address}, ")
+    assert [rejected.value for rejected in it.rejected] == [address]
+    assert isinstance(it, EndpointSlice)
+    assert it.endpoints == ()
+    warning = f"EndpointSlice ns/web-1: endpoints[0].addresses[0] is '{address}', "
+    assert rejection_warning(it).startswith(warning)
 
 
 @given(
@@ -104,7 +107,11 @@ def test_endpoints(address: str) -> None:
 )
 def test_special_addresses_match_ipaddress(address: IPv4Address | IPv6Address) -> None:
     """The result agrees with Python's ipaddress module."""
-    special = bool(check.special(str(address), reject_link_local=True))
+    try:
+        check.servable(str(address), "it", reject_link_local=True)
+        special = False
+    except check.Invalid:
+        special = True
     assert special == (
         address.is_loopback
         or address.is_unspecified

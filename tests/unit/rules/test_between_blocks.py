@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from pykubeproxy.services.cluster import Cluster
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.packet_model import Packet, Walker
-from tests.strategies import NAMES, NODE, events
+from tests.strategies import INVALID_RANGE, NAMES, NODE, events
 
 NODE_IP = "192.168.99.10"
 
@@ -193,15 +194,17 @@ def test_a_deleted_service_without_filter_rules_takes_one_block() -> None:
     assert states == [{"neither"}]
 
 
-def test_new_source_ranges_never_admit_or_lose_a_packet() -> None:
-    """An excluded source is served before the change and refused after it."""
+@pytest.mark.parametrize("invalid", [False, True])
+def test_new_source_ranges_never_admit_or_lose_a_packet(invalid: bool) -> None:
+    """An excluded source is served before the change and refused after it; invalid ranges exclude every source."""
     open_ = service(
         type="LoadBalancer", load_balancer_ips=("198.51.100.1",), ports=(Port("http", Protocol.TCP, 80),)
     )
     restricted = service(
         type="LoadBalancer",
         load_balancer_ips=("198.51.100.1",),
-        source_ranges=("203.0.113.0/24",),
+        source_ranges=() if invalid else ("203.0.113.0/24",),
+        rejected=(INVALID_RANGE,) if invalid else (),
         ports=(Port("http", Protocol.TCP, 80),),
     )
     cluster, live = Cluster(), TablesByBlock()

@@ -167,9 +167,10 @@ def external(world: World, service: Service, endpoints: dict[str, Endpoint], sen
 
 
 def balanced(world: World, service: Service, endpoints: dict[str, Endpoint], sender: Sender) -> Expectation:
-    """Return the expectation for a packet to a load balancer IP, which may have source ranges."""
+    """Return the expectation for a packet to a load balancer IP, which may have source ranges, valid or not."""
     ranges = [it for it in service.source_ranges if family_of(it) is world.family]
-    if not ranges or any(it.endswith("/0") for it in ranges) or not in_use(endpoints, here=False):
+    open_to_all = any(it.endswith("/0") for it in ranges) or not (ranges or service.rejected)
+    if open_to_all or not in_use(endpoints, here=False):
         return external(world, service, endpoints, sender)
     allowed = [sender.address]
     if sender.address in service.load_balancer_ips:

@@ -252,17 +252,51 @@ def test_external_policy_depends_on_service_type(
     ("ranges", "four", "six"),
     [
         (("10.0.0.0/8", "fd00::/8"), ("10.0.0.0/8",), ("fd00::/8",)),
-        (("10.0.0.0/8", "0.0.0.0/0", "fd00::/8"), (), ("fd00::/8",)),
-        (("::/0",), (), ()),
-        (("fd00::/8",), (), ("fd00::/8",)),
+        (("10.0.0.0/8", "0.0.0.0/0", "fd00::/8"), None, ("fd00::/8",)),
+        (("::/0",), None, None),
+        (("fd00::/8",), None, ("fd00::/8",)),
     ],
 )
-def test_source_ranges(ranges: tuple[str, ...], four: tuple[str, ...], six: tuple[str, ...]) -> None:
+def test_source_ranges(
+    ranges: tuple[str, ...], four: tuple[str, ...] | None, six: tuple[str, ...] | None
+) -> None:
     """Each family uses its own ranges; a range of all addresses disables the filter."""
     it = service(cluster_ips=("10.96.0.10", "fd00:96::10"), source_ranges=ranges)
     for family, expected in ((Family.IPV4, four), (Family.IPV6, six)):
         ((port),) = service_ports(it, family)  # type: ignore[misc]
         assert port.source_ranges == expected
+
+
+@pytest.mark.parametrize(
+    ("ranges", "four", "six"),
+    [
+        (("10.0.0.0/33",), (), ()),
+        (("10.0.0.0/33", "10.1.0.0/16"), ("10.1.0.0/16",), ()),
+        (("", "fd00::/8"), (), ("fd00::/8",)),
+        (("example.com", "0.0.0.0/0"), None, ()),
+    ],
+)
+def test_an_invalid_source_range_admits_nobody(
+    ranges: tuple[str, ...], four: tuple[str, ...] | None, six: tuple[str, ...] | None
+) -> None:
+    """A family without a valid range is closed: the invalid one may have been meant for it."""
+    spec = {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:96::10"], "ports": [{"port": 80}]}
+    spec["loadBalancerSourceRanges"] = list(ranges)
+    it = decode(Kind.SERVICE, json.dumps({"metadata": {"name": "a"}, "spec": spec}).encode())
+    assert isinstance(it, Service)
+    for family, expected in ((Family.IPV4, four), (Family.IPV6, six)):
+        ((port),) = service_ports(it, family)  # type: ignore[misc]
+        assert port.source_ranges == expected
+
+
+def test_an_invalid_cluster_ip_costs_one_family() -> None:
+    """The other family is served."""
+    spec = {"clusterIP": "10.96.0.256", "clusterIPs": ["10.96.0.256", "fd00:96::10"], "ports": [{"port": 80}]}
+    it = decode(Kind.SERVICE, json.dumps({"metadata": {"name": "a"}, "spec": spec}).encode())
+    assert isinstance(it, Service)
+    assert service_ports(it, Family.IPV4) is ServiceSkipReason.REJECTED_CLUSTER_IP
+    ((port),) = service_ports(it, Family.IPV6)  # type: ignore[misc]
+    assert port.cluster_ip == "fd00:96::10"
 
 
 def test_external_ips_can_be_disabled() -> None:

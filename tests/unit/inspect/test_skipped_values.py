@@ -1,7 +1,11 @@
-"""explain names invalid addresses, which are never served."""
+"""explain names invalid values, and addresses that are not served."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import click
 import msgspec
+import pytest
 
 from pykubeproxy.config import load
 from pykubeproxy.inspect.explain import render_json, render_text
@@ -17,14 +21,17 @@ CONFIG = load(None, {}).config
 
 
 def explained(
-    service: dict[str, object], *endpoints: str, api_servers: ApiServers = frozenset()
-) -> tuple[str, dict[str, object]]:
+    service: dict[str, object],
+    *endpoints: str,
+    slice_ports: Sequence[dict[str, object]] = ({"name": "", "port": 8080},),
+    api_servers: ApiServers = frozenset(),
+) -> tuple[str, dict[str, Any]]:
     """Return text and JSON for a Service default/web with these endpoints."""
     slice_ = {
         "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4",
         "endpoints": [{"addresses": [it]} for it in endpoints],
-        "ports": [{"name": "", "port": 8080}],
+        "ports": slice_ports,
     }
     cluster = Cluster()
     for kind, it in ((Kind.SERVICE, {"metadata": {"name": "web"}, **service}), (Kind.ENDPOINT_SLICE, slice_)):
@@ -41,10 +48,10 @@ def test_an_invalid_external_ip_is_named() -> None:
     """With field and reason; the other addresses are served."""
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], "externalIPs": ["192.0.2.1", "127.0.0.1"]}
     text, document = explained({"spec": spec}, "10.244.1.1")
-    assert "The field spec.externalIPs[1] is 127.0.0.1, a loopback address: it is skipped." in text
+    assert "The field spec.externalIPs[1] is '127.0.0.1', a loopback address: it is skipped." in text
     assert "External IP 192.0.2.1:80 leads to" in text
-    ignored = {"field": "spec.externalIPs[1]", "address": "127.0.0.1", "message": "a loopback address"}
-    assert document["ignoredAddresses"] == [{"namespace": "default", "name": "web", "port": None, **ignored}]
+    skipped = {"field": "spec.externalIPs[1]", "value": "127.0.0.1", "message": "a loopback address"}
+    assert document["skippedValues"] == [{"namespace": "default", "name": "web", "port": None, **skipped}]
 
 
 def test_an_invalid_cluster_ip_means_no_rules() -> None:
@@ -53,12 +60,38 @@ def test_an_invalid_cluster_ip_means_no_rules() -> None:
     assert document["services"] == []
 
 
-def test_an_invalid_endpoint_address_is_skipped() -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.244.1", "fd00::1", "junk \x1b[31m"])
+def test_an_invalid_endpoint_address_is_skipped(address: str) -> None:
     """The other endpoints get all traffic."""
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
-    text, _ = explained({"spec": spec}, "127.0.0.1", "10.244.1.1")
+    text, document = explained({"spec": spec}, address, "10.244.1.1")
     assert "100% 10.244.1.1:8080 ready" in text
-    assert "127.0.0.1 in slice web-1: its address is loopback," in text
+    assert f"{address!r} in slice web-1: its address is malformed, of the other family, loopback," in text
+    ((skipped),) = document["services"][0]["skipped"]
+    assert (skipped["address"], skipped["reason"]) == (address, "invalid-address")
+
+
+def test_an_invalid_port_of_a_slice_is_named() -> None:
+    """Other ports of the slice are used."""
+    ports = [{"name": "", "port": 8080}, {"name": "metrics", "port": 70000}]
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"name": "", "port": 80}, {"name": "metrics", "port": 81}]}
+    text, _ = explained({"spec": spec}, "10.244.1.1", slice_ports=ports)
+    assert "100% 10.244.1.1:8080 ready" in text
+    assert "slice web-1: it has an invalid port" in text
+
+
+def test_a_load_balancer_without_a_valid_source_range_is_open_to_nobody() -> None:
+    """Its node port is not filtered."""
+    spec = {
+        "clusterIP": "10.96.0.1",
+        "ports": [{"port": 80, "nodePort": 30080}],
+        "loadBalancerSourceRanges": ["10.0.0.0/33"],
+    }
+    status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}}
+    text, document = explained({"spec": spec, "status": status}, "10.244.1.1")
+    assert "The field spec.loadBalancerSourceRanges[0] is '10.0.0.0/33', not a network" in text
+    assert "The load balancer's IPs are open to nobody; node ports are open to all." in text
+    assert document["services"][0]["sourceRanges"] == ()
 
 
 def test_an_address_of_the_api_server_is_named_with_its_port() -> None:
@@ -71,12 +104,12 @@ def test_an_address_of_the_api_server_is_named_with_its_port() -> None:
     assert "192.0.2.1:6443 is not served: this node reaches the API server there." in text
     assert "External IP 192.0.2.1:80 and load balancer 192.0.2.2:80 lead to" in text
     message = "this node reaches the API server there"
-    assert document["ignoredAddresses"] == [
+    assert document["skippedValues"] == [
         {
             "namespace": "default",
             "name": "web",
             "field": field,
-            "address": ip,
+            "value": ip,
             "port": 6443,
             "message": message,
         }

@@ -1,0 +1,42 @@
+"""The log of invalid values and objects."""
+
+import msgspec
+from structlog.testing import capture_logs
+
+from pykubeproxy.objects import Key, Kind, Node, Updated
+from pykubeproxy.sources.tracker import ObjectTracker
+
+
+def node(version: int, *addresses: str) -> msgspec.Raw:
+    """Return a version of Node node1 with these internal addresses; every version has another heartbeat."""
+    return msgspec.Raw(
+        msgspec.json.encode(
+            {
+                "metadata": {"name": "node1", "resourceVersion": str(version)},
+                "status": {
+                    "addresses": [{"type": "InternalIP", "address": it} for it in addresses],
+                    "conditions": [{"type": "Ready", "lastHeartbeatTime": str(version)}],
+                },
+            }
+        )
+    )
+
+
+def test_an_invalid_node_address_is_logged_once() -> None:
+    """Not with every heartbeat, nor with every list; again once it has changed."""
+    tracker = ObjectTracker(Kind.NODE)
+    with capture_logs() as lines:
+        for version in range(1, 4):
+            event = tracker.updated(node(version, "192.168.99.10", "node1.example"), Key("", "node1"))
+            assert isinstance(event, Updated)
+            assert isinstance(event.object, Node)
+            assert event.object.addresses == ("192.168.99.10",)
+            objects = tuple(tracker.decode_page([node(version, "192.168.99.10", "node1.example")], {}))
+            tracker.listed(objects, {})
+        tracker.updated(node(4, "192.168.99.10"), Key("", "node1"))
+        tracker.updated(node(5, "192.168.99.10", ""), Key("", "node1"))
+    assert [line["event"] for line in lines] == ["invalid values skipped"] * 2
+    assert [line["reason"] for line in lines] == [
+        f"Node node1: status.addresses[1].address is {value}, not an IP address: it is skipped"
+        for value in ("'node1.example'", "''")
+    ]
