@@ -89,7 +89,7 @@ class Agent:
             if not self._may_sync():
                 self._do_deferred_work()
                 continue
-            if obstacle := self._gate.obstacle(self._node):
+            if not self._in_sync and (obstacle := self._gate.obstacle(self._node)):
                 log.error("cannot serve this node", reason=obstacle)
                 return 1
             succeeded = self._sync()
@@ -120,10 +120,9 @@ class Agent:
         """Apply an event to the cluster. Return whether rules may change: a needless sync delays the next change."""
         services, before = self._cluster.apply(event), self._node
         self._changed |= services
-        node = self._cluster.node(self._node_name)
-        self._node = node or self._node
+        self._node = self._cluster.node(self._node_name)
         self._observers.event_applied(event, services)
-        self._observers.node_changed(node)
+        self._observers.node_changed(self._node)
         return bool(services) or self._node != before or isinstance(event, Listed)
 
     def _request_sync(self) -> None:

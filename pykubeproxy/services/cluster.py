@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from pykubeproxy.objects import (
     Deleted,
     EndpointSlice,
@@ -19,7 +21,10 @@ from pykubeproxy.services.endpoints import slice_skip_reason
 
 
 class Cluster:
-    """Store the objects that events report. Not thread-safe: one thread applies events and reads."""
+    """Store the objects that events report. Not thread-safe: one thread applies events and reads.
+
+    A deleted Node stays as last seen, as in kube-proxy: its pods may still run.
+    """
 
     def __init__(self) -> None:
         self._listed: set[Kind] = set()
@@ -65,6 +70,7 @@ class Cluster:
         return tuple(slices[name] for name in sorted(slices))
 
     def node(self, name: str) -> Node | None:
+        """Return a Node as last seen, even if it has been deleted since."""
         return self._nodes.get(Key("", name))
 
     def counts(self) -> tuple[int, int]:
@@ -85,7 +91,7 @@ class Cluster:
         key = object_.key
         match object_:
             case Node():
-                self._nodes[key] = object_
+                self._nodes[key] = _with_last_known(object_, self._nodes.get(key))
                 return set()
             case Service():
                 if self._services.get(key) == object_:
@@ -104,7 +110,6 @@ class Cluster:
     def _remove(self, kind: Kind, key: Key) -> set[Key]:
         match kind:
             case Kind.NODE:
-                self._nodes.pop(key, None)
                 return set()
             case Kind.SERVICE:
                 return {key} if self._services.pop(key, None) else set()
@@ -117,3 +122,14 @@ class Cluster:
                 if not siblings:
                     del self._slices_of[slice_.service_key]
                 return {slice_.service_key}
+
+
+def _with_last_known(node: Node, before: Node | None) -> Node:
+    """Return a Node with the addresses and pod CIDRs of `before` if it has none: one created again lacks them at first."""
+    if before is None:
+        return node
+    return msgspec.structs.replace(
+        node,
+        addresses=node.addresses or before.addresses,
+        pod_cidrs=node.pod_cidrs or before.pod_cidrs,
+    )

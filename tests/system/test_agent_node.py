@@ -91,7 +91,7 @@ def test_a_changed_zone_selects_other_endpoints(api: ApiServer, tmp_path: Path) 
         assert not has("--to-destination 10.244.0.1:8080")
 
 
-def test_a_tainted_or_deleted_node_keeps_its_rules(api: ApiServer, tmp_path: Path) -> None:
+def test_a_tainted_node_keeps_its_rules(api: ApiServer, tmp_path: Path) -> None:
     """/healthz fails, so that load balancers use other nodes."""
     api.store.create(slice_of("web", "10.244.0.1"))
     api.store.create(node("node1", ADDRESSES[0]))
@@ -101,16 +101,46 @@ def test_a_tainted_or_deleted_node_keeps_its_rules(api: ApiServer, tmp_path: Pat
         api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": [TAINT]}})
         eventually(lambda: answers(HEALTH, "/healthz", 503))
         assert '"nodeEligible":false,"healthy":true' in fetch(HEALTH, "/healthz").body
-        api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": []}})
-        eventually(lambda: answers(HEALTH, "/healthz", 200))
-        api.store.delete(NODES, "", "node1")
-        eventually(lambda: answers(HEALTH, "/healthz", 503))
         assert answers(HEALTH, "/livez", 200)
         assert answers(HEALTH, "/readyz", 200)
-        # New services are served with the last known Node, and other rules are unchanged.
+        assert saved() == before
+        api.store.merge_patch(NODES, "", "node1", {"spec": {"taints": []}})
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+
+
+def test_a_deleted_node_is_served_on_and_stays_healthy(api: ApiServer, tmp_path: Path) -> None:
+    """As by kube-proxy. New services are served with its last state, and other rules are unchanged."""
+    api.store.create(slice_of("web", "10.244.0.1"))
+    api.store.create(node("node1", ADDRESSES[0]))
+    log = tmp_path / "agent.log"
+    with agent(api, tmp_path, "--nodeport-addresses=primary"):
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        before = saved()
+        api.store.delete(NODES, "", "node1")
+        eventually(lambda: "node deleted, serving with its last state" in log.read_text())
         api.store.create(service("late", clusterIP="10.96.200.1"))
         eventually(lambda: has("-d 10.96.200.1/32"))
         assert [rule for rule in saved() if "late" not in rule] == before
+        for page in ("/healthz", "/livez", "/readyz"):
+            assert answers(HEALTH, page, 200)
+
+
+def test_an_invalid_node_address_costs_only_itself(api: ApiServer, tmp_path: Path) -> None:
+    """The node keeps its other address, its zone and its health; one line of the log names the value."""
+    api.store.create(endpoints("a", "b"))
+    here = node("node1", ADDRESSES[0])
+    here["metadata"]["labels"] = {"topology.kubernetes.io/zone": "a"}
+    here["status"]["addresses"][:0] = [
+        {"type": "InternalIP", "address": text} for text in ("", "node1.example", "fe80::1%eth0")
+    ]
+    api.store.create(here)
+    with agent(api, tmp_path, "--nodeport-addresses=primary"):
+        eventually(lambda: answers(HEALTH, "/healthz", 200))
+        assert has(f"-d {ADDRESSES[0]}/32", "-j KUBE-NODEPORTS")
+        assert has("--to-destination 10.244.0.1:8080")
+        assert not has("--to-destination 10.244.0.2:8080")
+        lines = (tmp_path / "agent.log").read_text().splitlines()
+    assert sum("invalid values skipped" in line for line in lines) == 1
 
 
 def test_a_late_node_is_awaited(api: ApiServer, tmp_path: Path) -> None:

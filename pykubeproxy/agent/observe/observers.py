@@ -22,7 +22,7 @@ from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import system
-from pykubeproxy.objects import Event, Family, Key, Node
+from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node
 
 # How long `close` waits for queued events to be sent.
 _CLOSE_SECONDS = 2.0
@@ -101,11 +101,13 @@ class Observers:
 
     def event_applied(self, event: Event, services: set[Key]) -> None:
         """Note that an event was applied to the cluster and changed these Services."""
+        if event == Deleted(Kind.NODE, Key("", self._node_name)):
+            log.warning("node deleted, serving with its last state", node=self._node_name)
         self._latencies.event_applied(event)
         self.metrics.event_applied(event, services)
 
     def node_changed(self, node: Node | None) -> None:
-        """Note the current Node object of this node; None if there is none."""
+        """Note the Node object of this node as last seen; None while it is unknown."""
         self.health.node_changed(node)
 
     def sync_queued(self, since: float) -> None:

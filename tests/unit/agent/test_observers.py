@@ -84,6 +84,17 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
     assert agent.notes.reasons == ["Starting"]
 
 
+def test_a_deleted_node_is_logged(make: Callable[..., Agent]) -> None:
+    """The agent keeps serving, so nothing else shows it."""
+    agent = make()
+    with capture_logs() as lines:
+        for name in ("elsewhere", NODE.name):
+            agent.observers.event_applied(Deleted(Kind.NODE, Key("", name)), set())
+    assert [(line["event"], line["node"]) for line in lines] == [
+        ("node deleted, serving with its last state", NODE.name)
+    ]
+
+
 def test_repeated_sync_failures_are_unhealthy(make: Callable[..., Agent]) -> None:
     """Also without a change: the first sync, or a repair."""
     agent = make(iptables_sync_period="50ms", iptables_min_sync_period="0s")
@@ -162,6 +173,19 @@ def test_health_check_ports_follow_services(
     agent.sync(service())
     with pytest.raises(ConnectionRefusedError):
         fetch(port, host=open_at[0])
+
+
+def test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too(make: Callable[..., Agent]) -> None:
+    """A load balancer may have IPv6 addresses only. The Service has no IPv6 cluster IP, and so no IPv6 rules."""
+    agent = make()
+    agent.observers.serve(agent.flags)
+    port = free_port()
+    web = service(
+        cluster_ip="10.96.0.10", type="LoadBalancer", external_local=True, health_check_node_port=port
+    )
+    agent.sync(web, slice_of(endpoint("10.1.0.1", node_name=HERE)), settle=False)
+    agent.sync(family=Family.IPV6)
+    assert fetch(port, host="127.0.0.1").status == fetch(port, host="::1").status == 200
 
 
 def test_contention_keeps_health_check_ports_open(make: Callable[..., Agent]) -> None:
