@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.objects import Family, Kind, Node
-from pykubeproxy.rules.context import primary_family
+from pykubeproxy.rules.context import missing_network, primary_family
 from pykubeproxy.services.cluster import Cluster
 
 # How long to wait for the Node object's addresses and pod CIDRs, in seconds, as kube-proxy does.
@@ -44,7 +44,9 @@ class StartGate:
         """Return why this node cannot be served at all; "" if it can."""
         if self._lacks_pod_cidrs(node):
             return f"node {self._node_name} has no podCIDRs, which detectLocalMode NodeCIDR needs; allocate them or set another mode"
-        return self._unsupported.get(primary_family(self._config, node), "")
+        return self._unsupported.get(primary_family(self._config, node), "") or missing_network(
+            self._config, node, self._unsupported
+        )
 
     def _lacks_pod_cidrs(self, node: Node | None) -> bool:
         by_node = self._config.detect_local.mode is DetectLocalMode.NODE_CIDR

@@ -25,7 +25,7 @@ from pykubeproxy.kernel import (
     trial,
 )
 from pykubeproxy.objects import Family, Node, family_of
-from pykubeproxy.rules.context import primary_family
+from pykubeproxy.rules.context import missing_network, primary_family
 from pykubeproxy.sources import SourceError
 from pykubeproxy.sources.access import access
 
@@ -86,18 +86,22 @@ def _tables(config: Config, this_node: Node | None) -> tuple[Backend | None, lis
         backend = kernel.choose_backend(config.iptables_backend.value)
     except Missing as error:
         return None, [iptables.no_tools(str(error))]
-    primary = primary_family(config, this_node)
     chains: iptables.Chains = {}
-    findings = [it for family in Family for it in _tools(backend, family, family is primary)]
+    findings = [it for family in Family for it in _tools(config, this_node, backend, family)]
+    findings += _networks(config, this_node, backend)
     findings += [it for family in Family for it in _contents(backend, family, chains)]
     return backend, [*findings, _other_modes(chains)]
 
 
-def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]:
+def _tools(config: Config, this_node: Node | None, backend: Backend, family: Family) -> Iterator[Finding]:
+    primary = family is primary_family(config, this_node)
+    if family is Family.IPV6 and (disabled := kernel.ipv6_disabled()):
+        yield iptables.ipv6_disabled(disabled, primary, family in _families(config, this_node))
+        return
     try:
         opened = kernel.open_iptables(backend, family)
     except KernelError as error:
-        yield iptables.no_tools(str(error), family)
+        yield iptables.no_tools(str(error), family, primary)
         return
     yield iptables.version(opened.tools)
     try:
@@ -109,13 +113,23 @@ def _tools(backend: Backend, family: Family, primary: bool) -> Iterator[Finding]
         yield Check("kernel", family).skip(f"the kernel's features are unknown: {_reason(error)}")
 
 
+def _networks(config: Config, this_node: Node | None, backend: Backend) -> Iterator[Finding]:
+    try:
+        reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
+    except KernelError:
+        return  # another finding reports missing privileges
+    unsupported = {family: reason for family, reason in reasons.items() if reason}
+    if reason := missing_network(config, this_node, unsupported):
+        yield iptables.missing_network(reason)
+
+
 def _contents(backend: Backend, family: Family, chains: iptables.Chains) -> Iterator[Finding]:
     """Check the tables of both backends; add the chains of the one in use to `chains`."""
     try:
         used = _saved(backend, family)
         chains |= used
         yield iptables.in_use(backend, family, used)
-    except NotPermitted as error:
+    except (Missing, NotPermitted) as error:
         yield _not_read("tables", backend, family, error)
     except KernelError as error:
         message = f"the {backend.value} tables cannot be read: {error}"
@@ -135,7 +149,7 @@ def _saved(backend: Backend, family: Family) -> iptables.Chains:
     try:
         live = kernel.open_iptables(backend, family).save()
     except KernelError as error:
-        if isinstance(error, Missing | NotPermitted) or not kernel.unsupported_reason(backend, family):
+        if isinstance(error, Missing | NotPermitted) or kernel.has_nat(backend, family):
             raise
         return {}
     return {key: len(rules) for key, rules in live.chains.items()}

@@ -18,8 +18,8 @@ from pykubeproxy.kernel import (
     Missing,
     NotPermitted,
     Runner,
+    has_nat,
     open_iptables,
-    unsupported_reason,
 )
 from pykubeproxy.kernel.tools import PACKAGE
 from pykubeproxy.objects import Family
@@ -167,6 +167,6 @@ def _live(iptables: Iptables) -> Ruleset:
     try:
         return iptables.save()
     except Failed:
-        if unsupported_reason(iptables.backend, iptables.family):
+        if not has_nat(iptables.backend, iptables.family):
             return nothing
         raise

@@ -120,7 +120,7 @@ def _read(backend: Backend, families: Sequence[Family], query: ServiceFilter) ->
         except KernelError as error:
             if len(families) == 1 or isinstance(error, kernel.NotPermitted):
                 raise
-            if not isinstance(error, kernel.Missing) and not kernel.unsupported_reason(backend, family):
+            if not isinstance(error, kernel.Missing) and kernel.has_nat(backend, family):
                 raise
     return live
 

@@ -15,7 +15,14 @@ from pykubeproxy.kernel.errors import (
     Unreadable,
 )
 from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
-from pykubeproxy.kernel.features import Features, load_modules, probe_features, unsupported_reason
+from pykubeproxy.kernel.features import (
+    Features,
+    has_nat,
+    ipv6_disabled,
+    load_modules,
+    probe_features,
+    unsupported_reason,
+)
 from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about

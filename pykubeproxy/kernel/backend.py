@@ -28,7 +28,8 @@ def choose_backend(
     """
     runner = runner or Runner()
     if setting != "auto":
-        open_iptables(Backend(setting), Family.IPV4, runner)
+        if not _installed(Backend(setting), runner):
+            raise Missing(f"iptables-{setting}-restore", PACKAGE)
         return Backend(setting)
     installed = {backend: opened for backend in Backend if (opened := _installed(backend, runner))}
     if not installed:

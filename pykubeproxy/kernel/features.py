@@ -5,6 +5,7 @@ needs CAP_NET_ADMIN only, makes the kernel load a missing module, and works on t
 thread.
 """
 
+import contextlib
 import errno
 import platform
 import struct
@@ -13,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.errors import Failed, KernelError, NotPermitted
+from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted
 from pykubeproxy.kernel.iptables import Iptables
 from pykubeproxy.kernel.legacy import get_xtables_option
 from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.kernel.runner import Runner
-from pykubeproxy.kernel.tools import Backend
+from pykubeproxy.kernel.system import SettingError, read_setting
+from pykubeproxy.kernel.tools import Backend, find_tools
 from pykubeproxy.objects import Family
 
 # The extensions that rules use, with their kernel modules.
@@ -88,15 +90,33 @@ def probe_features(iptables: Iptables) -> Features:
     )
 
 
-def unsupported_reason(backend: Backend, family: Family) -> str:
-    """Return why this kernel cannot serve a family at all, "" if it can. Raises NotPermitted.
-
-    The target DNAT decides: every service needs it.
-    """
-    if kernel_has(backend, family, "DNAT", target=True):
+def unsupported_reason(backend: Backend, family: Family, runner: Runner | None = None) -> str:
+    """Return why this node cannot serve a family at all, "" if it can. Raises NotPermitted."""
+    if family is Family.IPV6 and (disabled := ipv6_disabled()):
+        return disabled
+    try:
+        find_tools(backend, family, runner or Runner())
+    except Missing as error:
+        return str(error)
+    if has_nat(backend, family):
         return ""
     needs = "nft_compat and xt_nat" if backend is Backend.NFT else f"{_prefix(family)}_tables and xt_nat"
     return f"the kernel has no {family.value} NAT in the {backend.value} backend (modules {needs})"
+
+
+def has_nat(backend: Backend, family: Family) -> bool:
+    """Return whether the kernel has the target DNAT, which every service needs. Raises NotPermitted."""
+    return kernel_has(backend, family, "DNAT", target=True)
+
+
+def ipv6_disabled(root: Path = Path("/")) -> str:
+    """Return why the network namespace of the calling thread has no IPv6, "" if it has."""
+    if not (root / "proc/thread-self/net/if_inet6").exists():
+        return "the kernel has no IPv6: the module ipv6 is missing, or ipv6.disable=1 was set at boot"
+    with contextlib.suppress(SettingError):
+        if read_setting("net/ipv6/conf/all/disable_ipv6", root / "proc/sys") == "1":
+            return "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 = 1)"
+    return ""
 
 
 def required_modules(backend: Backend) -> tuple[str, ...]:

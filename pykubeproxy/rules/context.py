@@ -1,7 +1,7 @@
 """The context of a family's rules: what they depend on besides Services and EndpointSlices."""
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -115,6 +115,25 @@ def primary_family(config: Config, node: Node | None) -> Family:
     if config.bind_address and config.bind_address not in _UNSPECIFIED:
         return family_of(config.bind_address)
     return family_of(node.addresses[0]) if node and node.addresses else Family.IPV4
+
+
+def missing_network(config: Config, node: Node | None, unsupported: Mapping[Family, str]) -> str:
+    """Return which setting has networks, but none of the family that this node must support; "" if none has.
+
+    As in kube-proxy, clusterCIDR may be of the other family if the node supports both.
+    """
+    primary, detect = primary_family(config, node), config.detect_local
+    match detect.mode:
+        case DetectLocalMode.CLUSTER_CIDR if unsupported:
+            setting, cidrs = "clusterCIDR", detect.cluster_cidrs
+        case DetectLocalMode.NODE_CIDR:
+            setting, cidrs = "podCIDRs of the Node", node.pod_cidrs if node else ()
+        case _:
+            return ""
+    if not cidrs or _of_family(cidrs, primary):
+        return ""
+    reasons = "".join(f"; {reason}" for reason in unsupported.values())
+    return f"{setting}: {', '.join(cidrs)} has no {primary.value} network, which this node needs{reasons}"
 
 
 def _local_traffic(config: Config, node: Node | None, family: Family) -> LocalTraffic | None:

@@ -16,7 +16,8 @@ from pykubeproxy.kernel import system
 from tests.fakes.http_client import fetch
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
-PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
+_SOURCE = "from pykubeproxy.cli import main; main()"
+PROGRAM = (sys.executable, "-c", _SOURCE, "run")
 HEALTH, METRICS = 10256, 10249
 
 
@@ -43,18 +44,29 @@ def inside_a_namespace(*addresses: str) -> Iterator[str]:
 
 @contextmanager
 def running(
-    log: Path, *flags: str, environment: Mapping[str, str] | None = None
+    log: Path, *flags: str, environment: Mapping[str, str] | None = None, program: str = _SOURCE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an agent that writes its log to a file; kill it on exit."""
+    """Run an agent, or another Python `program` with its arguments, that writes its log to a file; kill it on exit."""
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [*PROGRAM, *flags], stderr=errors, env={**os.environ, **(environment or {})}
+            [sys.executable, "-c", program, "run", *flags],
+            stderr=errors,
+            env={**os.environ, **(environment or {})},
         )
         try:
             yield process
         finally:
             process.kill()
             process.wait()
+
+
+def path_without_ip6tables(folder: Path) -> str:
+    """Return a PATH with all commands but ip6tables; `folder` gets links to those of the system's folders."""
+    (tools := folder / "tools").mkdir()
+    for command in Path("/usr/sbin").iterdir():
+        if not command.name.startswith("ip6tables"):
+            (tools / command.name).symlink_to(command)
+    return f"{tools}:/usr/bin:/bin"
 
 
 def run_check(code: int, *flags: str) -> dict[str, Any]:

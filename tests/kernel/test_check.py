@@ -15,10 +15,12 @@ from click.testing import CliRunner
 
 from pykubeproxy.cli import check as command
 from pykubeproxy.kernel import Backend, Iptables, Runner, legacy, open_iptables, processes
+from pykubeproxy.kernel import runner as runner_module
 from pykubeproxy.kernel.runner import Outcome
 from pykubeproxy.kernel.system import run_in_new_namespace
 from pykubeproxy.objects import Family
 from tests.cases import expected, load_case
+from tests.fakes.process import path_without_ip6tables
 
 pytestmark = pytest.mark.root
 
@@ -290,3 +292,33 @@ def test_without_capabilities_the_report_is_complete(node: Runner) -> None:
         assert set(levels(document, name)) == {"skip"}
         assert of(document, name)[0]["message"].endswith("not permitted")
     assert levels(document, "forwarding") == ["ok", "ok"]
+
+
+def test_a_node_without_ipv6_passes_unless_the_cluster_uses_it(node: Runner) -> None:
+    """As the agent starts or not."""
+    run(node, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+    document = checked()
+    assert set(levels(document, "kernel")) == {"ok"}
+    message = "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 = 1), and the node does not use it"
+    assert of(document, "kernel", "IPv6")[0]["message"].startswith(message)
+    document = checked("--cluster-cidr=10.244.0.0/16,fd00:10::/48", code=1)  # IPv6 is not forwarded
+    assert levels(document, "kernel") == ["ok", "warn"]
+    document = checked("--cluster-cidr=fd00:10::/48", code=1)
+    assert (
+        "has no IPv4 network, which this node needs; IPv6 is disabled"
+        in of(document, "networks")[0]["message"]
+    )
+    assert levels(checked("--bind-address=fd00::1", code=1), "kernel") == ["ok", "fail"]
+
+
+def test_missing_commands_of_one_family_are_a_warning(
+    node: Runner, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent then serves the other family."""
+    monkeypatch.setattr(runner_module, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setenv("PATH", path_without_ip6tables(tmp_path))
+    document = checked("--iptables-backend", backend.value)
+    assert levels(document, "iptables") == ["ok", "warn"]
+    assert of(document, "iptables", "IPv6")[0]["advice"].endswith("Until then IPv6 is not served.")
+    assert levels(document, "tables") == ["ok", "skip"]
+    assert levels(checked("--bind-address=fd00::1", code=1), "iptables") == ["ok", "fail"]

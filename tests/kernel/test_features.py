@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,10 @@ from pykubeproxy.kernel import (
     NotPermitted,
     Runner,
     features,
+    has_nat,
+    ipv6_disabled,
     probe_features,
+    system,
     unsupported_reason,
 )
 from pykubeproxy.kernel.features import kernel_has
@@ -74,6 +78,24 @@ def test_kernel_without_nat(
     monkeypatch.setattr(features, "kernel_has", lambda *_, **__: False)
     assert family.value in unsupported_reason(backend, family)
     assert "xt_nat" in unsupported_reason(backend, family)
+
+
+def test_ipv6_disabled_by_sysctl(backend: Backend, inside: str) -> None:
+    """IPv4 is served on; nf_tables itself would take IPv6 rules."""
+    assert ipv6_disabled() == unsupported_reason(backend, Family.IPV6) == ""
+    system.write_setting("net/ipv6/conf/all/disable_ipv6", 1)
+    reason = "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 = 1)"
+    assert ipv6_disabled() == unsupported_reason(backend, Family.IPV6) == reason
+    assert unsupported_reason(backend, Family.IPV4) == ""
+    assert has_nat(backend, Family.IPV6)
+
+
+def test_kernel_without_ipv6(tmp_path: Path) -> None:
+    """Booted with ipv6.disable=1, it has neither settings nor interfaces of IPv6."""
+    assert "ipv6.disable=1" in ipv6_disabled(tmp_path)
+    (tmp_path / "proc/thread-self/net").mkdir(parents=True)
+    (tmp_path / "proc/thread-self/net/if_inet6").touch()
+    assert ipv6_disabled(tmp_path) == ""
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.kernel import Backend, Failed, Missing, Runner, choose_backend, open_iptables
+from pykubeproxy.kernel import (
+    Backend,
+    Failed,
+    Missing,
+    Runner,
+    choose_backend,
+    open_iptables,
+    unsupported_reason,
+)
 from pykubeproxy.kernel import runner as runner_module
 from pykubeproxy.objects import Family
 
@@ -57,6 +65,15 @@ def test_plain_commands_of_the_other_backend(install) -> None:
         open_iptables(Backend.NFT, Family.IPV4, runner)
     with pytest.raises(Missing):
         choose_backend("nft", runner)
+
+
+@pytest.mark.parametrize(("stem", "lacking"), [("iptables", Family.IPV6), ("ip6tables", Family.IPV4)])
+def test_commands_of_one_family_suffice(install, stem: str, lacking: Family) -> None:
+    """The other family is not supported."""
+    runner = install(**{stem: NFT})
+    assert choose_backend("nft", runner) is choose_backend("auto", runner) is Backend.NFT
+    missing = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}[lacking]
+    assert unsupported_reason(Backend.NFT, lacking, runner).startswith(f"{missing}-nft-restore not found")
 
 
 def test_nothing_installed(install) -> None:

@@ -35,9 +35,29 @@ def privileges(capabilities: frozenset[str]) -> Finding:
     return check.ok(f"{listed(_CAPABILITIES)} are in effect")
 
 
-def no_tools(reason: str, family: Family | None = None) -> Finding:
+def no_tools(reason: str, family: Family | None = None, primary: bool = True) -> Finding:
     """Report commands that are missing."""
-    return Check("iptables", family).fail(reason, "Install them on the PATH of the agent.")
+    check, advice = Check("iptables", family), "Install them on the PATH of the agent."
+    if primary or not family:
+        return check.fail(reason, advice)
+    return check.warn(reason, f"{advice} Until then {family.value} is not served.")
+
+
+def ipv6_disabled(reason: str, primary: bool, used: bool) -> Finding:
+    """Report that the node has no IPv6; `used` tells whether the cluster has addresses of it."""
+    check = Check("kernel", Family.IPV6)
+    if primary:
+        return check.fail(reason, "Enable IPv6: it is the first address family of this node.")
+    if used:
+        return check.warn(reason, "Enable IPv6. Until then it is not served.")
+    return check.ok(f"{reason}, and the node does not use it: the agent serves IPv4 only")
+
+
+def missing_network(reason: str) -> Finding:
+    """Report that the configured networks are of another family than the node's."""
+    return Check("networks").fail(
+        reason, "The agent does not start. Add a network, or support both families."
+    )
 
 
 def version(tools: Tools) -> Finding:

@@ -29,6 +29,7 @@ from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
 from pykubeproxy.objects import (
     Deleted,
     EndpointPort,
+    Event,
     Family,
     Key,
     Kind,
@@ -443,11 +444,26 @@ def test_a_changed_zone_selects_other_endpoints(family: FakeFamily, clock: Clock
     assert any("10.244.1.6:8080" in rule for rule in family.rules(WEB))
 
 
-def test_a_deleted_node_keeps_the_rules(family: FakeFamily, clock: Clock) -> None:
-    """The Node object may be deleted and recreated."""
-    deleted = Deleted(Kind.NODE, Key("", NODE))
-    run(family, clock, *STARTED, *at(10, deleted), *at(20, STOP))
+@pytest.mark.parametrize("gone", [Deleted(Kind.NODE, Key("", NODE)), Listed(Kind.NODE, ())])
+def test_a_deleted_node_keeps_rules_and_health(family: FakeFamily, clock: Clock, gone: Event) -> None:
+    """The Node object may be deleted, also while no watch sees it, and created again without addresses at first."""
+    observers = create_autospec(Observers, instance=True)
+    again = Updated(Node(NODE, zone=HERE.zone))
+    script = (*STARTED, *at(10, gone), *at(20, again), *at(30, STOP))
+    run(family, clock, *script, observers=observers, settings=config(nodePortAddresses=["primary"]))
     assert len(family.live.texts) == 1
+    last = [call.args[0] for call in observers.node_changed.call_args_list]
+    assert last[-2:] == [HERE, HERE]
+
+
+def test_a_node_created_again_in_node_cidr_mode_is_served_on(family: FakeFamily, clock: Clock) -> None:
+    """Its new pod CIDR may be allocated minutes later."""
+    gone, again = Deleted(Kind.NODE, Key("", NODE)), Updated(Node(NODE, HERE.addresses))
+    late = Updated(service("late", cluster_ip="10.96.200.1"))
+    steps = [*STARTED, *at(400, gone), *at(410, again), *at(420, late), *at(430, STOP)]
+    code, _ = run(family, clock, *steps, settings=config(detectLocalMode="NodeCIDR"))
+    assert code == 0
+    assert any("10.96.200.1" in rule for rule in family.rules(skeleton.FILTER_SERVICES))
 
 
 def test_a_slice_that_moves_updates_both_services(family: FakeFamily, clock: Clock) -> None:
@@ -475,6 +491,35 @@ def test_a_node_without_its_primary_family_fails_the_start(family: FakeFamily, c
     code, _ = run(family, clock, *at(0, *LISTS, primary), *at(5, STOP))
     assert code == 1
     assert family.live.texts == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "node", "reason"),
+    [
+        ({"clusterCIDR": "fd00:10::/48"}, HERE, "clusterCIDR: fd00:10::/48 has no IPv4 network"),
+        (
+            {"detectLocalMode": "NodeCIDR"},
+            Node(NODE, HERE.addresses, ("fd00:10:1::/64",)),
+            "podCIDRs of the Node: fd00:10:1::/64 has no IPv4 network",
+        ),
+    ],
+)
+def test_networks_of_an_unsupported_family_fail_the_start(
+    family: FakeFamily, clock: Clock, fields: dict[str, object], node: Node, reason: str
+) -> None:
+    with capture_logs() as lines:
+        listed = Listed(Kind.NODE, (node,))
+        code, _ = run(family, clock, *at(0, *LISTS, listed), *at(5, STOP), settings=config(**fields))
+    assert code == 1
+    assert family.live.texts == []
+    assert lines[-1]["reason"] == f"{reason}, which this node needs; no ip6tables"
+
+
+def test_a_node_that_changes_its_first_family_is_served_on(family: FakeFamily, clock: Clock) -> None:
+    """Only a start needs a supported first family."""
+    changed = Updated(Node(NODE, ("fd00::1", *HERE.addresses)))
+    code, _ = run(family, clock, *STARTED, *at(10, changed), *at(20, STOP))
+    assert code == 0
 
 
 def test_a_query_is_answered_without_a_sync(family: FakeFamily, clock: Clock) -> None:

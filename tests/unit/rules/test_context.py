@@ -5,7 +5,14 @@ import pytest
 from pykubeproxy.config import Config, load
 from pykubeproxy.objects import Family, Node
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts, RuleContext, node_ips, primary_family, rule_context
+from pykubeproxy.rules.context import (
+    KernelFacts,
+    RuleContext,
+    missing_network,
+    node_ips,
+    primary_family,
+    rule_context,
+)
 from pykubeproxy.rules.options import LocalTraffic
 from tests.strategies import NODE
 
@@ -155,3 +162,32 @@ def test_kernel_facts_select_rules() -> None:
     assert "INVALID" not in text
     assert "nfacct" not in text
     assert "--random-fully" not in text
+
+
+@pytest.mark.parametrize(
+    ("node", "fields", "refused"),
+    [
+        (ONLY_4, {"clusterCIDR": "fd00:10::/48"}, True),
+        (ONLY_4, {"clusterCIDR": "fd00:10::/48,10.244.0.0/16"}, False),
+        (ONLY_4, {"clusterCIDR": ""}, False),
+        (ONLY_6, {"clusterCIDR": "fd00:10::/48"}, False),
+        (ONLY_6, {"clusterCIDR": "10.244.0.0/16"}, True),
+        (None, {"clusterCIDR": "fd00:10::/48"}, True),
+        (None, {"clusterCIDR": "fd00:10::/48", "bindAddress": "::1"}, False),
+        (BOTH, {"detectLocalMode": "NodeCIDR", "clusterCIDR": "fd00:10::/48"}, False),
+    ],
+)
+def test_a_cluster_cidr_of_the_other_family_needs_both_families(
+    node: Node | None, fields: dict[str, object], refused: bool
+) -> None:
+    """As in kube-proxy: only where one family is not supported."""
+    reason = missing_network(config(**fields), node, {Family.IPV6: "no ip6tables"})
+    assert bool(reason) is refused
+    assert missing_network(config(**fields), node, {}) == ""
+
+
+def test_pod_cidrs_of_the_other_family_are_refused() -> None:
+    """As in kube-proxy, even if both families are supported."""
+    node = Node(NODE, ("192.168.99.10",), ("fd00:10:244:1::/64",))
+    assert missing_network(config(detectLocalMode="NodeCIDR"), node, {})
+    assert not missing_network(config(clusterCIDR="10.244.0.0/16"), node, {})
