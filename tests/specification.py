@@ -250,12 +250,54 @@ _HEALTH = f"{_AGENT}health.py::test_responses_equal_kube_proxys"
 _PAGES = f"{_AGENT}pages.py::test_responses_equal_kube_proxys"
 _IN_SERVICE = f"{_SYSTEM}agent_observed.py::test_health_and_metrics_of_a_node_in_service"
 
+# What kube-proxy does with objects and nodes, in words.
+BEHAVIOUR = {
+    "an invalid address of a Node costs only itself": (
+        "unit/objects/test_bad_input.py::test_an_invalid_node_address_costs_only_itself",
+        "unit/sources/test_tracker.py::test_an_invalid_node_address_is_logged_once",
+        f"{_SYSTEM}agent_node.py::test_an_invalid_node_address_costs_only_itself",
+    ),
+    "an invalid entry of a Service or an EndpointSlice costs only itself": (
+        "unit/objects/test_bad_input.py::test_an_invalid_entry_costs_only_itself",
+        "unit/objects/test_bad_input.py::test_an_invalid_ingress_address_costs_only_itself",
+        "unit/objects/test_bad_input.py::test_an_invalid_endpoint_or_port_costs_only_itself",
+        "unit/inspect/test_skipped_values.py::test_an_invalid_endpoint_address_is_skipped",
+    ),
+    "a source range list with nothing valid left lets nobody in (kube-proxy: everybody)": (
+        "unit/services/test_kube_proxy_selection.py::test_an_invalid_source_range_admits_nobody",
+        "unit/rules/test_packets.py::test_every_packet_reaches_its_endpoints_with_equal_shares",
+        "unit/inspect/test_skipped_values.py::test_a_load_balancer_without_a_valid_source_range_is_open_to_nobody",
+    ),
+    "a deleted Node is served with its last state": (
+        f"{_AGENT}loop.py::test_a_deleted_node_keeps_rules_and_health",
+        f"{_AGENT}loop.py::test_a_node_created_again_in_node_cidr_mode_is_served_on",
+        f"{_SYSTEM}agent_node.py::test_a_deleted_node_is_served_on_and_stays_healthy",
+    ),
+    "a family that the node lacks is left out": (
+        f"{_SYSTEM}agent_single_stack.py::test_only_ipv4_is_served",
+        "kernel/test_features.py::test_ipv6_disabled_by_sysctl",
+        "kernel/test_features.py::test_kernel_without_ipv6",
+        "kernel/test_tools.py::test_commands_of_one_family_suffice",
+        "kernel/test_check.py::test_a_node_without_ipv6_passes_unless_the_cluster_uses_it",
+    ),
+    "without the primary family, or networks of it, the start fails": (
+        f"{_SYSTEM}agent_single_stack.py::test_an_ipv6_cluster_cidr_fails_the_start_without_ipv6",
+        f"{_SYSTEM}agent_single_stack.py::test_a_node_with_ipv6_addresses_only_fails_the_start_without_ipv6",
+        "unit/rules/test_context.py::test_a_cluster_cidr_of_the_other_family_needs_both_families",
+        "unit/rules/test_context.py::test_pod_cidrs_of_the_other_family_are_refused",
+    ),
+    "a health check port answers in both families (kube-proxy: in those of the Service)": (
+        f"{_AGENT}observers.py::test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too",
+        _IN_SERVICE,
+    ),
+}
+
 # By port and path, as in the recording.
 ENDPOINTS = {
     ":10256/healthz": (
         _HEALTH,
         _IN_SERVICE,
-        f"{_SYSTEM}agent_node.py::test_a_tainted_or_deleted_node_keeps_its_rules",
+        f"{_SYSTEM}agent_node.py::test_a_tainted_node_keeps_its_rules",
     ),
     ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_depends_on_the_node"),
     ":10256/readyz": (

@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent.parent
 NAMED = {
     **{f"--{row.flag} {row.field}": row.tests for row in specification.SETTINGS},
     **specification.METRICS,
+    **specification.BEHAVIOUR,
     **specification.ENDPOINTS,
     **specification.EVENTS,
 }
