@@ -14,8 +14,8 @@ import structlog
 from pykubeproxy.config import Config, Conntrack
 from pykubeproxy.kernel import Backend, choose_backend, conntrack, load_modules, system
 
-# The highest nf_conntrack_max, as in kube-proxy: an entry takes 320 bytes.
-HIGHEST_MAX = 1048576
+# The highest nf_conntrack_max for the number of cores, as in kube-proxy: an entry takes 320 bytes.
+_HIGHEST_BY_CORES = 1048576
 
 _OOM = "proc/self/oom_score_adj"
 _NETFILTER = "proc/sys/net/netfilter/nf_conntrack_"
@@ -81,7 +81,7 @@ def _table_size(config: Conntrack, cores: int) -> tuple[KernelSetting, ...]:
     """Return the limit of the conntrack table, and the number of its buckets: four entries in each on average."""
     if not config.max_per_core:
         return ()
-    connections = min(max(config.min, config.max_per_core * cores), HIGHEST_MAX)
+    connections = max(config.min, min(config.max_per_core * cores, _HIGHEST_BY_CORES))
     return (
         KernelSetting(f"{_NETFILTER}max", connections, at_least=True),
         KernelSetting("sys/module/nf_conntrack/parameters/hashsize", connections // 4, at_least=True),

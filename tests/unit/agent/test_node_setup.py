@@ -59,13 +59,14 @@ def test_defaults() -> None:
         ("32768", "131072", 2, 131072),
         ("32768", "131072", 8, 262144),
         ("32768", "131072", 64, 1048576),
-        ("1", "2097152", 1, 1048576),
+        ("1", "2097152", 1, 2097152),
+        ("32768", "2097152", 64, 2097152),
         ("32768", "0", 1, 32768),
         ("0", "131072", 64, None),
     ],
 )
 def test_table_size(per_core: str, least: str, cores: int, expected: int | None) -> None:
-    """Entries per core within minimum and 1048576; none disables it."""
+    """Entries per core, at most 1048576, but never below the minimum; none per core disables it."""
     found = values(config(conntrack_max_per_core=per_core, conntrack_min=least), cores)
     assert found.get(MAX) == expected
     assert found.get(HASHSIZE) == (expected // 4 if expected else None)
