@@ -3,8 +3,9 @@
 `yes`, `on` and `y` are booleans, 010 is eight, and dates and times such as 1:30 are text.
 """
 
+import collections
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
@@ -15,12 +16,14 @@ if TYPE_CHECKING or not yaml.__with_libyaml__:
 else:
     from yaml import CSafeLoader as _Base  # ten times as fast
 
-__all__ = ["Document", "MarkedYAMLError", "YAMLError", "documents", "dump", "resolve"]
+__all__ = ["Document", "MarkedYAMLError", "YAMLError", "documents", "dump", "end_of_first", "resolve"]
 
 # Deeper than any object or configuration; libyaml overflows its stack at some tens of thousands.
 _MAX_DEPTH = 200
 # The maximum of characters and values that the aliases of one text expand to.
 _MAX_ALIASED = 10_000_000
+# From here on Go writes a number in JSON with an exponent.
+_EXPONENT = 1e21
 
 _TAG = "tag:yaml.org,2002:"
 _WORDS: Mapping[str, bool | float | None] = {
@@ -57,7 +60,7 @@ def documents(text: str | bytes) -> Iterator[Document]:
 
     Raises YAMLError for text that is not YAML, is nested too deeply, or whose aliases expand to too much.
     """
-    _check_size(yaml.parse(text, Loader=_Loader))
+    collections.deque(_checked(text), maxlen=0)
     loader = _Loader(text)
     try:
         while loader.check_node() and (node := loader.get_node()):
@@ -65,6 +68,12 @@ def documents(text: str | bytes) -> Iterator[Document]:
             yield Document(node.start_mark.line + 1, _construct(loader, node), duplicates)
     finally:
         loader.dispose()
+
+
+def end_of_first(text: str) -> int:
+    """Return the index at which the first document of a text ends. Raises YAMLError as `documents` does."""
+    ends = (event.end_mark for event in _checked(text) if isinstance(event, yaml.DocumentEndEvent))
+    return next((mark.index for mark in ends if mark), len(text))
 
 
 def dump(content: object) -> str:
@@ -95,6 +104,11 @@ def _number(plain: str, text: str) -> int | float | str:
             # Go reads 08 as a float too, and prints it as 8 in JSON.
             return int(number) if plain.isdigit() and number < 2**63 else number
     return text
+
+
+def _as_json(value: bool | float | str | None) -> bool | int | float | str | None:
+    """Return a value as it is after the conversion to JSON, where 1.0 and 1 are one number, written 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENT else value
 
 
 def _tag(_: object, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
@@ -141,10 +155,8 @@ class _Loader(_Base):
 
     def construct_resolved(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         value = resolve(node.value)
-        if _TAGS[type(value)] == node.tag:
-            return value
-        if node.tag == _TAGS[float] and isinstance(value, int):
-            return float(value)
+        if _TAGS[type(value)] == node.tag or (node.tag == _TAGS[float] and isinstance(value, int)):
+            return _as_json(value)
         raise MarkedYAMLError(problem=f"a value is not of type {node.tag}", problem_mark=node.start_mark)
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
@@ -182,13 +194,19 @@ def _duplicates(node: yaml.Node, path: tuple[str, ...], visited: set[int]) -> It
             yield from _duplicates(value, (*path, key.value), visited)
 
 
-def _check_size(events: Iterable[yaml.Event]) -> None:
-    """Raise MarkedYAMLError if a text is nested too deeply, its aliases expand to too much, or one contains itself."""
+def _checked(text: str | bytes) -> Iterator[yaml.Event]:
+    """Yield the events of a text.
+
+    Raises MarkedYAMLError if it is of YAML 1.2, which Go does not read, is nested too deeply, its aliases expand to too
+    much, or one contains itself.
+    """
     size = aliased = 0
     anchored: dict[str | None, int] = {}  # sizes
     open_collections: list[tuple[str | None, int]] = []  # anchor, and size before it
-    for event in events:
+    for event in yaml.parse(text, Loader=_Loader):
         match event:
+            case yaml.DocumentStartEvent(version=(_, minor)) if minor != 1:
+                raise _fault("found incompatible YAML document", event)
             case yaml.AliasEvent():
                 if event.anchor not in anchored:
                     raise _fault(f"anchor {event.anchor} is undefined or contains itself", event)
@@ -210,6 +228,7 @@ def _check_size(events: Iterable[yaml.Event]) -> None:
                 anchor, before = open_collections.pop()
                 if anchor:
                     anchored[anchor] = size - before
+        yield event
 
 
 def _fault(problem: str, event: yaml.Event) -> MarkedYAMLError:
