@@ -18,6 +18,16 @@ _ATTRIBUTES = f"{_CONFIG}config_file.py::test_fields_reach_their_attributes"
 _NO_EFFECT = f"{_CONFIG}config_file.py::test_settings_without_effect_are_kept"
 _BESIDE_A_FILE = f"{_CONFIG}config_flags.py::test_beside_a_file_some_flags_win"
 _PORTS = f"{_CONFIG}config_flags.py::test_the_deprecated_ports"
+_USED_PORTS = f"{_CONFIG}config_flags.py::test_a_deprecated_port_is_checked_where_it_counts"
+_STAY = f"{_CONFIG}config_flags.py::test_flags_without_an_address_leave_the_servers_at_their_defaults"
+# What kube-proxy takes and refuses, by field and by flag.
+_TAKEN = f"{_CONFIG}values_as_kube_proxy.py::test_a_field_that_kube_proxy_takes_is_taken"
+_REFUSED = f"{_CONFIG}values_as_kube_proxy.py::test_a_field_that_kube_proxy_refuses_is_refused"
+_TAKEN_FLAG = f"{_CONFIG}values_as_kube_proxy.py::test_a_flag_that_kube_proxy_takes_is_taken"
+_REFUSED_FLAG = f"{_CONFIG}values_as_kube_proxy.py::test_a_flag_that_kube_proxy_refuses_is_refused"
+_VALUES = (_TAKEN, _REFUSED, _TAKEN_FLAG, _REFUSED_FLAG)
+_CANONICAL = f"{_CONFIG}values_as_kube_proxy.py::test_values_are_in_canonical_form"
+_OTHER_MODE = f"{_CONFIG}values_as_kube_proxy.py::test_values_for_another_mode_are_kept_as_they_are"
 _PERIODS = f"{_CONFIG}config_flags.py::test_a_period_of_zero_is_refused"
 _RULES = f"{_SYSTEM}run_settings.py::test_each_flag_changes_its_rule"
 _KERNEL = "kernel/test_node_setup.py::test_a_second_setup_changes_no_setting"
@@ -25,7 +35,7 @@ _TABLE_SIZE = f"{_AGENT}node_setup.py::test_table_size"
 _KUBEADM = f"{_SYSTEM}run_actions.py::test_kubeadms_file_works_unchanged"
 _HARD_FAIL = f"{_SYSTEM}agent_observed.py::test_an_address_in_use_ends_the_process_with_hard_fail"
 _SERVERS = f"{_AGENT}observers.py::test_an_unspecified_address_means_both_families"
-_SERVERS_OFF = f"{_AGENT}observers.py::test_an_empty_address_disables_the_server"
+_SERVERS_OFF = f"{_AGENT}observers.py::test_port_0_disables_the_server"
 
 
 class Setting(NamedTuple):
@@ -45,6 +55,9 @@ SETTINGS = (
         "config",
         "",
         "unit/cli/test_flags_options.py::test_config_file",
+        f"{_CONFIG}config_errors.py::test_a_file_that_is_no_configuration_is_refused",
+        f"{_CONFIG}config_warnings.py::test_a_further_document_is_a_warning",
+        f"{_CONFIG}values_as_kube_proxy.py::test_a_fraction_in_json_is_no_whole_number",
         f"{_SYSTEM}agent_config_file.py::test_a_changed_file_ends_the_process",
     ),
     _row("kubeconfig", "clientConnection.kubeconfig", _SAME, _KUBEADM),
@@ -53,12 +66,15 @@ SETTINGS = (
         "kube-api-qps",
         "clientConnection.qps",
         _SAME,
+        *_VALUES,
+        f"{_CONFIG}values_as_kube_proxy.py::test_a_negative_rate_is_no_limit",
         f"{_SYSTEM}run_settings.py::test_requests_are_rate_limited",
     ),
     _row(
         "kube-api-burst",
         "clientConnection.burst",
         _SAME,
+        *_VALUES,
         f"{_SYSTEM}run_settings.py::test_requests_are_rate_limited",
     ),
     _row("kube-api-content-type", "clientConnection.contentType", _SAME),
@@ -71,14 +87,17 @@ SETTINGS = (
         _RULES,
         "unit/rules/test_context.py::test_bind_address_overrides_the_node_address",
         f"{_CONFIG}config_file.py::test_an_ipv6_bind_address_moves_the_servers",
+        _STAY,
+        *_VALUES,
+        _CANONICAL,
     ),
-    _row("healthz-bind-address", "healthzBindAddress", _SAME, _SERVERS, _SERVERS_OFF),
-    _row("metrics-bind-address", "metricsBindAddress", _SAME, _SERVERS, _SERVERS_OFF),
-    _row("healthz-port", "", _PORTS),
-    _row("metrics-port", "", _PORTS),
+    _row("healthz-bind-address", "healthzBindAddress", _SAME, _SERVERS, _STAY, *_VALUES),
+    _row("metrics-bind-address", "metricsBindAddress", _SAME, _SERVERS, _STAY),
+    _row("healthz-port", "", _PORTS, _USED_PORTS, _SERVERS_OFF),
+    _row("metrics-port", "", _PORTS, _SERVERS_OFF),
     _row("bind-address-hard-fail", "bindAddressHardFail", _SAME, _HARD_FAIL),
     _row("profiling", "enableProfiling", _SAME),
-    _row("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", _SAME),
+    _row("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", _SAME, *_VALUES),
     _row(
         "proxy-mode",
         "mode",
@@ -99,6 +118,7 @@ SETTINGS = (
         "iptables.syncPeriod",
         _SAME,
         _PERIODS,
+        *_VALUES,
         f"{_AGENT}loop.py::test_a_flushed_table_is_repaired_within_sync_period",
         f"{_AGENT}health.py::test_an_overdue_sync_is_not_ready_but_alive",
     ),
@@ -115,40 +135,50 @@ SETTINGS = (
         _RULES,
         f"{_SYSTEM}agent_node.py::test_pod_cidrs_are_awaited_and_followed",
     ),
-    _row("cluster-cidr", "clusterCIDR", _SAME, _RULES),
-    _row("pod-bridge-interface", "detectLocal.bridgeInterface", _SAME, _RULES),
-    _row("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", _SAME, _RULES),
+    _row("cluster-cidr", "clusterCIDR", _SAME, _RULES, *_VALUES, _CANONICAL, _OTHER_MODE),
+    _row("pod-bridge-interface", "detectLocal.bridgeInterface", _SAME, _RULES, _TAKEN, _TAKEN_FLAG),
+    _row(
+        "pod-interface-name-prefix",
+        "detectLocal.interfaceNamePrefix",
+        _SAME,
+        _RULES,
+        _TAKEN,
+        _TAKEN_FLAG,
+        _OTHER_MODE,
+    ),
     _row(
         "nodeport-addresses",
         "nodePortAddresses",
         _SAME,
         _RULES,
+        *_VALUES,
+        _CANONICAL,
         f"{_AGENT}healthchecks.py::test_hosts_follow_node_port_addresses",
     ),
     _row("oom-score-adj", "oomScoreAdj", _SAME, _KERNEL),
-    _row("conntrack-max-per-core", "conntrack.maxPerCore", _SAME, _TABLE_SIZE),
+    _row("conntrack-max-per-core", "conntrack.maxPerCore", _SAME, _TABLE_SIZE, _TAKEN, _REFUSED),
     _row("conntrack-min", "conntrack.min", _SAME, _TABLE_SIZE),
     _row("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", _SAME, _KERNEL),
     _row("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", _SAME, _KERNEL),
     _row("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", _SAME, _KERNEL),
     _row("conntrack-udp-timeout", "conntrack.udpTimeout", _SAME, _KERNEL),
     _row("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", _SAME, _KERNEL),
-    _row("config-sync-period", "configSyncPeriod", _SAME, _PERIODS),
+    _row("config-sync-period", "configSyncPeriod", _SAME, _PERIODS, *_VALUES),
     _row("v", "logging.verbosity", _SAME, f"{_AGENT}sync_log.py::test_verbosity_2_logs_no_endpoints"),
     _row("logging-format", "logging.format", _SAME, f"{_SYSTEM}run_settings.py::test_json_log_lines"),
-    _row("log-flush-frequency", "logging.flushFrequency", _SAME),
-    _row("vmodule", "logging.vmodule", _SAME),
+    _row("log-flush-frequency", "logging.flushFrequency", _SAME, _TAKEN, _REFUSED_FLAG),
+    _row("vmodule", "logging.vmodule", _SAME, _TAKEN, _TAKEN_FLAG, _REFUSED_FLAG),
     _row("log-text-split-stream", "logging.options.text.splitStream", _SAME),
     _row("log-text-info-buffer-size", "logging.options.text.infoBufferSize", _SAME),
     _row("log-json-split-stream", "logging.options.json.splitStream", _SAME),
     _row("log-json-info-buffer-size", "logging.options.json.infoBufferSize", _SAME),
-    _row("feature-gates", "featureGates", _SAME, _RULES),
+    _row("feature-gates", "featureGates", _SAME, _RULES, *_VALUES),
     _row("ipvs-sync-period", "", _FLAGZ),
     _row("ipvs-min-sync-period", "", _FLAGZ),
     _row("", "ipvs.syncPeriod", _CONFIGZ),
     _row("", "ipvs.minSyncPeriod", _CONFIGZ),
     _row("ipvs-scheduler", "ipvs.scheduler", _SAME),
-    _row("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", _SAME),
+    _row("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", _SAME, _TAKEN, _TAKEN_FLAG, _OTHER_MODE),
     _row("ipvs-strict-arp", "ipvs.strictARP", _SAME),
     _row("ipvs-tcp-timeout", "ipvs.tcpTimeout", _SAME),
     _row("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", _SAME),

@@ -6,6 +6,7 @@ Pure: callers read the file. One table, `SETTINGS`, defines each setting's flag,
 from pykubeproxy.config.document import configz, dump, flagz
 from pykubeproxy.config.loading import Loaded, load
 from pykubeproxy.config.model import (
+    EMULATED,
     Address,
     Config,
     ConfigError,

@@ -1,11 +1,13 @@
 """The configuration file: parse it, with warnings, and write a Config as a file, /configz and /flagz."""
 
+import codecs
 import difflib
 import functools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
-from pykubeproxy.config import yaml
+from pykubeproxy.config import json_text, yaml
 from pykubeproxy.config.kinds import flag_text
 from pykubeproxy.config.model import Config, ConfigError
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting
@@ -15,8 +17,11 @@ GROUP = "kubeproxy.config.k8s.io"
 API_VERSION = f"{GROUP}/v1alpha1"
 
 _FIELDS = frozenset(setting.field for setting in SETTINGS if setting.field)
+_NULLABLE = frozenset(setting.field for setting in SETTINGS if setting.kind.nullable)
 _SECTIONS = frozenset(field[:at] for field in _FIELDS for at, letter in enumerate(field) if letter == ".")
 _MAX_SHOWN = 80
+# A line without content: blank, a comment, or the mark of a document's start or end.
+_NOTHING = re.compile(r"(---|\.\.\.)?\s*(#.*)?")
 # The exact text of kube-proxy, which monitoring may match.
 _WARNING = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees"
@@ -40,31 +45,53 @@ def show(value: object) -> str:
 
 
 def parse(text: str | bytes) -> tuple[dict[str, object], list[str]]:
-    """Return the mapping in a YAML or JSON text, and a warning for each duplicate key.
+    """Return the mapping in a YAML or JSON text, and warnings about duplicate keys and further documents.
 
-    Raises ConfigError if it is not YAML or not a mapping.
+    As in kube-proxy, text that starts with a brace is JSON, and only the first YAML document counts. Raises ConfigError
+    if it is neither or not a mapping.
     """
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
-        _, content, duplicates = _only_document(text)
+        text = text if isinstance(text, str) else _decode(text)
+        read = _json if text.lstrip().startswith("{") else _yaml
+        content, warnings = read(text)
     except UnicodeDecodeError:
         raise ConfigError("", "the configuration file is not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"the configuration file is not valid YAML: {_where(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError("", f"the configuration file must hold a {KIND}, not {show(content)}")
-    names = (functools.reduce(_join, path, "") for path in duplicates if _is_section(path[:-1]))
-    return content, [f"The field {name} is set more than once; the last value counts." for name in names]
+    return content, warnings
 
 
-def _only_document(text: str) -> yaml.Document:
-    """Return the first document. Only empty ones may follow, for example after a trailing "---"."""
-    first, *others = [*yaml.documents(text)] or [yaml.Document(1, None)]
-    for other in others:
-        if other.content is not None:
-            problem = f"expected a single document, but found another document, line {other.line}"
-            raise yaml.YAMLError(problem)
-    return first
+def _decode(text: bytes) -> str:
+    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+    return text.decode(marks.get(text[:2], "utf-8"))
+
+
+def _json(text: str) -> tuple[object, list[str]]:
+    try:
+        content, duplicates = json_text.document(text)
+    except ValueError as error:
+        problem = f'the configuration file starts with "{{" but is not valid JSON: {_one_line(str(error))}'
+        raise ConfigError("", problem) from None
+    return content, _duplicate_warnings(duplicates)
+
+
+def _yaml(text: str) -> tuple[object, list[str]]:
+    text = text.removeprefix("\ufeff")
+    end = yaml.end_of_first(text)
+    first = next(yaml.documents(text[:end]), yaml.Document(1, None))
+    line = text.count("\n", 0, end) + 1
+    further = [
+        number for number, rest in enumerate(text[end:].split("\n"), line) if not _NOTHING.fullmatch(rest)
+    ]
+    ignored = [f"The document in line {further[0]} is ignored; only the first one counts."] if further else []
+    return first.content, _duplicate_warnings(first.duplicates) + ignored
+
+
+def _duplicate_warnings(paths: Iterable[tuple[str, ...]]) -> list[str]:
+    names = (functools.reduce(_join, path, "") for path in paths if _is_section(path[:-1]))
+    return [f"The field {name} is set more than once; the last value counts." for name in names]
 
 
 def _is_section(path: tuple[str, ...]) -> bool:
@@ -85,7 +112,9 @@ def _one_line(text: str) -> str:
 
 
 def _join(path: str, key: object) -> str:
-    name = key if isinstance(key, str) and key.isprintable() and len(key) <= _MAX_SHOWN else show(key)
+    # A dot within a key must not look like one between two keys.
+    is_plain = isinstance(key, str) and key.isprintable() and len(key) <= _MAX_SHOWN and "." not in key
+    name = str(key) if is_plain else show(key)
     return f"{path}.{name}" if path else name
 
 
@@ -111,8 +140,12 @@ def check_header(content: Mapping[str, object]) -> None:
 
 
 def fields(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of known fields by path. Raises ConfigError if a section is not a mapping."""
-    return {path: value for path, value in _walk(content, "") if path in _FIELDS}
+    """Return the values of known fields by path, less each null that means the default.
+
+    Raises ConfigError if a section is not a mapping.
+    """
+    known = ((path, value) for path, value in _walk(content, "") if path in _FIELDS)
+    return {path: value for path, value in known if value is not None or path not in _NULLABLE}
 
 
 def unknown(content: Mapping[str, object]) -> list[str]:

@@ -18,7 +18,7 @@ _PART = re.compile(rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(_UNITS)})")
 _MAX = 2**63 - 1  # nanoseconds, about 292 years: an int64 in Go
 _MAX_CHARACTERS = 100
 
-EXPECTED = 'a duration such as "30s", "1m30s" or "0"'
+EXPECTED = 'a duration such as "30s", "1m30s" or "0s"'
 
 
 def parse(text: str) -> float:
@@ -35,14 +35,14 @@ def parse(text: str) -> float:
             raise ValueError(f"must be {EXPECTED}")
         nanoseconds += int(Fraction(part[1]) * _UNITS[part[2]])
         at = part.end()
-    if nanoseconds > _MAX:
+    if nanoseconds > _MAX + (sign < 0):
         raise ValueError("must be a duration of at most 292 years")
     return sign * nanoseconds / 10**9
 
 
 def render(seconds: float) -> str:
     """Return the text Go prints: 90.0 is "1m30s", 0.3 is "300ms", 3600.0 is "1h0m0s"."""
-    nanoseconds = round(abs(seconds) * 10**9)
+    nanoseconds = min(round(abs(seconds) * 10**9), _MAX)  # a float may round the longest ones up
     sign = "-" if seconds < 0 and nanoseconds else ""
     if nanoseconds == 0:
         return "0s"

@@ -1,15 +1,15 @@
 """Build one checked Config from the configuration file and flags."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, cast
 
 import msgspec
 
 from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import STRING, flag_text
+from pykubeproxy.config.kinds import STRING, flag_text, plain_text
 from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
-from pykubeproxy.config.network import split_address
-from pykubeproxy.config.table import ACTIONS, HEALTH_PORT, METRICS_PORT, SETTINGS, Setting, Zero
+from pykubeproxy.config.network import cluster_cidrs, interface, split_address
+from pykubeproxy.config.table import ACTIONS, BURST, HEALTH_PORT, METRICS_PORT, QPS, SETTINGS, Setting, Zero
 
 _FLAGS = frozenset(setting.flag for setting in SETTINGS + ACTIONS if setting.flag)
 
@@ -29,10 +29,20 @@ class _Given(NamedTuple):
 
 
 _Givens = dict[Setting, _Given]
+_Values = dict[str, object]  # by attribute
+_Names = Mapping[str, str]  # the fields or flags that messages name, by attribute
 
-_INTERFACE_OF = {
-    DetectLocalMode.BRIDGE_INTERFACE: "bridge_interface",
-    DetectLocalMode.INTERFACE_NAME_PREFIX: "interface_name_prefix",
+# The attribute that a mode uses, and its check.
+_USED: Mapping[DetectLocalMode, tuple[str, Callable[..., object]]] = {
+    DetectLocalMode.CLUSTER_CIDR: ("detect_local.cluster_cidrs", cluster_cidrs),
+    DetectLocalMode.BRIDGE_INTERFACE: (
+        "detect_local.bridge_interface",
+        interface(DetectLocalMode.BRIDGE_INTERFACE, 15),
+    ),
+    DetectLocalMode.INTERFACE_NAME_PREFIX: (
+        "detect_local.interface_name_prefix",
+        interface(DetectLocalMode.INTERFACE_NAME_PREFIX, 14),
+    ),
 }
 
 
@@ -52,10 +62,9 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
     fields, warnings = _from_document(content)
     given: _Givens = {}
     for setting in SETTINGS:
-        raw = fields.get(setting.field)
-        if raw is not None:
+        if setting.field in fields:
             try:
-                given |= _given_field(setting, raw)
+                given |= _given_field(setting, fields[setting.field])
             except ConfigError as error:
                 if not setting.tolerant:
                     raise
@@ -64,13 +73,16 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
             if content is None or setting.beside_config:
                 given |= _given_flag(setting, flags[setting.flag])
             warnings += _flag_warnings(setting, content is not None)
-    values = _defaults(given) | {
-        setting.attribute: entry.value for setting, entry in given.items() if setting.attribute
-    }
+    names = {setting.attribute: entry.name for setting, entry in given.items()}
+    values = {setting.attribute: setting.default for setting in SETTINGS if setting.attribute}
+    values |= {setting.attribute: entry.value for setting, entry in given.items() if setting.attribute}
+    values |= _listen_addresses(values, names)
     if content is None:
         values |= _deprecated_ports(values, given, flags)
+    values |= _request_limits(values, names)
+    values |= _local_traffic(values, names)
     config = msgspec.convert(document.nested(values | {"ignored": _ignored(given)}), Config)
-    _check(config, {setting.attribute: entry.name for setting, entry in given.items()})
+    _check_periods(config, names)
     return Loaded(config, tuple(warnings))
 
 
@@ -96,7 +108,7 @@ def _given(
     setting: Setting, name: str, raw: object, read: Callable[..., object], zero_is_default: bool
 ) -> _Givens:
     """Return the value of a field or flag, an empty mapping for the default. Raises ConfigError."""
-    if raw == "" and zero_is_default:
+    if raw == "" and zero_is_default and setting.kind.textual:
         return {}
     try:
         value = read(raw)
@@ -115,58 +127,72 @@ def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
     return []
 
 
-def _defaults(given: _Givens) -> dict[str, object]:
-    """Return the defaults by attribute. Those of the servers depend on the family of bindAddress."""
-    values = {setting.attribute: setting.default for setting in SETTINGS if setting.attribute}
-    bind = next(
-        (str(entry.value) for setting, entry in given.items() if setting.attribute == "bind_address"), ""
-    )
-    if ":" in bind:
-        values["health_address"] = Address("::", HEALTH_PORT)
-        values["metrics_address"] = Address("::1", METRICS_PORT)
-    return values
+def _listen_addresses(values: _Values, names: _Names) -> _Values:
+    """Return the defaults of the servers' addresses, which have the family of a bindAddress in the file."""
+    if names.get("bind_address") != "bindAddress" or ":" not in str(values["bind_address"]):
+        return {}
+    defaults = {"health_address": Address("::", HEALTH_PORT), "metrics_address": Address("::1", METRICS_PORT)}
+    return {attribute: address for attribute, address in defaults.items() if attribute not in names}
 
 
-def _deprecated_ports(
-    values: Mapping[str, object], given: _Givens, flags: Mapping[str, object]
-) -> dict[str, object]:
+def _deprecated_ports(values: _Values, given: _Givens, flags: Mapping[str, object]) -> _Values:
     """Apply --healthz-port and --metrics-port: 0 turns a server off, another port completes an address without port.
 
     As in kube-proxy, a port alone has no effect because the default address has a port.
     """
-    changed: dict[str, object] = {}
-    ports = {setting.flag: entry.value for setting, entry in given.items() if setting.instead}
+    changed: _Values = {}
+    ports = {setting.flag: entry for setting, entry in given.items() if setting.instead}
     for attribute, name in (("health_address", "healthz"), ("metrics_address", "metrics")):
-        port, address = ports.get(f"{name}-port"), values[attribute]
+        entry, address = ports.get(f"{name}-port"), values[attribute]
         text = flag_text(STRING, flags.get(f"{name}-bind-address", ""))
-        if port == 0:
+        if entry and entry.value == 0:
             changed[attribute] = None
-        elif isinstance(port, int) and text and isinstance(address, Address) and not split_address(text)[1]:
+        elif entry and text and isinstance(address, Address) and not split_address(text)[1]:
+            port = cast("int", entry.value)
+            if not 0 < port <= 65535:
+                raise ConfigError(entry.name, f"{port} is not valid: must be a port from 1 to 65535, or 0")
             changed[attribute] = address._replace(port=port)
     return changed
 
 
-def _check(config: Config, names: Mapping[str, str]) -> None:
-    """Raise ConfigError for conflicting settings. `names` are the fields or flags that messages name, by attribute."""
+def _request_limits(values: _Values, names: _Names) -> _Values:
+    """Apply the defaults of client-go: 0 requests per second mean 5, and then a burst of 0 means 10."""
+    qps, burst = cast("float", values["client.qps"]), values["client.burst"]
+    if qps > 0 and not burst:
+        raise _invalid("client.burst", "0", "must be greater than 0", names)
+    return {} if qps else {"client.qps": QPS, "client.burst": burst or BURST}
 
-    def reject(attribute: str, value: str, allowed: str) -> NoReturn:
-        field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
-        raise ConfigError(names.get(attribute, field), f"{value} is not valid: must {allowed}")
 
+def _local_traffic(values: _Values, names: _Names) -> _Values:
+    """Check the value that detectLocalMode uses, and return it in canonical form."""
+    mode = DetectLocalMode(str(values["detect_local.mode"]))
+    if mode not in _USED:
+        return {}
+    attribute, check = _USED[mode]
+    try:
+        return {attribute: check(values[attribute])}
+    except ValueError as error:
+        raise _invalid(attribute, document.show(plain_text(values[attribute])), str(error), names) from None
+
+
+def _check_periods(config: Config, names: _Names) -> None:
+    """Raise ConfigError for a period that must not be 0, or is less than the minimum."""
     least, most = config.iptables.min_sync_period, config.iptables.sync_period
     for attribute, period in (
         ("iptables.sync_period", most),
         ("config_sync_period", config.config_sync_period),
     ):
         if period <= 0:
-            reject(attribute, durations.render(period), "be greater than 0")
+            raise _invalid(attribute, durations.render(period), "must be greater than 0", names)
     if least > most:
-        limit = f"be at most the sync period, {durations.render(most)}"
-        reject("iptables.min_sync_period", durations.render(least), limit)
-    interface = _INTERFACE_OF.get(config.detect_local.mode)
-    if interface and not getattr(config.detect_local, interface):
-        allowed = f"name an interface in mode {config.detect_local.mode}"
-        reject(f"detect_local.{interface}", '""', allowed)
+        limit = f"must be at most the sync period, {durations.render(most)}"
+        raise _invalid("iptables.min_sync_period", durations.render(least), limit, names)
+
+
+def _invalid(attribute: str, shown: str, allowed: str, names: _Names) -> ConfigError:
+    """Return an error that names the field or flag that set an attribute."""
+    field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
+    return ConfigError(names.get(attribute, field), f"{shown} is not valid: {allowed}")
 
 
 def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import msgspec
 
+# The release of kube-proxy whose interface the agent has.
+EMULATED = "1.36"
+
 
 class ConfigError(Exception):
     """An invalid setting; `str()` is one line with the setting, its value and the allowed values.
@@ -78,8 +81,8 @@ class FeatureGates(msgspec.Struct, frozen=True):
 class ClientConnection(msgspec.Struct, frozen=True):
     """The connection to the API server. Without `kubeconfig` and `master`, use the pod's service account.
 
-    `master` is a URL that overrides the kubeconfig's. `qps` and `burst` limit requests. The content types have no
-    effect.
+    `master` is a URL that overrides the kubeconfig's. `qps` and `burst` limit requests; a negative `qps` means no limit.
+    The content types have no effect.
     """
 
     kubeconfig: str
@@ -112,9 +115,9 @@ class IptablesSettings(msgspec.Struct, frozen=True):
 
 
 class DetectLocal(msgspec.Struct, frozen=True):
-    """How to detect local traffic. `cluster_cidrs` are canonical, at most one per family.
+    """How to detect local traffic. Only the field that `mode` uses is checked; the others may have any value.
 
-    The interface that `mode` requires is not empty; other fields may be set without effect.
+    In mode ClusterCIDR, `cluster_cidrs` are canonical, at most one per family. Else the interface is a valid name.
     """
 
     mode: DetectLocalMode

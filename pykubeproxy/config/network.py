@@ -1,17 +1,24 @@
-"""Kinds of network values in canonical form: addresses, CIDRs, interfaces."""
+"""Network values in canonical form: addresses, CIDRs, interfaces.
+
+IP addresses may have leading zeros, which are decimal, and an IPv4-mapped IPv6 address is IPv4, as in kube-proxy.
+"""
 
 import ipaddress
 import re
+from collections.abc import Callable
 
-from pykubeproxy.config.kinds import ValueKind, joined, list_of, of_text
-from pykubeproxy.config.model import Address
+from pykubeproxy.config.kinds import ValueKind, list_of, of_text, plain_text, string
+from pykubeproxy.config.model import Address, DetectLocalMode
+
+_LEADING_ZEROS = re.compile("(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
 def _ip(text: str) -> str:
     # Python accepts a zone ("fe80::1%eth0"); Go and iptables do not.
     try:
         if "%" not in text:
-            return str(ipaddress.ip_address(text))
+            ip = ipaddress.ip_address(_LEADING_ZEROS.sub("", text))
+            return str(getattr(ip, "ipv4_mapped", None) or ip)
     except ValueError:
         pass
     raise ValueError("must be an IP address")
@@ -19,17 +26,20 @@ def _ip(text: str) -> str:
 
 def _cidr(text: str) -> str:
     address, slash, length = text.partition("/")
-    # Python also accepts a bare address and a netmask.
-    if slash and re.fullmatch("[0-9]{1,3}", length):
+    # Python also accepts a bare address, a zone and a netmask.
+    if slash and "%" not in address and re.fullmatch("[0-9]{1,100}", length):
         try:
-            return str(ipaddress.ip_network((_ip(address), int(length)), strict=False))
+            network = ipaddress.ip_network((_LEADING_ZEROS.sub("", address), int(length)), strict=False)
+            mapped = getattr(network.network_address, "ipv4_mapped", None)
+            return f"{mapped}/{network.prefixlen - 96}" if mapped else str(network)
         except ValueError:
             pass
     raise ValueError("must be a CIDR such as 10.244.0.0/16 or fd00:10:244::/56")
 
 
-def _cluster_cidrs(items: tuple[str, ...]) -> tuple[str, ...]:
-    cidrs = tuple(_cidr(item) for item in items)
+def cluster_cidrs(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the CIDRs of mode ClusterCIDR in canonical form."""
+    cidrs = tuple(map(_cidr, items))
     if len({":" in cidr for cidr in cidrs}) != len(cidrs):
         raise ValueError("must hold at most one CIDR for each address family")
     return cidrs
@@ -37,7 +47,7 @@ def _cluster_cidrs(items: tuple[str, ...]) -> tuple[str, ...]:
 
 def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
     if "primary" not in items:
-        return tuple(_cidr(item) for item in items)
+        return tuple(map(_cidr, items))
     if len(items) > 1:
         raise ValueError("must be CIDRs, or primary alone")
     return items
@@ -45,7 +55,7 @@ def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
 
 def split_address(text: str) -> tuple[str, int | None]:
     """Return IP and port of "IP", "IPv4:port" or "[IPv6]:port"; the port is None if missing. Raises ValueError."""
-    match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:\[\]]*)):([0-9]{1,5})", text)
+    match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:\[\]]*)):\+?([0-9]{1,100})", text)
     host, port = (match[1] or match[2] or "", int(match[3])) if match else (text, None)
     if port is not None and not 1 <= port <= 65535:
         raise ValueError("must have a port from 1 to 65535")
@@ -58,25 +68,25 @@ def split_address(text: str) -> tuple[str, int | None]:
 
 
 def address(default_port: int) -> ValueKind:
-    """Return the kind for an IP address with an optional port; empty text is None: no server."""
+    """Return the kind for an IP address with an optional port."""
 
-    def check(text: str) -> Address | None:
-        if not text:
-            return None
+    def check(text: str) -> Address:
         host, port = split_address(text)
         return Address(host, port or default_port)
 
     return of_text("IP:PORT", check)
 
 
-def interface(longest: int) -> ValueKind:
-    """Return the kind for an interface name of at most `longest` bytes, or empty text.
+def interface(mode: DetectLocalMode, longest: int) -> Callable[[str], str]:
+    """Return a check for the interface name that a mode requires, of at most `longest` bytes.
 
     Interface names have up to 15 bytes; a prefix has 14, since iptables appends "+". A final "+" and quotes are rejected
     because the name becomes part of a rule.
     """
 
     def check(text: str) -> str:
+        if not text:
+            raise ValueError(f"must name an interface in mode {mode}")
         usual = re.fullmatch(r"[!#-&(-.0-9;-\[\]-~]*", text) and text not in (".", "..")
         if not usual or len(text) > longest or text.endswith("+"):
             raise ValueError(
@@ -84,10 +94,20 @@ def interface(longest: int) -> ValueKind:
             )
         return text
 
-    return of_text("NAME", check)
+    return check
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _read_cluster_cidrs(value: object) -> tuple[str, ...]:
+    text = string(value)
+    return _split(text) if text else ()
 
 
 IP = of_text("IP", _ip)
-CLUSTER_CIDRS = joined("CIDR[,CIDR]", _cluster_cidrs)
+# As given: mode ClusterCIDR checks them. To kube-proxy, an empty flag is one CIDR, and an invalid one.
+CLUSTER_CIDRS = ValueKind("CIDR[,CIDR]", _read_cluster_cidrs, _split, plain_text, plain_text)
 NODE_PORT_ADDRESSES = list_of("CIDR,...|primary", _node_port_addresses)
-CIDRS = list_of("CIDR,...", lambda items: tuple(_cidr(item) for item in items))
+TEXTS = list_of("TEXT,...", lambda items: items)

@@ -6,22 +6,10 @@ To add a setting, add an entry to OURS and an attribute to Config. /configz has 
 import enum
 from dataclasses import dataclass
 
-from pykubeproxy.config.kinds import (
-    BOOL,
-    COUNT,
-    DURATION,
-    DURATION_OR_NANOSECONDS,
-    GATES,
-    NUMBER,
-    QUANTITY,
-    STRING,
-    VMODULE,
-    ValueKind,
-    choice,
-    integer,
-    of_text,
-)
+from pykubeproxy.config.kinds import BOOL, GATES, NAME, STRING, ValueKind, choice, of_text
+from pykubeproxy.config.klog import FLUSH_FREQUENCY, QUANTITY, VERBOSITY, VMODULE
 from pykubeproxy.config.model import (
+    EMULATED,
     Address,
     DetectLocalMode,
     Dispatch,
@@ -29,18 +17,12 @@ from pykubeproxy.config.model import (
     IptablesBackend,
     LogFormat,
 )
-from pykubeproxy.config.network import (
-    CIDRS,
-    CLUSTER_CIDRS,
-    IP,
-    NODE_PORT_ADDRESSES,
-    address,
-    interface,
-)
+from pykubeproxy.config.network import CLUSTER_CIDRS, IP, NODE_PORT_ADDRESSES, TEXTS, address
+from pykubeproxy.config.numbers import ANY_DURATION, COUNT, DURATION, NUMBER, OPTIONAL_DURATION, integer
 
 
 class Zero(enum.Enum):
-    """The meaning of 0 and empty text. kubeadm writes them into its ConfigMap for "use the default"."""
+    """The meaning of 0, or of empty text. kubeadm writes them into its ConfigMap for "use the default"."""
 
     COUNTS = "a value like any other"
     DEFAULT_IN_FILE = "the default in a file, a value as a flag"
@@ -59,6 +41,7 @@ class Setting:
     omitted: whether /configz omits the default (Go's omitempty).
     instead: the replacement of a deprecated setting.
     optional: whether an unknown value in the file is ignored with a warning.
+    strict: whether it is an error although the setting has no effect.
     """
 
     field: str
@@ -72,6 +55,7 @@ class Setting:
     omitted: bool = False
     instead: str = ""
     optional: bool = False
+    strict: bool = False
 
     @property
     def ignored(self) -> bool:
@@ -81,9 +65,11 @@ class Setting:
     @property
     def tolerant(self) -> bool:
         """Whether an invalid value in the file is a warning, and the default counts."""
-        return self.optional or self.ignored
+        return self.optional or (self.ignored and not self.strict)
 
 
+QPS = 5.0
+BURST = 10
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
 HEALTH_DEFAULT = Address("0.0.0.0", HEALTH_PORT)  # noqa: S104  kubelets and load balancers connect from outside
@@ -102,8 +88,15 @@ def _mode(text: str) -> str:
     return text
 
 
+def _hidden_metrics(text: str) -> str:
+    major, _, minor = EMULATED.partition(".")
+    previous = f"{major}.{int(minor) - 1}"
+    if text not in ("", previous):
+        raise ValueError(f"must be {previous} or empty")
+    return text
+
+
 _INT32 = integer(-(2**31), 2**31 - 1)
-_PORT = integer(0, 65535)
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 # fmt: off
@@ -124,19 +117,19 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("clientConnection.contentType", "kube-api-content-type", STRING, _PROTOBUF,
             "The content type of requests to the API server; no effect, always JSON.",
             "client.content_type", Zero.DEFAULT),
-    Setting("clientConnection.qps", "kube-api-qps", NUMBER, 5.0,
-            "The maximum number of requests per second to the API server.",
-            "client.qps", Zero.DEFAULT),
-    Setting("clientConnection.burst", "kube-api-burst", COUNT, 10,
+    Setting("clientConnection.qps", "kube-api-qps", NUMBER, QPS,
+            "The maximum number of requests per second to the API server; negative means no limit.",
+            "client.qps", Zero.DEFAULT_IN_FILE),
+    Setting("clientConnection.burst", "kube-api-burst", COUNT, BURST,
             "The maximum burst of requests to the API server.",
-            "client.burst", Zero.DEFAULT),
+            "client.burst", Zero.DEFAULT_IN_FILE),
     Setting("logging.format", "logging-format", choice(LogFormat), LogFormat.TEXT,
             "The format of log lines.",
-            "logging.format", Zero.DEFAULT, beside_config=True, optional=True),
-    Setting("logging.flushFrequency", "log-flush-frequency", DURATION_OR_NANOSECONDS, 5.0,
+            "logging.format", Zero.DEFAULT_IN_FILE, beside_config=True, optional=True),
+    Setting("logging.flushFrequency", "log-flush-frequency", FLUSH_FREQUENCY, 5.0,
             "How often to flush logs; no effect, each line is flushed.",
-            zero=Zero.DEFAULT, beside_config=True),
-    Setting("logging.verbosity", "v", COUNT, 0,
+            zero=Zero.DEFAULT_IN_FILE, beside_config=True),
+    Setting("logging.verbosity", "v", VERBOSITY, 0,
             "The log verbosity: 2 logs each sync, 4 each endpoint.",
             "logging.verbosity", beside_config=True, optional=True),
     Setting("logging.vmodule", "vmodule", VMODULE, (),
@@ -156,18 +149,18 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "The node's IP address; its family is the primary one. Nothing listens on it.",
             "bind_address", Zero.DEFAULT),
     Setting("healthzBindAddress", "healthz-bind-address", address(HEALTH_PORT), HEALTH_DEFAULT,
-            "Where to serve /healthz, /livez and /readyz; as a flag, empty turns them off.",
-            "health_address", Zero.DEFAULT_IN_FILE),
+            "Where to serve /healthz, /livez and /readyz.",
+            "health_address", Zero.DEFAULT),
     Setting("metricsBindAddress", "metrics-bind-address", address(METRICS_PORT), METRICS_DEFAULT,
-            "Where to serve /metrics, /configz and /statusz; as a flag, empty turns them off.",
-            "metrics_address", Zero.DEFAULT_IN_FILE),
+            "Where to serve /metrics, /configz and /statusz.",
+            "metrics_address", Zero.DEFAULT),
     Setting("bindAddressHardFail", "bind-address-hard-fail", BOOL, False,
             "Exit if a listen address is in use, instead of retrying.",
             "bind_address_hard_fail"),
     Setting("enableProfiling", "profiling", BOOL, False,
             "Serve Go profiles on the metrics address; no effect."),
-    Setting("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", STRING, "",
-            "The release whose hidden metrics to show; no effect."),
+    Setting("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", of_text("VERSION", _hidden_metrics), "",
+            "The release whose hidden metrics to show, the one before that of kube-proxy; no effect.", strict=True),
     Setting("mode", "proxy-mode", of_text("iptables", _mode), "iptables",
             "The proxy mode; iptables is the only one.",
             "mode", Zero.DEFAULT),
@@ -186,18 +179,18 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("iptables.minSyncPeriod", "iptables-min-sync-period", DURATION, 1.0,
             "The minimum time between two syncs; as a flag, 0 writes each change at once.",
             "iptables.min_sync_period", Zero.DEFAULT_IN_FILE),
-    Setting("ipvs.syncPeriod", "", DURATION, 0.0, "How often ipvs mode syncs."),
-    Setting("ipvs.minSyncPeriod", "", DURATION, 0.0, "The minimum time between two syncs in ipvs mode."),
+    Setting("ipvs.syncPeriod", "", ANY_DURATION, 0.0, "How often ipvs mode syncs."),
+    Setting("ipvs.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in ipvs mode."),
     Setting("ipvs.scheduler", "ipvs-scheduler", STRING, "", "The scheduler of ipvs mode."),
-    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", CIDRS, (), "CIDRs that ipvs mode does not clean up."),
+    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", TEXTS, (), "CIDRs that ipvs mode does not clean up."),
     Setting("ipvs.strictARP", "ipvs-strict-arp", BOOL, False, "Strict ARP in ipvs mode."),
-    Setting("ipvs.tcpTimeout", "ipvs-tcp-timeout", DURATION, 0.0, "The idle TCP timeout of ipvs mode."),
-    Setting("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", DURATION, 0.0, "The TCP FIN timeout of ipvs mode."),
-    Setting("ipvs.udpTimeout", "ipvs-udp-timeout", DURATION, 0.0, "The UDP timeout of ipvs mode."),
+    Setting("ipvs.tcpTimeout", "ipvs-tcp-timeout", ANY_DURATION, 0.0, "The idle TCP timeout of ipvs mode."),
+    Setting("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", ANY_DURATION, 0.0, "The TCP FIN timeout of ipvs mode."),
+    Setting("ipvs.udpTimeout", "ipvs-udp-timeout", ANY_DURATION, 0.0, "The UDP timeout of ipvs mode."),
     Setting("nftables.masqueradeBit", "", _INT32, 14, "The mark bit of nftables mode."),
     Setting("nftables.masqueradeAll", "", BOOL, False, "Masquerade everything in nftables mode."),
-    Setting("nftables.syncPeriod", "", DURATION, 0.0, "How often nftables mode syncs."),
-    Setting("nftables.minSyncPeriod", "", DURATION, 0.0, "The minimum time between two syncs in nftables mode."),
+    Setting("nftables.syncPeriod", "", ANY_DURATION, 0.0, "How often nftables mode syncs."),
+    Setting("nftables.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in nftables mode."),
     Setting("winkernel.networkName", "", STRING, "", "The HNS network, on Windows."),
     Setting("winkernel.sourceVip", "", STRING, "", "The source VIP, on Windows."),
     Setting("winkernel.enableDSR", "", BOOL, False, "Direct server return, on Windows."),
@@ -206,10 +199,10 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("detectLocalMode", "detect-local-mode", choice(DetectLocalMode), DetectLocalMode.CLUSTER_CIDR,
             "How to detect traffic from this node's pods.",
             "detect_local.mode", Zero.DEFAULT),
-    Setting("detectLocal.bridgeInterface", "pod-bridge-interface", interface(15), "",
+    Setting("detectLocal.bridgeInterface", "pod-bridge-interface", NAME, "",
             "The pods' bridge for mode BridgeInterface.",
             "detect_local.bridge_interface"),
-    Setting("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", interface(14), "",
+    Setting("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", NAME, "",
             "The prefix of the pods' interfaces for mode InterfaceNamePrefix.",
             "detect_local.interface_name_prefix"),
     Setting("clusterCIDR", "cluster-cidr", CLUSTER_CIDRS, (),
@@ -227,10 +220,10 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("conntrack.min", "conntrack-min", COUNT, 131072,
             "The minimum conntrack limit, regardless of CPU cores.",
             "conntrack.min"),
-    Setting("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", DURATION, 86400.0,
+    Setting("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", OPTIONAL_DURATION, 86400.0,
             "The conntrack timeout of idle TCP connections; 0 leaves it unchanged.",
             "conntrack.tcp_established_timeout"),
-    Setting("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", DURATION, 3600.0,
+    Setting("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", OPTIONAL_DURATION, 3600.0,
             "The conntrack timeout of half-closed TCP connections; 0 leaves it unchanged.",
             "conntrack.tcp_close_wait_timeout"),
     Setting("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", BOOL, False,
@@ -247,14 +240,14 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "config_sync_period", Zero.DEFAULT_IN_FILE),
     Setting("portRange", "", STRING, "", "The node ports of the removed userspace mode."),
     Setting("windowsRunAsService", "", BOOL, False, "Run as a service, on Windows.", omitted=True),
-    Setting("", "healthz-port", _PORT, HEALTH_PORT,
+    Setting("", "healthz-port", _INT32, HEALTH_PORT,
             "The port of --healthz-bind-address if it has none; 0 turns the server off.",
             instead="healthz-bind-address"),
-    Setting("", "metrics-port", _PORT, METRICS_PORT,
+    Setting("", "metrics-port", _INT32, METRICS_PORT,
             "The port of --metrics-bind-address if it has none; 0 turns the server off.",
             instead="metrics-bind-address"),
-    Setting("", "ipvs-sync-period", DURATION, 30.0, "How often ipvs mode syncs."),
-    Setting("", "ipvs-min-sync-period", DURATION, 1.0, "The minimum time between two syncs in ipvs mode."),
+    Setting("", "ipvs-sync-period", ANY_DURATION, 30.0, "How often ipvs mode syncs."),
+    Setting("", "ipvs-min-sync-period", ANY_DURATION, 1.0, "The minimum time between two syncs in ipvs mode."),
     Setting("", "boot-id-file", STRING, "/proc/sys/kernel/random/boot_id", "The file with the boot ID."),
     Setting("", "machine-id-file", STRING, "/etc/machine-id,/var/lib/dbus/machine-id",
             "Files with the machine ID."),

@@ -46,8 +46,8 @@ _SECTION_OF = {
 }
 _ZERO = {
     Zero.COUNTS: "",
-    Zero.DEFAULT_IN_FILE: "in a file, 0 or empty means the default",
-    Zero.DEFAULT: "0 or empty means the default",
+    Zero.DEFAULT_IN_FILE: "in a file, {} means the default",
+    Zero.DEFAULT: "{} means the default",
 }
 _CONFIGURATION = f"""# Configuration reference
 
@@ -80,15 +80,17 @@ older agent starts with the file of a newer one. It exits if a default might mis
 | in the file | the agent |
 | --- | --- |
 | an unknown or misspelt field | ignores it and logs a warning, as kube-proxy does |
-| an invalid value of a setting without effect, or of one marked *an invalid value is a warning* | ignores it and logs a warning; the default counts |
+| an invalid value of a setting without effect (but for `showHiddenMetricsForVersion`), or of one marked *an invalid value is a warning* | ignores it and logs a warning; the default counts |
 | an invalid value of any other setting, such as an unknown `mode`, `detectLocalMode` or `iptablesBackend` | exits at its start with one line that names the field and the valid values |
 | another `kind` or `apiVersion`, a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
 
 An unknown flag is an error, and so is an invalid value of a flag that has an effect.
 
-**Values.** Scalars follow the YAML rules of kubectl and kube-proxy: `yes` and `on` are booleans, and `010` is eight.
-Durations have Go's format: `500ms`, `30s`, `1h30m`. Where 0 or an empty value means the default, the entry says so;
-kubeadm writes such values into its ConfigMap.
+**Values.** The agent accepts the values that kube-proxy accepts. Scalars follow the YAML rules of kubectl and kube-proxy:
+`yes` and `on` are booleans, `010` is eight, and `8.0` is a whole number. Only the first document counts. A file that
+starts with `{{` is JSON, where `8.0` is not a whole number. Durations have Go's format, with a unit: `500ms`, `30s`,
+`1h30m`. IP addresses may have leading zeros: `010.0.0.0/8` is `10.0.0.0/8`. Where 0 or an empty value means the default,
+the entry says so; kubeadm writes such values into its ConfigMap.
 
 A running agent shows its configuration at `http://127.0.0.1:10249/configz` and its flags at `/flagz`.
 `pykubeproxy run --write-config-to FILE` writes the configuration file for the given flags.
@@ -161,7 +163,7 @@ def _entry(setting: Setting) -> str:
         "no default" if default in ("", "[]") else f"default `{default}`",
         "*also with a file*" * setting.beside_config,
         "*an invalid value is a warning*" * setting.optional,
-        _ZERO[setting.zero] * (default not in ("", "[]")),
+        _ZERO[setting.zero].format("empty" if setting.kind.textual else "0") * (default not in ("", "[]")),
     ]
     line = " · ".join(fact for fact in facts if fact)
     return f"### `{setting.field or f'--{setting.flag}'}`\n\n{setting.help}\n\n{line}\n"

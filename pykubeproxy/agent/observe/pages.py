@@ -15,10 +15,8 @@ from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects
 from pykubeproxy.agent.observe.status import Filter, Status, encode
 from pykubeproxy.agent.observe.status_page import status_page
-from pykubeproxy.config import Config, configz, dump, flagz
+from pykubeproxy.config import EMULATED, Config, configz, dump, flagz
 
-# The kube-proxy version whose flags, metrics and pages the agent provides.
-_EMULATED = "1.36"
 # The exact text of kube-proxy, which monitoring may match.
 _STATUSZ_HEAD = (
     "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting"
@@ -156,7 +154,7 @@ def statusz(started: float, now: float, paths: list[str]) -> str:
         "Up": f"{hours} hr {minutes:02} min {seconds:02} sec",
         "Python version": platform.python_version(),
         "Binary version": pykubeproxy.__version__,
-        "Emulation version": _EMULATED,
+        "Emulation version": EMULATED,
         "Paths": " ".join(paths),
     }
     return "\n".join([_STATUSZ_HEAD, *(f"{name}  {value}" for name, value in lines.items()), ""])

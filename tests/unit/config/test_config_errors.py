@@ -26,11 +26,11 @@ REFUSED = [
     ("iptables: {syncPeriod: -1s}", 'iptables.syncPeriod: "-1s" is not valid: must be 0 or more'),
     (
         "iptables: {syncPeriod: 30}",
-        'iptables.syncPeriod: 30 is not valid: must be a duration such as "30s", "1m30s" or "0", with its unit',
+        'iptables.syncPeriod: 30 is not valid: must be a duration such as "30s", "1m30s" or "0s", with its unit',
     ),
     (
         "iptables: {minSyncPeriod: soon}",
-        'iptables.minSyncPeriod: "soon" is not valid: must be a duration such as "30s", "1m30s" or "0"',
+        'iptables.minSyncPeriod: "soon" is not valid: must be a duration such as "30s", "1m30s" or "0s"',
     ),
     (
         "iptables: {minSyncPeriod: 40s}",
@@ -48,7 +48,7 @@ REFUSED = [
         'healthzBindAddress: "0.0.0.0:0" is not valid: must have a port from 1 to 65535',
     ),
     (
-        "detectLocal: {interfaceNamePrefix: cali+}",
+        "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali+}",
         (
             'detectLocal.interfaceNamePrefix: "cali+" is not valid: must be an interface name of at most 14 characters,'
             ' without a "+" at its end'
@@ -87,14 +87,14 @@ REFUSED = [
         'detectLocal.interfaceNamePrefix: "" is not valid: must name an interface in mode InterfaceNamePrefix',
     ),
     (
-        "detectLocal: {bridgeInterface: a b}",
+        "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: a b}",
         (
             'detectLocal.bridgeInterface: "a b" is not valid: must be an interface name of at most 15 characters,'
             ' without a "+" at its end'
         ),
     ),
     (
-        "detectLocal: {interfaceNamePrefix: abcdefghijklmno}",
+        "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: abcdefghijklmno}",
         (
             'detectLocal.interfaceNamePrefix: "abcdefghijklmno" is not valid: must be an interface name of at most 14'
             ' characters, without a "+" at its end'
@@ -117,7 +117,14 @@ REFUSED = [
         "clientConnection: {burst: -1}",
         "clientConnection.burst: -1 is not valid: must be a whole number, 0 or more",
     ),
-    ("clientConnection: {qps: .nan}", "clientConnection.qps: nan is not valid: must be a number, 0 or more"),
+    (
+        "clientConnection: {qps: .nan}",
+        "clientConnection.qps: nan is not valid: must be a number up to 3.4e38; a negative one means no limit",
+    ),
+    (
+        'showHiddenMetricsForVersion: "1.34"',
+        'showHiddenMetricsForVersion: "1.34" is not valid: must be 1.35 or empty',
+    ),
     (
         "featureGates: {A: 'true'}",
         "featureGates: a mapping is not valid: must map each gate's name to true or false",
@@ -159,12 +166,25 @@ def test_an_impossible_value_is_refused(body: str, message: str) -> None:
                 " put quotes around a value that ends in a colon or holds one before a space"
             ),
         ),
+        ("---\n---\n" + HEAD, "the configuration file must hold a KubeProxyConfiguration, not null"),
         (
-            HEAD + "---\na: b",
+            "{kind: KubeProxyConfiguration}",
             (
-                "the configuration file is not valid YAML: expected a single document,"
-                " but found another document, line 4"
+                'the configuration file starts with "{" but is not valid JSON:'
+                " Expecting property name enclosed in double quotes, line 1"
             ),
+        ),
+        (
+            '{"a": NaN}',
+            'the configuration file starts with "{" but is not valid JSON: NaN is not a number',
+        ),
+        (
+            '{"a":' * 100_000,
+            'the configuration file starts with "{" but is not valid JSON: it is nested too deeply',
+        ),
+        (
+            "%YAML 1.2\n---\n" + HEAD,
+            "the configuration file is not valid YAML: found incompatible YAML document, line 1",
         ),
         (b"\xff\xfe\xfd", "the configuration file is not UTF-8 text; save it as UTF-8"),
         ("[" * 100_000, "the configuration file is not valid YAML: it is nested too deeply, line 1"),

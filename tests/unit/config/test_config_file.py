@@ -98,7 +98,7 @@ def test_the_file_of_kubeadm_is_taken_unchanged() -> None:
 
 
 def test_text_bytes_json_and_mapping_are_the_same() -> None:
-    """The file may come as text, as bytes with or without a mark, as JSON, or parsed already."""
+    """The file may come as text, as bytes with or without a mark, as UTF-16, as JSON, or parsed already."""
     parsed = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -108,10 +108,13 @@ def test_text_bytes_json_and_mapping_are_the_same() -> None:
     forms = (
         HEAD + "oomScoreAdj: 7",
         (HEAD + "oomScoreAdj: 7").encode("utf-8-sig"),
-        json.dumps(parsed),
+        ("\ufeff" + HEAD + "oomScoreAdj: 7").encode("utf-16-le"),
+        ("\ufeff" + HEAD + "oomScoreAdj: 7").encode("utf-16-be"),
+        "\n " + json.dumps(parsed, indent="\t"),
+        "---\n" + json.dumps(parsed),
         parsed,
     )
-    assert [load(form, {}).config for form in forms] == [expected] * 4
+    assert [load(form, {}) for form in forms] == [(expected, ())] * len(forms)
 
 
 def test_fields_reach_their_attributes() -> None:
@@ -128,10 +131,10 @@ iptables: {masqueradeBit: 31, masqueradeAll: true, localhostNodePorts: false, sy
   minSyncPeriod: 10s}
 detectLocalMode: BridgeInterface
 detectLocal: {bridgeInterface: cbr0, interfaceNamePrefix: veth}
-clusterCIDR: 10.244.3.0/16,FD00:10:244:0::/56
+clusterCIDR: 10.244.3.0/16,FD00:10:244:0::/56  # unused in this mode
 nodePortAddresses: [192.168.99.7/24, "fd00:99::/64"]
 oomScoreAdj: 0
-conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0, tcpBeLiberal: true,
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: "0", tcpBeLiberal: true,
   udpTimeout: 10s, udpStreamTimeout: 20s}
 configSyncPeriod: 1h
 featureGates: {B: true, AllowServiceExternalIPs: false}
@@ -153,7 +156,7 @@ pykubeproxy: {iptablesBackend: legacy}
     assert (iptables.sync_period, iptables.min_sync_period, config.config_sync_period) == (90.0, 10.0, 3600.0)
     assert (local.mode, local.bridge_interface) == (DetectLocalMode.BRIDGE_INTERFACE, "cbr0")
     assert local.interface_name_prefix == "veth"
-    assert local.cluster_cidrs == ("10.244.0.0/16", "fd00:10:244::/56")
+    assert local.cluster_cidrs == ("10.244.3.0/16", "FD00:10:244:0::/56")
     assert config.node_port_addresses == ("192.168.99.0/24", "fd00:99::/64")
     assert (conntrack.max_per_core, conntrack.min, conntrack.tcp_be_liberal) == (0, 0, True)
     assert (conntrack.tcp_established_timeout, conntrack.tcp_close_wait_timeout) == (0.0, 0.0)
@@ -180,7 +183,7 @@ def test_settings_without_effect_are_kept() -> None:
         ("logging.flushFrequency", 7.0),
         ("enableProfiling", True),
         ("ipvs.scheduler", "rr"),
-        ("ipvs.excludeCIDRs", ("10.0.0.0/8",)),
+        ("ipvs.excludeCIDRs", ("10.0.0.1/8",)),
         ("portRange", "1-2"),
         ("windowsRunAsService", True),
     )

@@ -49,11 +49,28 @@ def test_feature_gates_are_a_list_of_pairs() -> None:
 
 
 def test_zero_by_flag_is_zero_where_that_means_something() -> None:
-    """A minSyncPeriod of 0 and servers turned off can be had by flag; elsewhere empty is the default."""
-    config = of(iptables_min_sync_period="0", healthz_bind_address="", metrics_bind_address="", proxy_mode="")
-    assert config.iptables.min_sync_period == 0.0
-    assert (config.health_address, config.metrics_address) == (None, None)
-    assert of(kube_api_qps="0", kube_api_burst="0", hostname_override="") == of()
+    """A minSyncPeriod of 0 can be had by flag; elsewhere 0 or empty is the default."""
+    assert of(iptables_min_sync_period="0").iptables.min_sync_period == 0.0
+    assert of(kube_api_qps="0", kube_api_burst="0", hostname_override="", proxy_mode="") == of()
+
+
+def test_flags_without_an_address_leave_the_servers_at_their_defaults() -> None:
+    """Neither an empty address nor an IPv6 --bind-address moves them; only --healthz-port 0 turns one off."""
+    assert of(healthz_bind_address="", metrics_bind_address="") == of()
+    for address in ("fd00::1", "::"):
+        config = of(bind_address=address)
+        assert config.bind_address == address
+        assert config.health_address == Address("0.0.0.0", 10256)
+        assert config.metrics_address == Address("127.0.0.1", 10249)
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_a_deprecated_port_is_checked_where_it_counts(port: str) -> None:
+    """An address that has a port of its own keeps it."""
+    config, _ = load(None, {"healthz-port": port, "healthz-bind-address": "10.0.0.1:7"})
+    assert config.health_address == Address("10.0.0.1", 7)
+    with pytest.raises(ConfigError, match=rf"^--healthz-port: {port} is not valid: must be a port from 1 to"):
+        load(None, {"healthz-port": port, "healthz-bind-address": "10.0.0.1"})
 
 
 @pytest.mark.parametrize("flag", ["iptables-sync-period", "config-sync-period"])

@@ -201,6 +201,9 @@ _FILED = st.fixed_dictionaries(
 
 
 @given(_FILED)
+@example({"kube-api-qps": "1e20", "ipvs-tcp-timeout": "-2562047h47m16.854775808s"})
+@example({"kube-api-qps": "-3e38", "conntrack-udp-timeout": "2562047h47m16.854775807s"})
+@example({"detect-local-mode": "NodeCIDR", "cluster-cidr": " x,,", "pod-bridge-interface": "a b+"})
 @example({"kubeconfig": "a\x85 b \ud83d\n"})
 @example({"hostname-override": "n", "kubeconfig": "010"})
 def test_a_dumped_config_loads_as_itself(flags: Mapping[str, object]) -> None:

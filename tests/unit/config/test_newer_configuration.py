@@ -14,7 +14,6 @@ OPTIONAL = {"logging.format", "logging.verbosity", "pykubeproxy.dispatch"}
 # Settings of other modes and systems, and of Go's logging.
 WITHOUT_EFFECT = {
     "enableProfiling",
-    "showHiddenMetricsForVersion",
     "portRange",
     "windowsRunAsService",
     "logging.flushFrequency",
@@ -49,6 +48,11 @@ def test_only_values_that_the_agent_can_do_without_are_ignored(field: str) -> No
         ("logging.format", "xml", '"xml" is not valid: must be text or json'),
         ("pykubeproxy.dispatch", "hash", '"hash" is not valid: must be auto or flat or tree'),
         ("ipvs.strictARP", "auto", '"auto" is not valid: must be true or false'),
+        (
+            "ipvs.tcpTimeout",
+            5,
+            '5 is not valid: must be a duration such as "30s", "1m30s" or "0s", with its unit',
+        ),
     ],
 )
 def test_a_newer_value_of_an_optional_setting_is_a_warning(field: str, value: str, warning: str) -> None:

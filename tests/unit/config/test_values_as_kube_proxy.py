@@ -1,0 +1,276 @@
+"""A value that kube-proxy 1.36 takes is taken, and one that it refuses is refused in one line.
+
+The values were tried with a kube-proxy.
+"""
+
+import pytest
+
+from pykubeproxy.config import Config, ConfigError, load
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+JSON = '{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", '
+
+TAKEN_FIELDS = """\
+clientConnection: {qps: -1}
+clientConnection: {qps: -1, burst: 0}
+clientConnection: {qps: 1e-60}
+clientConnection: {burst: 2.0}
+clientConnection: {contentType: x, acceptContentTypes: x}
+conntrack: {maxPerCore: 32768.0}
+conntrack: {maxPerCore: 3.2768e4}
+conntrack: {maxPerCore: 32_768}
+conntrack: {maxPerCore: !!float 7}
+conntrack: {maxPerCore: null, min: null}
+conntrack: {tcpEstablishedTimeout: null, tcpCloseWaitTimeout: null}
+conntrack: {udpTimeout: -0s}
+oomScoreAdj: -0.0
+oomScoreAdj: 5.
+iptables: {masqueradeBit: 14.0, localhostNodePorts: null}
+iptables: {syncPeriod: "0", minSyncPeriod: 0s}
+configSyncPeriod: 0s
+clusterCIDR: 010.0.0.0/08
+clusterCIDR: 10.0.0.0/0000016
+clusterCIDR: "00fd00::/8"
+clusterCIDR: "::ffff:10.0.0.0/104,fd00::/8"
+detectLocalMode: NodeCIDR\\nclusterCIDR: 10.0.0.0/8,11.0.0.0/8
+detectLocalMode: NodeCIDR\\nclusterCIDR: " nonsense,,"
+detectLocalMode: BridgeInterface\\nclusterCIDR: x\\ndetectLocal: {bridgeInterface: cbr0, interfaceNamePrefix: cali+}
+detectLocal: {bridgeInterface: "a very long name +", interfaceNamePrefix: cali+}
+nodePortAddresses: [010.0.0.0/08, 10.0.0.0/8, "::ffff:11.0.0.0/104"]
+bindAddress: 010.0.0.1
+bindAddress: "00000::1"
+bindAddress: "::ffff:10.0.0.1"
+healthzBindAddress: 010.0.0.1:000080
+healthzBindAddress: 10.0.0.1:+80
+healthzBindAddress: "[10.0.0.1]:80"
+featureGates: {A: null}
+showHiddenMetricsForVersion: "1.35"
+showHiddenMetricsForVersion: null
+ipvs: {scheduler: x, excludeCIDRs: [x, "", null], syncPeriod: -1s, minSyncPeriod: 40m}
+ipvs: {tcpTimeout: -1s, tcpFinTimeout: -1s, udpTimeout: -2562047h47m16.854775808s}
+nftables: {masqueradeBit: 99, syncPeriod: -1s, minSyncPeriod: -1s}
+winkernel: {sourceVip: x, networkName: ""}
+portRange: x
+logging: {verbosity: 3.0, flushFrequency: 7e9}
+logging: {vmodule: [{filePattern: a}, {filePattern: b, verbosity: 2147483647}], options: {text: null}}
+"""
+
+REFUSED_FIELDS = """\
+clientConnection: {qps: 1e39}
+clientConnection: {qps: .inf}
+clientConnection: {qps: .nan}
+clientConnection: {qps: ""}
+clientConnection: {burst: ""}
+clientConnection: {burst: -1}
+conntrack: {maxPerCore: 32768.5}
+conntrack: {maxPerCore: 1e21}
+conntrack: {maxPerCore: "7"}
+conntrack: {maxPerCore: 2147483648}
+conntrack: {tcpEstablishedTimeout: 0}
+conntrack: {tcpEstablishedTimeout: ""}
+conntrack: {udpTimeout: null}
+conntrack: {udpTimeout: -1s}
+iptables: {syncPeriod: 0}
+iptables: {syncPeriod: 0.0}
+iptables: {syncPeriod: null}
+iptables: {syncPeriod: ""}
+iptables: {syncPeriod: -1s}
+iptables: {syncPeriod: 500ms}
+iptables: {minSyncPeriod: 0}
+configSyncPeriod: 0
+configSyncPeriod: ""
+configSyncPeriod: -1s
+clusterCIDR: " 10.0.0.0/8"
+clusterCIDR: "10.0.0.0/8, fd00::/8"
+clusterCIDR: 10.0.0.0/8,
+clusterCIDR: 10.0.0.0/+8
+clusterCIDR: 10.0.0.0/8,11.0.0.0/8
+clusterCIDR: 10.0.0.0/8,fd00::/8,fd01::/8
+clusterCIDR: 10.0.0.0/8,::ffff:11.0.0.0/104
+detectLocalMode: BridgeInterface\\ndetectLocal: {interfaceNamePrefix: cbr0}
+nodePortAddresses: [" 10.0.0.0/8"]
+nodePortAddresses: [null]
+nodePortAddresses: [10.0.0.0/8, primary]
+bindAddress: " 10.0.0.1"
+bindAddress: 0x0a.0.0.1
+healthzBindAddress: 10.0.0.1:0
+healthzBindAddress: "10.0.0.1:"
+healthzBindAddress: "[::1]"
+featureGates: {A: 1}
+showHiddenMetricsForVersion: "1.34"
+showHiddenMetricsForVersion: "1.36"
+showHiddenMetricsForVersion: " "
+showHiddenMetricsForVersion: 1.35
+hostnameOverride: 5
+"""
+
+TAKEN_FLAGS = """\
+--kube-api-qps=-1
+--kube-api-qps=inf
+--kube-api-qps=nan
+--kube-api-qps=1_0.5
+--kube-api-qps=0 --kube-api-burst=0
+--kube-api-qps=-1 --kube-api-burst=0
+--kube-api-burst=0o17
+--kube-api-burst=0b11
+--kube-api-burst=0x_f
+--kube-api-burst=1_000
+--v=007
+--cluster-cidr=x --detect-local-mode=NodeCIDR
+--cluster-cidr= --detect-local-mode=NodeCIDR
+--nodeport-addresses="10.0.0.0/8",fd00::/8
+--nodeport-addresses= --nodeport-addresses=10.0.0.0/8
+--bind-address=
+--bind-address=010.0.0.1
+--healthz-bind-address=1.2.3.4:000000080
+--healthz-port=70000
+--healthz-port=-1
+--ipvs-sync-period=-5s --ipvs-min-sync-period=-1s
+--ipvs-tcp-timeout=-1s --ipvs-exclude-cidrs=x,"a,b" --ipvs-scheduler=x
+--pod-bridge-interface=averyveryverylongname --pod-interface-name-prefix=cali+
+--vmodule=a=2147483647, --vmodule=,b=1
+--feature-gates=A=true,,B=F
+--show-hidden-metrics-for-version=1.35
+--detect-local-mode= --proxy-mode= --kube-api-content-type= --hostname-override=
+"""
+
+REFUSED_FLAGS = """\
+--kube-api-qps=
+--kube-api-qps=1e39
+--kube-api-burst=
+--kube-api-burst=0
+--kube-api-burst=08
+--kube-api-burst=1__0
+--kube-api-burst=2.0
+--v=0x2
+--v=+2
+--v=
+--config-sync-period=0
+--config-sync-period=0s
+--iptables-sync-period=0s
+--iptables-sync-period=
+--log-flush-frequency=0
+--log-flush-frequency=
+--cluster-cidr=
+--cluster-cidr=10.0.0.0/8,
+--nodeport-addresses=10.0.0.0/8,
+--nodeport-addresses=,
+--healthz-bind-address=1.2.3.4:0
+--healthz-bind-address=1.2.3.4 --healthz-port=70000
+--healthz-bind-address=1.2.3.4 --healthz-port=-1
+--logging-format=
+--vmodule=a=2147483648
+--vmodule=a=b=1
+--feature-gates=A
+--show-hidden-metrics-for-version=1.34
+--hostname-override=\u2003
+"""
+
+# Flags whose values have blanks.
+REFUSED_BLANKS = (
+    {"cluster-cidr": "10.0.0.0/8, fd00::/8"},
+    {"nodeport-addresses": "10.0.0.0/8, fd00::/8"},
+    {"kube-api-qps": " 5"},
+    {"kube-api-burst": " 5"},
+    {"feature-gates": " "},
+)
+
+
+def lines(table: str) -> list[str]:
+    """Return the cases of a table."""
+    return table.splitlines()
+
+
+def flags(line: str) -> dict[str, object]:
+    """Return the flags of a command line, as `load` takes them."""
+    given: dict[str, list[str]] = {}
+    for word in line.split(" "):
+        name, _, value = word.removeprefix("--").partition("=")
+        given.setdefault(name, []).append(value)
+    return {name: texts[0] if len(texts) == 1 else texts for name, texts in given.items()}
+
+
+def read(body: str) -> Config:
+    """Return the Config of a file with this body, which must cause no warning."""
+    config, warnings = load(HEAD + body.replace("\\n", "\n"), {})
+    assert warnings == ()
+    return config
+
+
+@pytest.mark.parametrize("body", lines(TAKEN_FIELDS))
+def test_a_field_that_kube_proxy_takes_is_taken(body: str) -> None:
+    """Without a warning."""
+    read(body)
+
+
+@pytest.mark.parametrize("body", lines(REFUSED_FIELDS))
+def test_a_field_that_kube_proxy_refuses_is_refused(body: str) -> None:
+    with pytest.raises(ConfigError, match=r"^\S+: .* is not valid: must .*$"):
+        load(HEAD + body.replace("\\n", "\n"), {})
+
+
+@pytest.mark.parametrize("line", lines(TAKEN_FLAGS))
+def test_a_flag_that_kube_proxy_takes_is_taken(line: str) -> None:
+    """A deprecated flag may cause a warning."""
+    load(None, flags(line))
+
+
+@pytest.mark.parametrize("given", [*map(flags, lines(REFUSED_FLAGS)), *REFUSED_BLANKS])
+def test_a_flag_that_kube_proxy_refuses_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"^--\S+: .* is not valid: must .*$"):
+        load(None, given)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['"conntrack": {"maxPerCore": 32768.0}', '"conntrack": {"maxPerCore": 3e2}', '"oomScoreAdj": -0.0'],
+)
+def test_a_fraction_in_json_is_no_whole_number(body: str) -> None:
+    """In YAML it is, because kube-proxy first converts YAML to JSON."""
+    with pytest.raises(ConfigError, match=r" is not valid: must be a whole number"):
+        load(JSON + body + "}", {})
+    read(body.replace('"', ""))
+
+
+def test_values_are_in_canonical_form() -> None:
+    """Leading zeros are decimal, as Go reads them, and IPv4-mapped addresses are IPv4."""
+    assert read("clusterCIDR: 010.0.0.0/08").detect_local.cluster_cidrs == ("10.0.0.0/8",)
+    mapped = read('clusterCIDR: "::ffff:10.1.0.0/104,00fd00::/8"').detect_local.cluster_cidrs
+    assert mapped == ("10.0.0.0/8", "fd00::/8")
+    assert read('nodePortAddresses: ["::ffff:10.0.0.0/64"]').node_port_addresses == ("::/64",)
+    assert read('bindAddress: "::ffff:010.0.0.1"').bind_address == "10.0.0.1"
+    assert str(read('healthzBindAddress: "[::ffff:1.2.3.04]:080"').health_address) == "1.2.3.4:80"
+    assert load(None, flags("--kube-api-burst=010")).config.client.burst == 8
+    assert load(None, flags('--nodeport-addresses="10.0.0.0/8",11.0.0.0/8')).config.node_port_addresses == (
+        "10.0.0.0/8",
+        "11.0.0.0/8",
+    )
+
+
+def test_a_negative_rate_is_no_limit() -> None:
+    """Nor are the other values that Go takes by flag and that are not above 0; 0 means the default."""
+    assert read("clientConnection: {qps: -1}").client.qps == -1
+    for text in ("-1", "nan", "inf", "-Infinity"):
+        assert load(None, {"kube-api-qps": text}).config.client.qps == -1
+    # As a 32-bit float this is 0.
+    assert read("clientConnection: {qps: 1e-60}") == read("")
+    assert load(None, flags("--kube-api-qps=0 --kube-api-burst=0")).config == read("")
+    assert load(None, flags("--kube-api-qps=0 --kube-api-burst=7")).config.client.burst == 7
+
+
+def test_values_for_another_mode_are_kept_as_they_are() -> None:
+    """Nothing reads them, and /configz shows them."""
+    local = read('detectLocalMode: NodeCIDR\nclusterCIDR: "10.0.0.0/8,x"').detect_local
+    assert local.cluster_cidrs == ("10.0.0.0/8", "x")
+    assert read("detectLocal: {interfaceNamePrefix: cali+}").detect_local.interface_name_prefix == "cali+"
+    ignored = dict(read("ipvs: {excludeCIDRs: [010.0.0.0/8, x], tcpTimeout: -1s}").ignored)
+    assert ignored == {"ipvs.excludeCIDRs": ("010.0.0.0/8", "x"), "ipvs.tcpTimeout": -1.0}
+
+
+def test_gates_without_a_value_are_off() -> None:
+    assert read("featureGates: {A: null}").feature_gates.gates == (("A", False),)
+
+
+def test_repeated_vmodule_flags_add_up() -> None:
+    config = load(None, {"vmodule": ["a=1,", "b=2"]}).config
+    assert dict(config.ignored)["logging.vmodule"] == ("a=1", "b=2")
