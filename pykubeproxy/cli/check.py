@@ -9,7 +9,7 @@ from pykubeproxy import kernel
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
 from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.terminal import echo_json, echo_styled
-from pykubeproxy.config import Config
+from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.preflight import cluster, iptables, node, report
 from pykubeproxy.inspect.preflight.report import Check, Finding
 from pykubeproxy.kernel import (
@@ -214,8 +214,9 @@ def _read(name: str) -> str | None:
 def _families(config: Config, this_node: Node | None) -> set[Family]:
     """Return the address families of the cluster, by configuration and Node."""
     node_cidrs = this_node.addresses + this_node.pod_cidrs if this_node else ()
-    cidrs = (*config.detect_local.cluster_cidrs, *node_cidrs)
-    return {primary_family(config, this_node), *map(family_of, cidrs)}
+    local = config.detect_local
+    pod_cidrs = local.cluster_cidrs if local.mode is DetectLocalMode.CLUSTER_CIDR else ()
+    return {primary_family(config, this_node), *map(family_of, (*pod_cidrs, *node_cidrs))}
 
 
 def _uplinks(bridges: Iterable[str]) -> set[str]:

@@ -166,12 +166,15 @@ def test_python_iptables_loads_no_module(inside: str, runner: Runner) -> None:
 
 
 def test_disabled_forwarding_fails_by_family(inside: str, runner: Runner) -> None:
-    """IPv6 only if the node uses it."""
+    """IPv6 only if the node uses it. Only mode ClusterCIDR uses clusterCIDR."""
     # A new namespace inherits the machine's setting.
     run(runner, "sysctl", "-qw", "net.ipv4.ip_forward=0")
     document = checked(code=1)
     assert levels(document, "forwarding") == ["fail", "ok"]
-    document = checked("--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", code=1)
+    dual_stack = ("--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56")
+    document = checked(*dual_stack, "--detect-local-mode", "NodeCIDR", code=1)
+    assert levels(document, "forwarding") == ["fail", "ok"]
+    document = checked(*dual_stack, code=1)
     assert levels(document, "forwarding") == ["fail", "fail"]
     assert of(document, "forwarding", "IPv6")[0]["advice"] == "Set net.ipv6.conf.all.forwarding = 1."
 
