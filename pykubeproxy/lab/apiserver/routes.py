@@ -1,5 +1,6 @@
 """From a request to its response: authentication, the meaning of the path, the operation."""
 
+import gzip
 import hmac
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _HEALTH = ("/healthz", "/livez", "/readyz")
 _PUBLIC = (*_HEALTH, "/version")  # need no token, as on a real server
 _PAGES = dict.fromkeys(_HEALTH, text("ok")) | {path: respond(page) for path, page in discovery().items()}
 _MERGE_PATCH = "application/merge-patch+json"
+_LONG = 128 * 1024  # compress responses of more bytes, as the real server does
 _PATH = re.compile(
     r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/(status))?)?/?"
 )
@@ -66,7 +68,7 @@ class Routes:
     def handle(self, request: Request) -> Response:
         """Return the response, which may be a Status of failure."""
         try:
-            return self._handle(request)
+            return _compressed(request, self._handle(request))
         except ApiError as error:
             return error.response()
 
@@ -126,6 +128,16 @@ class Routes:
         scheme, _, presented = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(presented.encode(), token.encode()):
             raise ApiError(401, "Unauthorized")
+
+
+def _compressed(request: Request, response: Response) -> Response:
+    """Compress a long response if the client accepts gzip. Watches are streams, which are never compressed."""
+    accepted = [coding.strip() for coding in request.headers.get("accept-encoding", "").split(",")]
+    if "gzip" not in accepted or len(response.body) <= _LONG:
+        return response
+    headers = (*response.headers, ("Content-Encoding", "gzip"), ("Vary", "Accept-Encoding"))
+    body = gzip.compress(response.body, compresslevel=1, mtime=0)
+    return msgspec.structs.replace(response, body=body, headers=headers)
 
 
 def _selector(target: Target, query: Query) -> Selector:
