@@ -14,7 +14,7 @@ from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.connection import ConnectionState, Timing
-from pykubeproxy.sources.failures import Expired, Failure
+from pykubeproxy.sources.failures import Expired, Failure, TooLarge
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 
@@ -31,6 +31,9 @@ _API = {
     Kind.ENDPOINT_SLICE: ("/apis/discovery.k8s.io/v1", "endpointslices"),
     Kind.NODE: ("/api/v1", "nodes"),
 }
+
+
+_Query = dict[str, str | int]
 
 
 class ResourceSelector(NamedTuple):
@@ -135,7 +138,7 @@ class ApiWatch:
 
     def _watch(self, seconds: int) -> Iterator[Event]:
         """Yield the events of one watch request, until the server ends it or should have."""
-        query: dict[str, str | int] = {
+        query: _Query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
@@ -179,7 +182,7 @@ class ApiWatch:
         The first list may come from the server's cache (resourceVersion 0), which is cheap when all nodes start at
         once. Later lists request the latest state, since they must not be older than emitted events.
         """
-        query: dict[str, str | int] = {"limit": _PAGE_SIZE}
+        query: _Query = {"limit": _PAGE_SIZE}
         try:
             listed = self._pages(query if self._listed_before else {**query, "resourceVersion": "0"})
         except Expired:
@@ -189,13 +192,19 @@ class ApiWatch:
         log.debug("listed", resource=self._resource.plural, count=len(listed.objects), version=self._version)
         return listed
 
-    def _pages(self, query: dict[str, str | int]) -> Listed:
+    def _pages(self, query: _Query) -> Listed:
         objects: list[Object] = []
         rejected: dict[Key, str] = {}
         end = time.monotonic() + self._timing.list
         while True:
-            with self._stream(query, self._timing.answer, end) as body:
-                page = wire.page(self._connection.listing(body), self._resource.kind)
+            try:
+                with self._stream(query, self._timing.answer, end) as body:
+                    page = wire.page(self._connection.listing(body), self._resource.kind)
+            except TooLarge:
+                if not (smaller := _smaller(query)):
+                    raise
+                query = smaller
+                continue
             objects += self._tracker.decode_page(page.items or (), rejected)
             token = page.metadata.next
             if not token:
@@ -205,12 +214,18 @@ class ApiWatch:
                 raise Failure("the API server sends the same page of a list again and again")
             if len(objects) + len(rejected) > _MAX_OBJECTS:
                 raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
-            query = {"limit": _PAGE_SIZE, "continue": token}
+            query = {"limit": min(2 * int(query["limit"]), _PAGE_SIZE), "continue": token}
 
-    def _stream(
-        self, query: dict[str, str | int], idle: float, end: float
-    ) -> AbstractContextManager[Iterator[bytes]]:
+    def _stream(self, query: _Query, idle: float, end: float) -> AbstractContextManager[Iterator[bytes]]:
         resource = self._resource
         return self._client.stream(
             resource.path, resource.selectors | query, resource=resource.plural, idle=idle, end=end
         )
+
+
+def _smaller(query: _Query) -> _Query | None:
+    """Return the query for a smaller page at the same place of a list, None if a page cannot be smaller."""
+    if "resourceVersion" in query:
+        return {"limit": _PAGE_SIZE}  # from its cache, a server lists everything at once
+    limit = int(query["limit"]) // 10
+    return {**query, "limit": limit} if limit else None

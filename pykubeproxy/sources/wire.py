@@ -1,16 +1,19 @@
 """The wire format around objects: pages of a list and lines of a watch."""
 
+import mmap
 from collections.abc import Iterator
 
 import msgspec
 
 from pykubeproxy.objects import Key, Kind
-from pykubeproxy.sources.failures import Failure, from_status, one_line
+from pykubeproxy.sources.failures import Failure, TooLarge, from_status, one_line
 
 # An object has at most 1.5 MB in etcd.
 MAX_LINE = 16 << 20
-# All EndpointSlices of a large cluster in one response take about 200 MB.
-MAX_LIST = 1 << 30
+# Ten times as much as 10,000 EndpointSlices of 10 endpoints take in one response.
+MAX_LIST = 1 << 28
+# A comma separates two values. Each may take 75 bytes of memory, even if it is only a digit.
+MAX_LIST_COMMAS = 1 << 22
 
 
 class ObjectMeta(msgspec.Struct, gc=False):
@@ -85,13 +88,11 @@ def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
         raise Failure("the API server's response ended in the middle of an event")
 
 
-def page(body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST) -> ListPage:
-    """Read a page of a list of this kind. Raises Failure if it is not one."""
-    text = bytearray()
-    for piece in body:
-        text += piece
-        if len(text) > limit:
-            raise Failure(f"the API server sent a list of more than {limit} bytes", persistent=True)
+def page(
+    body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST, max_commas: int = MAX_LIST_COMMAS
+) -> ListPage:
+    """Read a page of a list of this kind. Raises TooLarge, and Failure if it is not one."""
+    text = _whole(body, limit, max_commas)
     try:
         decoded = _pages.decode(text)
     except (ValueError, RecursionError) as error:
@@ -100,6 +101,23 @@ def page(body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST) -> ListPage:
         other = one_line(repr(decoded.kind))
         raise Failure(f"the API server sent no list of {kind.value}s but {other}", persistent=True)
     return decoded
+
+
+def _whole(body: Iterator[bytes], limit: int, max_commas: int) -> memoryview:
+    # Not in the heap, which would keep the memory.
+    text = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE)
+    length = commas = 0
+    for piece in body:
+        begin, length = length, length + len(piece)
+        commas += piece.count(b",")
+        if length > limit:
+            raise TooLarge(f"the API server sent a list of more than {limit} bytes", persistent=True)
+        if commas > max_commas:
+            raise TooLarge(f"the API server sent a list with more than {max_commas} commas", persistent=True)
+        if length > len(text):
+            text.resize(2 * length)
+        text[begin:length] = piece
+    return memoryview(text)[:length]
 
 
 def event(line: bytes) -> WatchEvent:

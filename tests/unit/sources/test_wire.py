@@ -5,7 +5,7 @@ import pytest
 
 from pykubeproxy.objects import Key, Kind
 from pykubeproxy.sources import wire
-from pykubeproxy.sources.failures import Expired, Failure, from_status
+from pykubeproxy.sources.failures import Expired, Failure, TooLarge, from_status
 
 
 def test_lines_do_not_depend_on_how_bytes_arrive() -> None:
@@ -70,6 +70,12 @@ def test_endless_list_is_a_failure() -> None:
     """Memory is bounded for lists too."""
     with pytest.raises(Failure, match="more than 100 bytes"):
         wire.page(iter([b"[" * 60] * 9), Kind.SERVICE, limit=100)
+
+
+def test_short_list_with_too_many_values_is_a_failure() -> None:
+    """Each value takes many times more memory than its byte and its comma in the text."""
+    with pytest.raises(TooLarge, match="more than 100 commas"):
+        wire.page(iter([b"0," * 50, b"0," * 51]), Kind.SERVICE, max_commas=100)
 
 
 @pytest.mark.parametrize(
