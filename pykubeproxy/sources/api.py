@@ -198,7 +198,7 @@ class ApiWatch:
         end = time.monotonic() + self._timing.list
         while True:
             try:
-                with self._stream(query, self._timing.answer, end) as body:
+                with self._stream(query, self._timing.answer, end, compressible=True) as body:
                     page = wire.page(self._connection.listing(body), self._resource.kind)
             except TooLarge:
                 if not (smaller := _smaller(query)):
@@ -216,10 +216,17 @@ class ApiWatch:
                 raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
             query = {"limit": min(2 * int(query["limit"]), _PAGE_SIZE), "continue": token}
 
-    def _stream(self, query: _Query, idle: float, end: float) -> AbstractContextManager[Iterator[bytes]]:
+    def _stream(
+        self, query: _Query, idle: float, end: float, *, compressible: bool = False
+    ) -> AbstractContextManager[Iterator[bytes]]:
         resource = self._resource
         return self._client.stream(
-            resource.path, resource.selectors | query, resource=resource.plural, idle=idle, end=end
+            resource.path,
+            resource.selectors | query,
+            resource=resource.plural,
+            idle=idle,
+            end=end,
+            compressible=compressible,
         )
 
 

@@ -13,6 +13,7 @@ from pykubeproxy import __version__
 from pykubeproxy.sources import failures
 from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
+from pykubeproxy.sources.compression import content
 from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, Transport
@@ -22,7 +23,6 @@ from pykubeproxy.wording import without_password
 # The longest time to the header of a response, in seconds: the API server's own limit for a request.
 _LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
-_PIECE = 1 << 16
 # Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
 _LATER = 1.0
 
@@ -36,6 +36,7 @@ class _Request(msgspec.Struct, frozen=True):
     verbs: str
     idle: float
     body: Mapping[str, object] | None = None
+    compressible: bool = False
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -91,12 +92,15 @@ class Client:
         resource: str,
         idle: float,
         end: float = math.inf,
+        compressible: bool = False,
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
-        Messages name the `resource`. Raises Failure unless the status is 200.
+        Messages name the `resource`. If `compressible`, ask for gzip, unless the kubeconfig disables it. The pieces are
+        unpacked and have at most 64 KiB. Raises Failure unless the status is 200.
         """
-        request = _Request("GET", f"{path}?{urlencode(query)}", resource, "list and watch of", idle)
+        target = f"{path}?{urlencode(query)}"
+        request = _Request("GET", target, resource, "list and watch of", idle, compressible=compressible)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
@@ -165,6 +169,8 @@ class Client:
             credentials = self._credentials.get()
             headers = {"Accept": "application/json", "User-Agent": f"pykubeproxy/{__version__}"}
             headers |= credentials.headers()
+            if request.compressible and credentials.compression:
+                headers["Accept-Encoding"] = "gzip"
             body = None
             if request.body:
                 headers["Content-Type"] = "application/json"
@@ -172,15 +178,13 @@ class Client:
             transport = self._transport_for(credentials)
             response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)
             try:
+                pieces = content(response)
                 if response.status not in request.accepted:
-                    raise self._failure(
-                        credentials, failures.from_response(response, request.resource, request.verbs)
-                    )
+                    failure = failures.from_response(response, pieces, request.resource, request.verbs)
+                    raise self._failure(credentials, failure)
                 yield b""
                 server = "the API server"
-                # Do not decode: a few bytes of compressed data may expand to gigabytes.
-                while data := response.read1(_PIECE, decode_content=False):
-                    yield data
+                yield from pieces
             finally:
                 response.close()
                 response.release_conn()

@@ -29,10 +29,14 @@ _MAX_RENEWALS = 8
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Credentials and the server they are for. They need renewal after `fresh_until` on the monotonic clock."""
+    """Credentials and the server they are for. They need renewal after `fresh_until` on the monotonic clock.
+
+    `compression` is False if the kubeconfig disables compressed responses.
+    """
 
     configuration: Configuration
     fresh_until: float
+    compression: bool = True
 
     def headers(self) -> dict[str, str]:
         """Return the header that authenticates a request; none with a client certificate."""
@@ -94,9 +98,9 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
     configuration.retries = False
-    fresh_until = time.monotonic() + _FRESH
+    fresh_until, compression = time.monotonic() + _FRESH, True
     if kubeconfig:
-        fresh_until = _load_kubeconfig(kubeconfig, configuration, with_plugin)
+        fresh_until, compression = _load_kubeconfig(kubeconfig, configuration, with_plugin)
     elif not master:
         _load_service_account(configuration)
     if master:
@@ -104,17 +108,18 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
     if not configuration.host.startswith(("http://", "https://")):
         shown = without_password(f"//{configuration.host}").removeprefix("//")
         raise SourceError(f"invalid API server address {shown!r}: use an http:// or https:// URL")
-    return Credentials(configuration, fresh_until)
+    return Credentials(configuration, fresh_until, compression)
 
 
-def _load_kubeconfig(path: str, configuration: Configuration, with_plugin: bool) -> float:
-    """Return until when the credentials are fresh."""
+def _load_kubeconfig(path: str, configuration: Configuration, with_plugin: bool) -> tuple[float, bool]:
+    """Return until when the credentials are fresh, and whether the server may compress responses."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise SourceError(f"kubeconfig {path} does not exist or is not a file")
     try:
         content = yaml.safe_load(file.read_bytes())
         cluster, user = _current(content)
+        compression = _may_compress(cluster)
         fresh_until = _replace_plugin(user, cluster, file.absolute().parent, with_plugin)
         loader = KubeConfigLoader(config_dict=content, config_base_path=str(file.absolute().parent))  # type: ignore[no-untyped-call]
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
@@ -124,7 +129,7 @@ def _load_kubeconfig(path: str, configuration: Configuration, with_plugin: bool)
         # The loader does not check the file and raises nearly anything.
         raise SourceError(f"cannot use kubeconfig {path}: {_message(error)}") from None
     _clean_token(configuration, keep_renewing="auth-provider" in user)
-    return fresh_until
+    return fresh_until, compression
 
 
 def _current(content: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,6 +147,13 @@ def _named(entries: Any, name: Any, kind: str) -> dict[str, Any]:
             named: dict[str, Any] = entry[kind]
             return named
     return {}
+
+
+def _may_compress(cluster: dict[str, Any]) -> bool:
+    disabled = cluster.get("disable-compression")
+    if not isinstance(disabled, bool | None):
+        raise config.ConfigException("invalid disable-compression: use true or false")
+    return not disabled
 
 
 def _replace_plugin(user: dict[str, Any], cluster: dict[str, Any], folder: Path, with_plugin: bool) -> float:

@@ -4,6 +4,7 @@ import errno
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
@@ -19,6 +20,7 @@ from pykubeproxy.wording import without_password
 
 _MAX_RETRY_AFTER = 120.0  # seconds
 _MAX_MESSAGE = 300
+_MAX_STATUS = 1 << 16  # bytes
 
 
 class Failure(Exception):
@@ -92,14 +94,18 @@ def from_status(
     return Failure(f"the API server failed{detail}", retry_after=retry_after, server_wide=code in (502, 503))
 
 
-def from_response(response: urllib3.BaseHTTPResponse, resource: str, verbs: str) -> Failure:
+def from_response(
+    response: urllib3.BaseHTTPResponse, body: Iterator[bytes], resource: str, verbs: str
+) -> Failure:
     """Return the failure for an unsuccessful response; read a little of its body."""
+    text = b""
     try:
-        body = response.read(1 << 16, decode_content=False)
-    except (urllib3.exceptions.HTTPError, OSError):
-        body = b""
+        while len(text) < _MAX_STATUS and (piece := next(body, b"")):
+            text += piece
+    except (Failure, urllib3.exceptions.HTTPError, OSError):
+        text = b""
     try:
-        message = str(json.loads(body)["message"])
+        message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         message = response.reason or ""
     seconds = response.headers.get("Retry-After", "")

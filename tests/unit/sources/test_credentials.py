@@ -32,6 +32,14 @@ def kubeconfig(folder: Path, **user: Any) -> str:
     return str(path)
 
 
+def with_cluster(path: str, settings: dict[str, Any]) -> str:
+    """Add settings of the cluster to a kubeconfig file."""
+    content = yaml.safe_load(Path(path).read_text())
+    content["clusters"][0]["cluster"] |= settings
+    Path(path).write_text(yaml.safe_dump(content))
+    return path
+
+
 def plugin(folder: Path, output: str) -> dict[str, Any]:
     """A user whose credentials come from a program that prints `output`."""
     program = folder / "plugin"
@@ -66,6 +74,21 @@ def test_master_wins(tmp_path: Path) -> None:
     it = load(kubeconfig(tmp_path, token="secret"), "http://127.0.0.1:8080/")
     assert it.host == "http://127.0.0.1:8080"
     assert it.api_key["BearerToken"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(("setting", "compression"), [(True, False), (False, True), (None, True)])
+def test_disable_compression(tmp_path: Path, setting: bool | None, compression: bool) -> None:
+    """--master does not change it."""
+    path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": setting})
+    for master in ("", "http://127.0.0.1:8080"):
+        assert credentials.load(path, master).compression is compression
+
+
+def test_invalid_disable_compression(tmp_path: Path) -> None:
+    """As with kube-proxy, no text is true or false."""
+    path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": "true"})
+    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: invalid disable-compression"):
+        load(path, "")
 
 
 def test_master_alone() -> None:
