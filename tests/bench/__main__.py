@@ -140,7 +140,7 @@ def _noting(
     def note(name: str, unit: str, runs: tuple[float, ...]) -> None:
         who = figures.TOOL if name == figures.REWRITE else program.name
         variant = program.dispatch or program.mode.removeprefix("iptables")
-        if name in (figures.START, figures.START_CPU) and "start" not in step.rows:
+        if name in (figures.START, figures.START_CPU, figures.RECEIVED) and "start" not in step.rows:
             return
         figure = Figure(backend, name, step.size, who, variant, unit, runs)
         report.add(figure)

@@ -10,6 +10,7 @@ from tests.bench.workload import Size
 OURS, PEER, TOOL = "pykubeproxy", "kube-proxy", "iptables-restore"
 START, START_CPU, CHANGE = "start", "CPU of a start", "one endpoint changed"
 MEMORY, PEAK = "memory", "memory, peak"
+RECEIVED = "data received at a start"
 IDLE, CHURN = "CPU of an idle minute", "CPU of 1000 changes"
 FIRST, FIRST_SLOW = "first packet, p50", "first packet, p99"
 PAST, PAST_SLOW = "past the rules, p50", "past the rules, p99"
@@ -116,7 +117,7 @@ def show(value: float, unit: str) -> str:
     if unit == "us":
         return f"{value:.1f} µs"
     if unit == "MB":
-        return f"{value:.0f} MB"
+        return f"{value:.0f} MB" if value >= 20 else f"{value:.2f} MB"
     return f"{value:.3f} s" if value < 1 else f"{value:.2f} s"
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pykubeproxy.lab.network import Namespace
 from tests.bench import changes, connects, workload
@@ -56,6 +57,7 @@ def measure(
             )
             yield f.START, "s", (_until_programmed(run),)
             yield f.START_CPU, "s", (process.cpu_seconds(),)
+            yield f.RECEIVED, "MB", (_received(node),)
             yield from _running(run, rows)
         if "change" in rows and program.name == f.OURS:  # with the tables that the program left
             yield f.REWRITE, "s", tuple(_rewrites(run))
@@ -99,6 +101,14 @@ def _until_programmed(run: Run) -> float:
         seconds = time.monotonic() - run.process.started
     run.testbed.pods.drain()
     return seconds
+
+
+def _received(node: Namespace) -> float:
+    """Return the megabytes of all packets that the node has received."""
+    with node.entered():
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    (counts,) = (line.split() for line in lines if line.lstrip().startswith("eth0:"))
+    return int(counts[1]) / 1e6
 
 
 def _changes(run: Run) -> Iterator[float]:

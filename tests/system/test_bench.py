@@ -16,6 +16,7 @@ from tests.bench.workload import Size
 EVERYTHING = {
     "start",
     "CPU of a start",
+    "data received at a start",
     "memory",
     "memory, peak",
     "one endpoint changed",
@@ -75,6 +76,7 @@ def test_compares_a_peer(tmp_path: Path) -> None:
     assert {figure["name"] for figure in report["figures"] if figure["program"] == "kube-proxy"} == {
         "start",
         "CPU of a start",
+        "data received at a start",
         "one endpoint changed",
     }
     (line,) = [line for line in table.splitlines() if line.startswith("start, 4 x 2")]

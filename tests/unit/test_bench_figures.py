@@ -60,6 +60,11 @@ def test_compares_with_the_fewest_services() -> None:
     assert (verdict.figure.variant, verdict.ratio) == ("tree", 12.0 / 15.0)
 
 
+def test_small_sizes_keep_their_digits() -> None:
+    """The data received at a start is about a megabyte."""
+    assert [f.show(value, "MB") for value in (1.267, 116.4)] == ["1.27 MB", "116 MB"]
+
+
 def test_the_table_fits() -> None:
     """No line is longer than 100 columns, even with long numbers and notes."""
     report = Report(
