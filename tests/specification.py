@@ -316,6 +316,17 @@ BEHAVIOUR = {
         "unit/rules/test_context.py::test_a_cluster_cidr_of_the_other_family_needs_both_families",
         "unit/rules/test_context.py::test_pod_cidrs_of_the_other_family_are_refused",
     ),
+    "lists are compressed with gzip, unless the kubeconfig disables it": (
+        f"{_SYSTEM}sources_compression.py::test_lists_are_compressed_and_watches_are_not",
+        f"{_SYSTEM}sources_compression.py::test_kubeconfig_can_disable_compression",
+        f"{_SYSTEM}sources_compression.py::test_an_incomplete_compressed_list_is_retried",
+    ),
+    "a list has limits and is read in smaller pages above them (kube-proxy: no limits)": (
+        f"{_SYSTEM}sources_compression.py::test_a_list_that_is_too_large_is_read_in_smaller_pages",
+        f"{_SYSTEM}sources_compression.py::test_a_bomb_is_a_failure",
+        "unit/sources/test_wire.py::test_endless_list_is_a_failure",
+        "unit/sources/test_wire.py::test_short_list_with_too_many_values_is_a_failure",
+    ),
     "a health check port answers in both families (kube-proxy: in those of the Service)": (
         f"{_AGENT}observers.py::test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too",
         _IN_SERVICE,
