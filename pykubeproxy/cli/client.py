@@ -7,7 +7,7 @@ import click
 import urllib3
 
 DEFAULT_URL = "http://127.0.0.1:10249"
-LOOPBACK_ONLY = "on the agent's node, use --url with 127.0.0.1: an agent answers this over loopback only"
+_LOOPBACK_ONLY = "on the agent's node, use --url with 127.0.0.1: an agent answers this over loopback only"
 _TIMEOUT = urllib3.Timeout(connect=3, read=10)  # seconds
 # Limits for a response, in bytes and seconds: any server may listen at the address.
 _MAX_BYTES = 64 << 20
@@ -33,7 +33,7 @@ def fetch(url: str, page: str, **query: str) -> bytes:
                 preload_content=False,
             )
             if response.status != 200:
-                advice = f"; {LOOPBACK_ONLY}" if response.status == 404 else ""
+                advice = f"; {_LOOPBACK_ONLY}" if response.status in (404, 406) else ""
                 raise NoAgent(f"{address} returned status {response.status}{advice}")
             return _body(response)
     except (urllib3.exceptions.HTTPError, OSError) as error:

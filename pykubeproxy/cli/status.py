@@ -20,7 +20,7 @@ from pykubeproxy.agent.observe.status_text import (
     unwatched,
     waiting,
 )
-from pykubeproxy.cli.client import DEFAULT_URL, LOOPBACK_ONLY, NoAgent, fetch
+from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.wording import wrapped
@@ -54,9 +54,7 @@ def status(url: str, output: str) -> None:
     try:
         agent = decode(body)
     except ValueError as error:
-        advice = (
-            LOOPBACK_ONLY if body.lstrip().startswith(b"kube-proxy") else "set --url to its metrics address"
-        )
+        advice = "set --url to its metrics address"
         raise click.ClickException(
             f"{url} is not an agent of this pykubeproxy version: {error}; {advice}"
         ) from None

@@ -3,7 +3,7 @@
 Pure: callers read the file. One table, `SETTINGS`, defines each setting's flag, field, default, kind and help.
 """
 
-from pykubeproxy.config.document import configz, dump, flagz
+from pykubeproxy.config.document import configz, dump, flag_values, flagz
 from pykubeproxy.config.loading import Loaded, load
 from pykubeproxy.config.model import (
     EMULATED,

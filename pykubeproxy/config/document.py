@@ -213,11 +213,15 @@ def dump(config: Config) -> str:
     return yaml.dump(_document(config))
 
 
-def flagz(flags: Mapping[str, object]) -> str:
-    """Return the content of /flagz: each flag with its value in `flags` (in the form of `load`) or its default."""
+def flag_values(flags: Mapping[str, object]) -> dict[str, str]:
+    """Return each flag, sorted by name, with its value in `flags` (in the form of `load`) or its default."""
     values = {setting.flag: _flag_value(setting, flags) for setting in SETTINGS + ACTIONS if setting.flag}
-    values["help"] = "false"
-    lines = (f"{name}: {value}" for name, value in sorted(values.items()))
+    return dict(sorted((values | {"help": "false"}).items()))
+
+
+def flagz(values: Mapping[str, str]) -> str:
+    """Return the text of /flagz for the values of flags."""
+    lines = (f"{name}: {value}" for name, value in values.items())
     return "\n".join(("", "kube-proxy flagz", _WARNING, *lines, ""))
 
 

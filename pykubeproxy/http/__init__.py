@@ -1,6 +1,8 @@
 """An HTTP/1.1 server on h11: limited threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
+import posixpath
 from collections.abc import Callable, Mapping
+from html import escape
 from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
@@ -19,11 +21,12 @@ class Limits(msgspec.Struct, frozen=True):
     connections: int = 32  # each has a thread
     head_bytes: int = 8192  # request line and headers
     headers: int = 64
-    body_bytes: int = 0
+    body_bytes: int = 0  # 0: the server ignores bodies, and closes the connection after the response
     request_seconds: float = 5.0  # for the whole request; the first one counts from accepting the connection
     response_seconds: float | None = 5.0  # for each write
-    idle_seconds: float | None = 30.0  # between two requests on a connection
-    methods: tuple[str, ...] = ("GET", "HEAD")  # empty: any
+    # Between two requests on a connection. More than the usual minute between two scrapes: a client may send the next
+    # request while the server closes the connection.
+    idle_seconds: float | None = 75.0
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -58,11 +61,31 @@ def text(body: str) -> Response:
     return Response(body.encode())
 
 
-def router(routes: Mapping[str, Callable[[], Response]]) -> Handler:
+def router(routes: Mapping[str, Handler]) -> Handler:
     """Return a handler that chooses by exact path and answers 404 to any other."""
 
     def handle(request: Request) -> Response:
-        respond = routes.get(request.path)
-        return respond() if respond else Response(b"404 page not found\n", status=404)
+        route = routes.get(request.path)
+        return route(request) if route else Response(b"404 page not found\n", status=404)
 
     return handle
+
+
+def redirecting(handler: Handler) -> Handler:
+    """Return a handler that redirects paths with empty, "." or ".." parts, as Go's servers do."""
+
+    def handle(request: Request) -> Response:
+        path = _cleaned(request.path)
+        if path == request.path:
+            return handler(request)
+        target = f"{path}?{request.query}" if request.query else path
+        body = f'<a href="{escape(target)}">Moved Permanently</a>.\n\n'
+        return Response(body.encode(), HTML, 301, (("Location", target),))
+
+    return handle
+
+
+def _cleaned(path: str) -> str:
+    """Return the path without empty, "." and ".." parts; it keeps a slash at its end."""
+    cleaned = posixpath.normpath("/" + path.lstrip("/"))
+    return cleaned + "/" if path.endswith("/") and cleaned != "/" else cleaned

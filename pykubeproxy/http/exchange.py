@@ -51,11 +51,10 @@ def _peer_address(connection: socket.socket) -> IPv4Address | IPv6Address | None
 class _HttpError(Exception):
     """An error that the server itself answers, with `response`."""
 
-    def __init__(self, status: int, reason: str = "", headers: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, status: int, reason: str = "") -> None:
         super().__init__(reason)
         body = ": ".join(filter(None, (f"{status} {HTTPStatus(status).phrase.lower()}", reason)))
-        headers = (*headers, ("Connection", "close"))
-        self.response = Response(f"{body}\n".encode(), status=status, headers=headers)
+        self.response = Response(f"{body}\n".encode(), status=status, headers=(("Connection", "close"),))
 
 
 class _Exchange:
@@ -68,6 +67,7 @@ class _Exchange:
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._deadline = time.monotonic() + limits.request_seconds
         self._head_only = False  # the request is a HEAD: its response has no body
+        self._ignores_body = False  # the request has a body that is not read
 
     def answer(self, handler: Handler) -> bool:
         """Answer one request. Return False if the connection cannot be used for another."""
@@ -85,6 +85,9 @@ class _Exchange:
             self._send(_HttpError(500).response)
             raise
         self._send(response)
+        if self._ignores_body:
+            self._linger()
+            return False
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
 
     def wait(self) -> None:
@@ -103,7 +106,10 @@ class _Exchange:
             return None
         self._head_only = event.method == b"HEAD"
         head = bytes(received[: len(received) - len(self._protocol.trailing_data[0])])
-        request = _checked(event, head, self._limits)
+        request = msgspec.structs.replace(_checked(event, head, self._limits), peer=self._peer)
+        self._ignores_body = _has_body(request) and not self._limits.body_bytes
+        if self._ignores_body:
+            return request
         if self._protocol.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._write(self._protocol.send(go_on) or b"")
@@ -112,7 +118,7 @@ class _Exchange:
             body += event.data
             if len(body) > self._limits.body_bytes:
                 raise _too_large(self._limits)
-        return msgspec.structs.replace(request, body=bytes(body), peer=self._peer)
+        return msgspec.structs.replace(request, body=bytes(body))
 
     def _event(self, received: bytearray | None = None) -> Any:
         """Return h11's next event and append what is read for it to `received`."""
@@ -139,6 +145,8 @@ class _Exchange:
             *response.headers,
             ("Date", formatdate(usegmt=True)),
         ]
+        if self._ignores_body:
+            headers.append(("Connection", "close"))
         if response.stream is None:
             headers.append(("Content-Length", str(len(response.body))))
         reason = HTTPStatus(response.status).phrase.encode()
@@ -180,16 +188,20 @@ def _checked(event: h11.Request, head: bytes, limits: Limits) -> Request:
     if event.http_version not in (b"1.0", b"1.1"):
         raise _HttpError(505)
     method = event.method.decode()
-    if limits.methods and method not in limits.methods:
-        raise _HttpError(405, headers=(("Allow", ", ".join(limits.methods)),))
+    if method == "CONNECT":
+        raise _HttpError(405)
     headers: dict[str, str] = {}
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode(), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    if int(headers.get("content-length", "0")) > limits.body_bytes:
+    if limits.body_bytes and int(headers.get("content-length", "0")) > limits.body_bytes:
         raise _too_large(limits)
     path, query = _split(event.target.decode())
     return Request(path, query, method, headers)
+
+
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or int(request.headers.get("content-length", "0")) > 0
 
 
 def _split(target: str) -> tuple[str, str]:

@@ -115,6 +115,9 @@ The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBind
 names, so dashboards and alerts for kube-proxy work unchanged. The names of additional metrics begin with `pykubeproxy_`. A
 metric with labels appears with its first sample. Durations are in seconds, times in seconds since 1970. The agent also
 serves the usual `process_*` metrics.
+
+`/metrics/slis` has `kubernetes_healthcheck` and `kubernetes_healthchecks_total`, which count requests of `/healthz` on the
+same address. Responses are compressed for clients that accept gzip.
 """
 _JSON = f"""# JSON output
 

@@ -1,6 +1,7 @@
 """A client for HTTP servers on this machine, and the responses recorded from kube-proxy."""
 
 import contextlib
+import gzip
 import http.client
 import random
 import re
@@ -26,14 +27,23 @@ class Response(NamedTuple):
 
 
 def fetch(
-    port: int, path: str = "/", method: str = "GET", host: str = "127.0.0.1", accept: str = ""
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    host: str = "127.0.0.1",
+    accept: str = "",
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Send one request."""
+    """Send one request. A compressed response is unpacked."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
-        connection.request(method, path, headers={"Accept": accept} if accept else {})
+        sent = {**({"Accept": accept} if accept else {}), **(headers or {})}
+        connection.request(method, path, headers=sent)
         response = connection.getresponse()
-        return Response(response.status, dict(response.getheaders()), response.read().decode())
+        body, received = response.read(), dict(response.getheaders())
+        if received.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        return Response(response.status, received, body.decode())
     finally:
         connection.close()
 

@@ -12,6 +12,7 @@ from pykubeproxy import config, http
 from pykubeproxy.agent.observe import object_documents as told
 from pykubeproxy.agent.observe import pages, status
 from pykubeproxy.cli import explain, terminal
+from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render import document
 from pykubeproxy.inspect.explain import render_json, render_text
@@ -131,9 +132,8 @@ def request(raw: bytes) -> None:
     """Parse the head of a request and its page filters."""
 
     def handle(request: http.Request) -> http.Response:
-        assert request.method in ("GET", "HEAD")
         assert request.path.startswith("/")
-        pages.preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
+        preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
         with contextlib.suppress(ValueError):
             pages.read_filter(request.query)
         return http.Response()

@@ -133,12 +133,13 @@ class _Times(msgspec.Struct, frozen=True):
 def health_pages(health: Health, served: Callable[[str, int], None]) -> http.Handler:
     """Return the pages /healthz, /livez and /readyz; call `served` with name ("healthz") and status of each response."""
 
-    def page(name: str) -> http.Response:
+    def page(name: str, _: http.Request) -> http.Response:
         answer = _page(name, health.state())
         served(name, answer.status)
         return answer
 
-    return http.router({f"/{name}": partial(page, name) for name in ("healthz", "livez", "readyz")})
+    pages = {f"/{name}": partial(page, name) for name in ("healthz", "livez", "readyz")}
+    return http.redirecting(http.router(pages))
 
 
 def _page(name: str, state: HealthState) -> http.Response:

@@ -7,17 +7,15 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from pykubeproxy import http
+from pykubeproxy.agent.observe.exposition import exposition
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.kernel import nfacct
 from pykubeproxy.objects import EndpointSlice, Event, Family, Key, Kind, Node, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.sources import Watch
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _FAMILY = ("ip_family",)
 _SYNC_SECONDS = tuple(0.001 * 2**power for power in range(15))
@@ -223,7 +221,7 @@ class Metrics:
 
     def page(self) -> http.Response:
         """Return the page /metrics."""
-        return http.Response(prometheus_client.generate_latest(_AsKubeProxy(self.registry)), CONTENT_TYPE)
+        return exposition(self.registry)
 
     def _observe_sync(self, family: Family, full: bool, seconds: float) -> None:
         self._sync.labels(family.value).observe(seconds)
@@ -272,26 +270,6 @@ class _DroppedLines(Collector):
             "Log lines dropped because nobody read them or they could not be written",
             value=self._read(),
         )
-
-
-class _AsKubeProxy(Collector):
-    """Collect the registry in kube-proxy's form: no metrics without samples, and whole bucket bounds without ".0"."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            if metric.type == "histogram":
-                metric.samples = [_whole_bound(sample) for sample in metric.samples]
-            if metric.samples:
-                yield metric
-
-
-def _whole_bound(sample: Sample) -> Sample:
-    """Return a sample with bound "1" instead of "1.0": beside kube-proxy, these would be two buckets."""
-    bound = sample.labels.get("le", "")
-    return sample._replace(labels={**sample.labels, "le": bound[:-2]}) if bound.endswith(".0") else sample
 
 
 def _packets(name: str) -> int | None:

@@ -1,27 +1,24 @@
 """The pages of the metrics address, as in kube-proxy, and those for clients on this node."""
 
-import platform
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-import pykubeproxy
 from pykubeproxy import http
 from pykubeproxy.agent.observe import object_documents
+from pykubeproxy.agent.observe.exposition import scraped
 from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects
+from pykubeproxy.agent.observe.slis import Slis
 from pykubeproxy.agent.observe.status import Filter, Status, encode
 from pykubeproxy.agent.observe.status_page import status_page
-from pykubeproxy.config import EMULATED, Config, configz, dump, flagz
+from pykubeproxy.agent.observe.zpages import Uptime, flagz_page, statusz_page
+from pykubeproxy.config import Config, configz, dump, flag_values
+from pykubeproxy.http.accept import preferred
+from pykubeproxy.wording import without_password
 
-# The exact text of kube-proxy, which monitoring may match.
-_STATUSZ_HEAD = (
-    "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting"
-    " compatibility guarantees and is for debugging purposes only.\n"
-)
 # The page loads nothing from elsewhere and must not be cached.
 _BROWSER_HEADERS = (
     ("Cache-Control", "no-store"),
@@ -31,10 +28,7 @@ _BROWSER_HEADERS = (
     ),
     ("Vary", "Accept"),
 )
-_WEIGHT = re.compile(r"[01](\.\d{0,3})?")
 _HIGHEST_LIMIT = 1000
-# User and password in the URL of --master.
-_PASSWORD = re.compile(r"^(master: [^/]*//)[^/]*@", re.MULTILINE)
 
 
 def metrics_pages(
@@ -47,20 +41,27 @@ def metrics_pages(
 ) -> http.Handler:
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
-    `flags` are those of the command line. Pages about Services are for clients on this node only, see `is_local`. With
-    `status`, /statusz is HTML or JSON for those that accept it, and kube-proxy's text for all others. With `objects`,
-    /servicez is served.
+    `flags` are those of the command line. Pages about Services are for clients on this node only, see `is_local`: with
+    `status`, /statusz is HTML or JSON for those that accept it; with `objects`, /servicez is served. All others get what
+    kube-proxy answers.
     """
     started = clock()
-    table: dict[str, Callable[[], http.Response]] = {
-        "/configz": lambda: http.Response(msgspec.json.encode(configz(config)), http.JSON),
-        "/flagz": lambda: http.text(_PASSWORD.sub(r"\1", flagz(flags))),
-        "/healthz": lambda: http.text("ok"),
-        "/metrics": metrics,
-        "/proxyMode": lambda: http.text("iptables"),
+    slis = Slis(started)
+    values = flag_values(flags)
+    shown = values | {"master": without_password(values["master"])}
+    table: dict[str, http.Handler] = {
+        "/configz": lambda _: http.Response(msgspec.json.encode(configz(config)), http.JSON),
+        "/flagz": lambda request: flagz_page(request, shown),
+        "/healthz": slis.healthz,
+        "/metrics": lambda request: scraped(metrics(), request, started),
+        "/proxyMode": lambda _: http.text("iptables"),
     }
     paths = sorted(table)
-    table["/statusz"] = lambda: http.text(statusz(started, clock(), paths))
+    table |= {
+        "/healthz/ping": lambda _: http.text("ok"),
+        "/metrics/slis": lambda request: scraped(slis.metrics(request), request, started),
+        "/statusz": lambda request: statusz_page(request, Uptime(started, clock()), paths),
+    }
     plain = http.router(table)
 
     def page(request: http.Request) -> http.Response:
@@ -118,22 +119,6 @@ def _objects(objects: Objects | None, config: Config) -> http.Response:
     return http.Response(body, http.JSON, headers=_BROWSER_HEADERS)
 
 
-def preferred(accept: str, offered: Sequence[str]) -> str:
-    """Return the offered content type that the header Accept prefers; of equals, and without a header, the first."""
-    quality: dict[str, float] = {}
-    for entry in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in entry.split(";"))
-        weight = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")
-        quality[kind] = float(weight) if _WEIGHT.fullmatch(weight) else 0.0
-
-    def rank(content_type: str) -> float:
-        kind = content_type.partition(";")[0]
-        ranges = (kind, f"{kind.partition('/')[0]}/*", "*/*")
-        return next((quality[accepted] for accepted in ranges if accepted in quality), 0.0)
-
-    return max(offered, key=rank)
-
-
 def read_filter(query: str) -> Filter:
     """Read "namespace=NAME", "service=NAME" or "service=NAMESPACE/NAME", and "limit=NUMBER". Raises ValueError."""
     values = dict(parse_qsl(query, max_num_fields=8))
@@ -142,19 +127,3 @@ def read_filter(query: str) -> Filter:
     if not (limit.isascii() and limit.isdecimal() and int(limit) <= _HIGHEST_LIMIT):
         raise ValueError(f"limit must be a number up to {_HIGHEST_LIMIT}")
     return Filter(namespace or values.get("namespace", "").strip(), service, int(limit))
-
-
-def statusz(started: float, now: float, paths: list[str]) -> str:
-    """Return kube-proxy's text of /statusz; times are seconds since 1970."""
-    minutes, seconds = divmod(max(0, int(now - started)), 60)
-    hours, minutes = divmod(minutes, 60)
-    start = time.gmtime(started)
-    lines = {
-        "Started": f"{time.strftime('%a %b', start)} {start.tm_mday:2} {time.strftime('%H:%M:%S UTC %Y', start)}",
-        "Up": f"{hours} hr {minutes:02} min {seconds:02} sec",
-        "Python version": platform.python_version(),
-        "Binary version": pykubeproxy.__version__,
-        "Emulation version": EMULATED,
-        "Paths": " ".join(paths),
-    }
-    return "\n".join([_STATUSZ_HEAD, *(f"{name}  {value}" for name, value in lines.items()), ""])

@@ -21,7 +21,6 @@ _LIMITS = Limits(
     request_seconds=60.0,
     response_seconds=None,
     idle_seconds=None,
-    methods=(),
 )
 
 

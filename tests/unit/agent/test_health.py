@@ -63,8 +63,8 @@ class Setting:
         for family in Family:
             self.health.sync_succeeded(family)
 
-    def ask(self, name: str) -> Response:
-        return fetch(self._port, f"/{name}")
+    def ask(self, name: str, method: str = "GET") -> Response:
+        return fetch(self._port, f"/{name}", method)
 
     def content(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(self.ask(name).body)
@@ -129,6 +129,22 @@ def test_a_query_of_a_client_is_no_change(node: Setting) -> None:
     node.mailbox.put(Query(lambda *_: None, Future()))
     node.time.pass_(1000)
     assert node.statuses() == (200, 200, 200)
+
+
+def test_any_method_is_a_health_check(node: Setting) -> None:
+    """As in kube-proxy; it counts too."""
+    for method in ("POST", "OPTIONS", "HEAD", "DELETE"):
+        answer = node.ask("healthz", method)
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    assert node.counted == [("healthz", 200)] * 4
+
+
+def test_an_unclean_path_is_redirected(node: Setting) -> None:
+    """As in kube-proxy: the client is sent to the page."""
+    expected, got = recorded_response("GET :10256/healthz (as //healthz)"), node.ask("/healthz")
+    assert (got.status, got.body) == (expected.status, expected.body)
+    assert {k: v for k, v in got.headers.items() if k in expected.headers} == expected.headers
+    assert node.counted == []
 
 
 @pytest.mark.parametrize(

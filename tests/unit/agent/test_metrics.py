@@ -107,7 +107,7 @@ def test_every_metric_has_help_and_type(lived: Metrics) -> None:
         == sorted(set(re.findall(r"^# HELP (kubeproxy_\S+)", text, re.MULTILINE)))
     )
     assert "_created" not in text
-    assert lived.page().content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert lived.page().content_type.endswith("; charset=utf-8; escaping=underscores")
     assert "process_resident_memory_bytes" in text
 
 

@@ -1,14 +1,18 @@
 """The pages of the metrics address."""
 
+import json
 from ipaddress import ip_address
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 import pykubeproxy
 from pykubeproxy import http
 from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.agent.observe.pages import is_local, metrics_pages, statusz
-from pykubeproxy.config import load
+from pykubeproxy.agent.observe.pages import is_local, metrics_pages
+from pykubeproxy.agent.observe.zpages import Uptime, statusz
+from pykubeproxy.config import load, yaml
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
 
@@ -34,12 +38,141 @@ def port(serve: Serve) -> int:
     return serve(metrics_pages(Metrics(lambda _: None).page, config, FLAGS))
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/proxyMode", "/configz"])
+def metric_families(port: int) -> list[Metric]:
+    """Return the metrics of /metrics/slis."""
+    return list(text_string_to_metric_families(fetch(port, "/metrics/slis").body))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz",
+        "/healthz?verbose",
+        "/healthz?verbose=1&exclude=ping",
+        "/healthz?exclude=foo&verbose&exclude=bar",
+        "/healthz?exclude=foo",
+        "/healthz/",
+        "/proxyMode",
+        "/configz",
+    ],
+)
 def test_responses_equal_kube_proxys(port: int, path: str) -> None:
     """Status, headers and body, to the byte."""
     expected, got = recorded_response(f"GET :10249{path}"), fetch(port, path)
     assert (got.status, got.body) == (expected.status, expected.body)
     assert {k: v for k, v in got.headers.items() if k not in TRANSPORT} == expected.headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_all_methods_get_the_same_page(port: int, method: str) -> None:
+    """Only DELETE of /metrics/slis differs."""
+    for path in ("/healthz", "/healthz/ping", "/proxyMode", "/configz", "/flagz", "/statusz", "/none"):
+        expected, got = fetch(port, path), fetch(port, path, method)
+        assert (got.status, got.headers["Content-Type"]) == (
+            expected.status,
+            expected.headers["Content-Type"],
+        )
+        assert got.body == expected.body
+    assert fetch(port, "/metrics", method).status == 200
+
+
+def test_ping_is_answered(port: int) -> None:
+    """Like kube-proxy's, and as a browser must not guess the type."""
+    expected, got = recorded_response("GET :10249/healthz/ping"), fetch(port, "/healthz/ping?verbose")
+    assert (got.status, got.body) == (expected.status, expected.body)
+    assert got.headers["Content-Type"] == expected.headers["Content-Type"]
+
+
+def test_slis_count_health_checks(port: int) -> None:
+    """Names, types and values are kube-proxy's; DELETE resets the counts; an excluded check does not count."""
+    assert [it.name for it in metric_families(port)] == ["process_start_time_seconds"]
+    for path in ("/healthz", "/healthz?verbose", "/healthz?exclude=ping", *["/healthz?exclude=foo"] * 3):
+        fetch(port, path)
+    title = "GET :10249/metrics/slis (after five of /healthz)"
+    expected, got = recorded_response(title), fetch(port, "/metrics/slis")
+    assert got.headers.keys() - TRANSPORT - {"X-Content-Type-Options"} == expected.headers.keys()
+    assert got.headers["Content-Type"] == expected.headers["Content-Type"]
+    ours, theirs = (list(text_string_to_metric_families(it.body)) for it in (got, expected))
+    assert [(it.name, it.type) for it in ours] == [(it.name, it.type) for it in theirs]
+    assert [it.samples for it in ours[:2]] == [it.samples for it in theirs[:2]]
+    assert fetch(port, "/metrics/slis", "DELETE").body == recorded_response("DELETE :10249/metrics/slis").body
+    assert "kubernetes" not in fetch(port, "/metrics/slis").body
+    fetch(port, "/healthz")
+    assert metric_families(port)[1].samples[0].value == 1
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/slis"])
+def test_metrics_are_compressed_on_demand(port: int, path: str) -> None:
+    """With gzip only; OpenMetrics and protobuf are not served."""
+    plain = fetch(port, path, accept="application/openmetrics-text;version=1.0.0;q=0.9,*/*;q=0.1")
+    packed = fetch(port, path, headers={"Accept-Encoding": "gzip"})
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert "# TYPE process_start_time_seconds gauge\n" in packed.body
+    for answer in (plain, packed):
+        assert (
+            answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
+        )
+        assert int(answer.headers["Process-Start-Time-Unix"]) > 1_700_000_000
+    assert "Content-Encoding" not in fetch(port, "/configz", headers={"Accept-Encoding": "gzip"}).headers
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1alpha1"])
+def test_statusz_is_an_api_object_on_demand(port: int, version: str) -> None:
+    """Headers, fields and their order are kube-proxy's, as JSON and YAML."""
+    kind = f"as=Statusz;v={version};g=config.k8s.io"
+    expected = recorded_response(f"GET :10249/statusz (as=Statusz, {version})")
+    got = fetch(port, "/statusz", accept=f"text/html;q=0.5, application/json;{kind}")
+    assert {k: v for k, v in got.headers.items() if k in expected.headers and k != "Content-Length"} == {
+        k: v for k, v in expected.headers.items() if k != "Content-Length"
+    }
+    ours, theirs = json.loads(got.body), json.loads(expected.body)
+    assert [(key, type(it)) for key, it in ours.items()] == [(key, type(it)) for key, it in theirs.items()]
+    for key in ("kind", "apiVersion", "metadata", "emulationVersion", "paths"):
+        assert ours[key] == theirs[key]
+    as_yaml = fetch(port, "/statusz", accept=f"application/yaml;{kind}")
+    assert as_yaml.headers["Content-Type"] == got.headers["Content-Type"].replace("json", "yaml")
+    ((_, content, _),) = yaml.documents(as_yaml.body)
+    assert isinstance(content, dict)
+    assert list(content) == sorted(ours)
+
+
+def test_flagz_is_an_api_object_on_demand(port: int) -> None:
+    """It has the flags of the text."""
+    got = fetch(port, "/flagz", accept="*/*;as=Flagz;v=v1beta1;g=config.k8s.io")
+    assert got.headers["Content-Type"] == "application/json;g=config.k8s.io;v=v1beta1;as=Flagz"
+    content = json.loads(got.body)
+    assert list(content) == ["kind", "apiVersion", "metadata", "flags"]
+    lines = [f"{name}: {text}" for name, text in content["flags"].items()]
+    assert lines == fetch(port, "/flagz").body.splitlines()[3:]
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [
+        ("", 200),
+        ("*/*", 200),
+        ("text/*", 200),
+        ("text/plain;q=0", 200),
+        ("text/plain;version=0.0.4", 200),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", 200),
+        ("application/json", 406),
+        ("application/yaml", 406),
+        ("text/html", 406),
+        ("application/json;as=Flagz;v=v1;g=config.k8s.io", 406),
+        ("application/json;as=Statusz;v=v1beta1;g=config.k8s.io", 406),
+        ("application/cbor;as=Flagz;v=v1beta1;g=config.k8s.io", 406),
+        ("application/vnd.kubernetes.protobuf", 406),
+    ],
+)
+def test_flagz_accepts_what_kube_proxys_accepts(port: int, accept: str, status: int) -> None:
+    """Text, or an object whose kind the client names."""
+    got = fetch(port, "/flagz", accept=accept)
+    assert got.status == status
+    if status == 406:
+        assert got.body == recorded_response("GET :10249/statusz (application/json)").body
+    else:
+        assert got.body.startswith("\nkube-proxy flagz\n")
 
 
 def test_flagz_has_kube_proxys_flags_and_ours(port: int) -> None:
@@ -65,7 +198,10 @@ def test_statusz_equals_kube_proxys_except_versions() -> None:
         ]
         return [line.replace("Go version", "Python version") for line in lines]
 
-    expected, ours = recorded_response("GET :10249/statusz").body, statusz(STARTED, STARTED + 11.9, PATHS)
+    expected, ours = (
+        recorded_response("GET :10249/statusz").body,
+        statusz(Uptime(STARTED, STARTED + 11.9), PATHS),
+    )
     assert sorts(ours) == sorts(expected)
     assert f"\nBinary version  {pykubeproxy.__version__}\n" in ours
     assert ours.endswith("\n")
@@ -73,7 +209,7 @@ def test_statusz_equals_kube_proxys_except_versions() -> None:
 
 def test_statusz_formats_times() -> None:
     """More than a day of uptime; a day of the month with one digit."""
-    text = statusz(1_780_300_800, 1_780_300_800 + 93_784, PATHS)
+    text = statusz(Uptime(1_780_300_800, 1_780_300_800 + 93_784), PATHS)
     assert "\nStarted  Mon Jun  1 08:00:00 UTC 2026\nUp  26 hr 03 min 04 sec\n" in text
 
 

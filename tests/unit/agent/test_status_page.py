@@ -246,7 +246,7 @@ def test_in_a_browser(serve: Serve, tmp_path: Path, width: int) -> None:
         "</body>",
         "<script>document.title = [innerWidth, document.documentElement.scrollWidth].join(' ')</script></body>",
     )
-    at = serve(http.router({"/": lambda: http.Response(measured.encode(), http.HTML)}))
+    at = serve(http.router({"/": lambda _: http.Response(measured.encode(), http.HTML)}))
     picture = tmp_path / "page.png"
     flags = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),

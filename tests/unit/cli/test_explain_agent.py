@@ -139,7 +139,7 @@ def test_service_unknown_to_agent(serve: Serve) -> None:
 
 def answering(serve: Serve, body: bytes) -> str:
     """Return the URL of a server that responds with `body`."""
-    return f"http://127.0.0.1:{serve(http.router({'/servicez': lambda: http.Response(body, http.JSON)}))}"
+    return f"http://127.0.0.1:{serve(http.router({'/servicez': lambda _: http.Response(body, http.JSON)}))}"
 
 
 def test_another_version(serve: Serve) -> None:

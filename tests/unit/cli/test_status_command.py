@@ -56,7 +56,7 @@ def asked(*arguments: str) -> Result:
 
 
 def at(serve: Serve, body: bytes, code: int = 200) -> str:
-    page = http.router({"/statusz": lambda: http.Response(body, http.JSON, code)})
+    page = http.router({"/statusz": lambda _: http.Response(body, http.JSON, code)})
     return f"http://127.0.0.1:{serve(page)}"
 
 
@@ -147,6 +147,12 @@ def test_error_status(serve: Serve) -> None:
     """A status other than 200 is an error."""
     result = asked("--url", at(serve, b"", 404))
     assert (result.exit_code, "returned status 404" in result.stderr) == (1, True)
+
+
+def test_a_page_for_the_node_is_refused_elsewhere(serve: Serve) -> None:
+    """Kubernetes' status 406: the agent answers clients over loopback only."""
+    result = asked("--url", at(serve, b"", 406))
+    assert (result.exit_code, "over loopback only" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:10249", "ftp://a", "http://", "http://[::1"])

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubeproxy.config import ConfigError, configz, dump, flagz, load
+from pykubeproxy.config import ConfigError, configz, dump, flag_values, flagz, load
 
 # The flags of the kube-proxy 1.36.2 whose answers are recorded below.
 FLAGS = {
@@ -117,7 +117,7 @@ def test_configz_is_as_recorded() -> None:
 def test_flagz_is_as_recorded() -> None:
     """For the recorded flags, /flagz is what kube-proxy answered and our own flags."""
     ours = ("dispatch: auto", "iptables-backend: auto", "max-service-pairs: 50000")
-    lines = flagz(FLAGS).split("\n")
+    lines = flagz(flag_values(FLAGS)).split("\n")
     assert "\n".join(line for line in lines if line not in ours) == FLAGZ
     assert set(ours) <= set(lines)
 
@@ -129,7 +129,7 @@ def test_flagz_writes_values_as_go_does() -> None:
         "nodeport-addresses": ("10.0.0.0/8", "fd00::/64"),
         "masquerade-all": "t",
     }
-    lines = flagz(flags | {"feature-gates": "B=1,A=f", "cleanup": "true"}).splitlines()
+    lines = flagz(flag_values(flags | {"feature-gates": "B=1,A=f", "cleanup": "true"})).splitlines()
     assert {"iptables-sync-period: 1m30s", "masquerade-all: true", "cleanup: true"} <= set(lines)
     assert {"nodeport-addresses: [10.0.0.0/8,fd00::/64]", "feature-gates: A=false,B=true"} <= set(lines)
 
@@ -139,7 +139,9 @@ def test_flagz_shows_what_was_ignored_as_it_was_given() -> None:
     flags = {"iptables-sync-period": "30", "kube-api-qps": ["fast", "faster"], "v": "2"}
     head = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
     assert load(head, flags).config.logging.verbosity == 2
-    assert {"iptables-sync-period: 30", "kube-api-qps: faster", "v: 2"} <= set(flagz(flags).splitlines())
+    assert {"iptables-sync-period: 30", "kube-api-qps: faster", "v: 2"} <= set(
+        flagz(flag_values(flags)).splitlines()
+    )
 
 
 def test_configz_shows_what_is_usually_left_out() -> None:

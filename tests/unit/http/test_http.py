@@ -13,7 +13,9 @@ from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, send_bytes
 from tests.unit.agent.conftest import Serve
 
-PAGES = http.router({"/a": lambda: http.text("first"), "/b": lambda: http.Response(b"{}", http.JSON, 503)})
+PAGES = http.router(
+    {"/a": lambda _: http.text("first"), "/b": lambda _: http.Response(b"{}", http.JSON, 503)}
+)
 
 
 def test_a_page_comes_with_its_headers(serve: Serve) -> None:
@@ -40,6 +42,36 @@ def test_head_is_get_without_a_body(serve: Serve) -> None:
     answer = send_bytes(serve(PAGES), b"HEAD /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"\r\nContent-Length: 5\r\n" in answer
     assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "OTHER"])
+def test_any_method_gets_the_page(serve: Serve, method: str) -> None:
+    """As in kube-proxy; the connection serves further requests."""
+    request = f"{method} /a HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+    last = b"GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer = send_bytes(serve(PAGES), request * 2 + last)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == answer.count(b"\r\n\r\nfirst") == 2
+    assert answer.endswith(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("//a", "/a"),
+        ("/b/../a", "/a"),
+        ("/./b//?y=1&z=%20", "/b/?y=1&z=%20"),
+        ("/../x", "/x"),
+        ("//", "/"),
+    ],
+)
+def test_unclean_paths_are_redirected(serve: Serve, path: str, location: str) -> None:
+    """If the handler wants it; never to another host."""
+    port = serve(http.redirecting(PAGES))
+    for method in ("GET", "HEAD", "POST"):
+        status, headers, _ = fetch(port, path, method)
+        assert (status, headers["Location"]) == (301, location)
+    for clean in ("/a", "/c", "/a/", "/", "/.a"):
+        assert fetch(port, clean).status == (200 if clean == "/a" else 404)
 
 
 def test_old_clients_need_no_host(serve: Serve) -> None:
@@ -98,7 +130,7 @@ def test_old_clients_get_a_stream_until_the_end(serve: Serve) -> None:
 
 def test_a_body_up_to_the_limit_reaches_the_handler(serve: Serve) -> None:
     """With a length or in chunks; one byte more is refused."""
-    port = serve(lambda request: http.Response(request.body[::-1]), body_bytes=3, methods=("POST",))
+    port = serve(lambda request: http.Response(request.body[::-1]), body_bytes=3)
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     for body in (b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"):
         assert send_bytes(port, head + body).endswith(b"cba")
@@ -167,10 +199,10 @@ def test_closing_ends_open_connections() -> None:
 def test_a_failing_handler_affects_only_its_client(serve: Serve) -> None:
     """Its exception is a 500 for the client and a line in the log."""
 
-    def broken() -> http.Response:
+    def broken(_: http.Request) -> http.Response:
         raise RuntimeError("what now")
 
-    port = serve(http.router({"/broken": broken, "/a": lambda: http.text("first")}))
+    port = serve(http.router({"/broken": broken, "/a": lambda _: http.text("first")}))
     answer = fetch(port, "/broken")
     assert (answer.status, "what now" in answer.body) == (500, False)
     assert fetch(port, "/a").body == "first"

@@ -32,13 +32,10 @@ def status(answer: bytes) -> int:
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 405),
-        (b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"CONNECT evil:1 HTTP/1.1\r\nHost: x\r\n\r\n", 405),
-        (b"get / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 413),
+        (b"CONNECT /a HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n\tfolded: y\r\n\r\n", 400),
@@ -64,8 +61,8 @@ def status(answer: bytes) -> int:
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
 )
-def test_requests_other_than_get_are_refused(serve: Serve, request_: bytes, expected: int) -> None:
-    """Other methods, bodies and malformed requests get an error status and never reach the handler."""
+def test_malformed_requests_are_refused(serve: Serve, request_: bytes, expected: int) -> None:
+    """They get an error status and never reach the handler."""
     port = serve(page)
     answer = send_bytes(port, request_)
     assert status(answer) == expected
@@ -89,6 +86,25 @@ def test_a_huge_head_is_refused(serve: Serve, request_: bytes) -> None:
     port = serve(page)
     assert status(send_bytes(port, request_)) == 431
     assert fetch(port).body == "fine"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: 55\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+    ],
+)
+def test_a_body_is_ignored(serve: Serve, body: bytes) -> None:
+    """As in kube-proxy, a request with a body gets its page; here the connection then closes, with nothing read from it."""
+    port = serve(lambda request: http.text(request.path))
+    answer = send_bytes(port, b"POST /a HTTP/1.1\r\nHost: x\r\n" + body)
+    assert status(answer) == 200
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nConnection: close\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n/a")
 
 
 def test_a_huge_body_is_not_kept(serve: Serve) -> None:
@@ -230,7 +246,7 @@ def test_a_flood_does_not_keep_others_out(serve: Serve) -> None:
 )
 def test_paths_are_not_normalized(serve: Serve, path: str) -> None:
     """Nothing is decoded or resolved: routes match exactly."""
-    port = serve(http.router({"/healthz": lambda: http.text("fine")}))
+    port = serve(http.router({"/healthz": lambda _: http.text("fine")}))
     assert fetch(port, path).status == 404
     assert fetch(port, "/healthz?verbose").status == 200
 
@@ -271,16 +287,13 @@ def test_any_head_is_accepted_or_refused(head: bytes) -> None:
     answer = exchange(head + b"\r\n\r\n", handle)
     assert requests or 400 <= status(answer) < 600
     for request in requests:
-        assert request.method in ("GET", "HEAD")
         assert request.path.startswith("/")
         assert request.path.isprintable()
 
 
-@pytest.mark.parametrize(
-    "head", [b"HEAD /p HTTP/1.0\r\nA: b\nA: b", b"HEAD // HTTP/1.1\r\nHost: x\r\nContent-Length: 9"]
-)
+@pytest.mark.parametrize("head", [b"HEAD /p HTTP/1.0\r\nA: b\nA: b", b"HEAD * HTTP/1.1\r\nHost: x"])
 def test_a_refused_head_request_gets_no_body(head: bytes) -> None:
     """Its error response ends with the headers."""
     answer = exchange(head + b"\r\n\r\n", lambda request: http.text("fine"))
-    assert status(answer) in (400, 413)
+    assert status(answer) == 400
     assert answer.endswith(b"\r\n\r\n")

@@ -1,0 +1,55 @@
+"""What the headers Accept and Accept-Encoding of a request allow (RFC 9110, 12.5)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+_WEIGHT = re.compile(r"[01](\.\d{0,3})?")
+# A parameter of a media type that does not select another content.
+_CHARSET = "charset"
+
+
+class Range(NamedTuple):
+    """One entry of such a header: a media range or a coding, in lower case, its parameters and its weight."""
+
+    value: str
+    parameters: Mapping[str, str]
+    weight: float
+
+    def covers(self, media_type: str) -> bool:
+        """Return whether a media range includes this type."""
+        return self.value in (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+
+
+def ranges(header: str) -> list[Range]:
+    """Return the entries of a header. An invalid weight is 0."""
+    return [_range(entry) for entry in header.split(",") if entry.strip()]
+
+
+def preferred(accept: str, offered: Sequence[str]) -> str:
+    """Return the offered content type that the header Accept prefers; of equals, and without a header, the first.
+
+    A range with further parameters, such as "as=Table", asks for another content and does not count.
+    """
+    weights = {it.value: it.weight for it in ranges(accept) if it.parameters.keys() <= {_CHARSET}}
+
+    def rank(content_type: str) -> float:
+        media_type = content_type.partition(";")[0]
+        of_type = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+        return next((weights[accepted] for accepted in of_type if accepted in weights), 0.0)
+
+    return max(offered, key=rank)
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether the header Accept-Encoding prefers gzip to no compression."""
+    weights = {it.value: it.weight for it in ranges(accept_encoding)}
+    plain = weights.get("identity", weights.get("*", 0.0))
+    return weights.get("gzip", weights.get("*", 0.0)) > plain
+
+
+def _range(entry: str) -> Range:
+    value, *pairs = (part.strip() for part in entry.split(";"))
+    parameters = {name.strip().lower(): text.strip() for name, _, text in (it.partition("=") for it in pairs)}
+    weight = parameters.pop("q", "1")
+    return Range(value.lower(), parameters, float(weight) if _WEIGHT.fullmatch(weight) else 0.0)
