@@ -1,6 +1,7 @@
 """Sync the tables of one family: resolve what changed, compare it with the applied state, write the difference."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
@@ -271,6 +272,9 @@ class FamilyTables:
             others = rule_drift.other_entries(live, TABLES)
         else:
             others = rule_drift.other_entries(self._drift.live, self._drift.tables) if self._drift else {}
+        # kube-proxy counts the guard in KUBE-FIREWALL too, but no jumps.
+        rules = Counter(filter=len(skeleton.kubelet_firewall(desired.options)))
+        rules.update(self._applied.rule_counts())
         return SyncReport(
             family=self.family,
             full=live is not None,
@@ -279,7 +283,7 @@ class FamilyTables:
             chains_written=written.chains,
             chains_deleted=written.deleted,
             rules_written=written.rules,
-            rules=self._applied.rule_counts(),
+            rules=rules,
             seconds=seconds,
             resolved=resolution.ports(),
             gone=gone,

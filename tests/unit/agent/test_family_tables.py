@@ -64,6 +64,13 @@ class SyncedTables:
 WEB = (Updated(service()), Updated(slice_of("10.244.1.5")))
 
 
+def test_rules_are_counted_as_in_kube_proxy() -> None:
+    """Those of empty tables, with the guard of loopback addresses and without jumps."""
+    assert SyncedTables().sync().rules == {"filter": 4, "nat": 5, "mangle": 0}
+    without_guard = SyncedTables().sync(rules_context=context(localhostNodePorts=False))
+    assert without_guard.rules == {"filter": 3, "nat": 5, "mangle": 0}
+
+
 def endpoints(count: int) -> tuple[Endpoint, ...]:
     """Return endpoints; every second one is not ready, and counts as well."""
     return tuple(endpoint(f"10.244.{n // 250}.{n % 250 + 1}", ready=n % 2 == 0) for n in range(count))
