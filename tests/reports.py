@@ -50,7 +50,7 @@ def _resolved(
     cluster = Cluster()
     keys: set[Key] = set()
     for object_ in objects:
-        keys |= cluster.apply(Updated(object_))
+        keys.update(cluster.apply(Updated(object_)))
     here = NodeTopology(HERE)
     return tuple(
         item

@@ -229,6 +229,8 @@ SETTINGS = (
 _SYNCS = f"{_AGENT}metrics.py::test_syncs_are_measured"
 _BUCKETS = f"{_AGENT}metrics.py::test_buckets_equal_kube_proxys"
 _CHANGES = f"{_AGENT}metrics.py::test_changes_are_pending_until_synced"
+_COUNTS = f"{_AGENT}change_counts.py::test_events_count_as_in_kube_proxy"
+_BY_FAMILY = f"{_AGENT}loop.py::test_only_families_with_changes_are_synced"
 _PENDING = f"{_AGENT}observers.py::test_changes_are_pending_until_all_families_are_synced"
 _FAILURES = f"{_AGENT}metrics.py::test_failure_counters_appear_with_the_first_failure"
 _FLOWS = f"{_AGENT}metrics.py::test_conntrack_and_latency"
@@ -241,7 +243,7 @@ _UDP = f"{_SYSTEM}agent_udp.py::test_clients_reach_a_replacement_pod_within_one_
 
 # By name without the prefix kubeproxy_.
 METRICS = {
-    "sync_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
+    "sync_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _BY_FAMILY, _RUNNING),
     "sync_full_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
     "sync_partial_proxy_rules_duration_seconds": (_SYNCS, _BUCKETS, _RUNNING),
     "conntrack_reconciler_sync_duration_seconds": (_FLOWS, _BUCKETS, _UDP),
@@ -253,21 +255,29 @@ METRICS = {
         f"{_AGENT}observers.py::test_latency_is_measured_from_trigger_to_sync",
     ),
     "sync_proxy_rules_last_timestamp_seconds": (_SYNCS, _RUNNING),
-    "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _RUNNING),
-    "sync_proxy_rules_endpoint_changes_pending": (_CHANGES, _PENDING),
+    "sync_proxy_rules_last_queued_timestamp_seconds": (_SYNCS, _BY_FAMILY, _RUNNING),
+    "sync_proxy_rules_endpoint_changes_pending": (
+        _CHANGES,
+        _PENDING,
+        f"{_AGENT}change_counts.py::test_changes_of_slices_wait_one_by_one",
+    ),
     "sync_proxy_rules_service_changes_pending": (
         _CHANGES,
         _PENDING,
         f"{_SYSTEM}agent_under_stress.py::test_pages_are_served_during_a_sync",
     ),
-    "sync_proxy_rules_endpoint_changes_total": (_CHANGES, _RUNNING),
-    "sync_proxy_rules_service_changes_total": (_CHANGES, _RUNNING),
+    "sync_proxy_rules_endpoint_changes_total": (_COUNTS, _CHANGES, _RUNNING),
+    "sync_proxy_rules_service_changes_total": (_COUNTS, _CHANGES, _RUNNING),
     "sync_proxy_rules_iptables_restore_failures_total": (
         _FAILURES,
         f"{_AGENT}observers.py::test_repeated_sync_failures_are_unhealthy",
     ),
     "sync_proxy_rules_iptables_partial_restore_failures_total": (_FAILURES,),
-    "sync_proxy_rules_iptables_total": (_SYNCS, _RUNNING),
+    "sync_proxy_rules_iptables_total": (
+        _SYNCS,
+        _RUNNING,
+        f"{_AGENT}family_tables.py::test_rules_are_counted_as_in_kube_proxy",
+    ),
     "sync_proxy_rules_iptables_last": (_SYNCS, _RUNNING),
     "sync_proxy_rules_no_local_endpoints_total": (_LOCAL, _RUNNING),
     "proxy_healthz_total": (_SCRAPED, f"{_AGENT}health.py::test_responses_are_counted"),
@@ -338,6 +348,8 @@ ENDPOINTS = {
     ":10256/healthz": (
         _HEALTH,
         _IN_SERVICE,
+        f"{_AGENT}health.py::test_any_method_is_a_health_check",
+        f"{_AGENT}health.py::test_an_unclean_path_is_redirected",
         f"{_SYSTEM}agent_node.py::test_a_tainted_node_keeps_its_rules",
     ),
     ":10256/livez": (_HEALTH, _IN_SERVICE, f"{_AGENT}health.py::test_only_healthz_depends_on_the_node"),
@@ -345,12 +357,28 @@ ENDPOINTS = {
         f"{_AGENT}health.py::test_before_the_first_sync_a_node_is_alive_but_not_ready",
         f"{_SYSTEM}agent_observed.py::test_a_node_without_rules_is_not_ready",
     ),
-    ":10249/healthz": (_PAGES,),
+    ":10249/healthz": (_PAGES, f"{_AGENT}pages.py::test_all_methods_get_the_same_page"),
+    ":10249/healthz/ping": (f"{_AGENT}pages.py::test_ping_is_answered",),
+    ":10249/metrics/slis": (
+        f"{_AGENT}pages.py::test_slis_count_health_checks",
+        f"{_AGENT}pages.py::test_metrics_are_compressed_on_demand",
+    ),
     ":10249/proxyMode": (_PAGES, _IN_SERVICE),
     ":10249/configz": (_PAGES,),
-    ":10249/flagz": (f"{_AGENT}pages.py::test_flagz_has_kube_proxys_flags_and_ours",),
-    ":10249/statusz": (f"{_AGENT}pages.py::test_statusz_equals_kube_proxys_except_versions",),
-    ":10249/metrics": (f"{_AGENT}metrics.py::test_names_types_and_labels_equal_kube_proxys", _IN_SERVICE),
+    ":10249/flagz": (
+        f"{_AGENT}pages.py::test_flagz_has_kube_proxys_flags_and_ours",
+        f"{_AGENT}pages.py::test_flagz_is_an_api_object_on_demand",
+        f"{_AGENT}pages.py::test_flagz_accepts_what_kube_proxys_accepts",
+    ),
+    ":10249/statusz": (
+        f"{_AGENT}pages.py::test_statusz_equals_kube_proxys_except_versions",
+        f"{_AGENT}pages.py::test_statusz_is_an_api_object_on_demand",
+    ),
+    ":10249/metrics": (
+        f"{_AGENT}metrics.py::test_names_types_and_labels_equal_kube_proxys",
+        f"{_AGENT}pages.py::test_metrics_are_compressed_on_demand",
+        _IN_SERVICE,
+    ),
     ":32000/": (f"{_AGENT}healthchecks.py::test_responses_equal_kube_proxys", _IN_SERVICE),
 }
 

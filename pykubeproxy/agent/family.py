@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import structlog
@@ -61,11 +61,31 @@ class FamilyController:
         self._retries = RetrySchedule()
         self._deferred_share = TimeShare(_DEFERRED_SHARE, config.iptables.sync_period)
         self._drifted = False  # the next sync repairs detected drift
+        self._changed: set[Key] = set()
+        self._requested = False
+        self._change_since = math.inf  # when the oldest change arrived that no sync was queued for
         opened.tables.on_progress(observers.progress)
 
     def external_write(self, write: ExternalWrite) -> None:
         """Note that another program wrote to the tables of this family."""
         self._schedule.external_write(write, self._clock())
+
+    def request_sync(self, since: float, services: Iterable[Key] = ()) -> None:
+        """Have the next round sync this family, after a change that arrived at `since`; it may change these Services."""
+        self._requested = True
+        self._changed.update(services)
+        self._change_since = min(self._change_since, since)
+
+    def queue_sync(self) -> None:
+        """Report that only the rate limiter delays the requested sync; call it when that is so."""
+        if self._change_since < math.inf:
+            self._observers.sync_queued(self.family, self._change_since)
+            self._change_since = math.inf
+
+    @property
+    def needs_sync(self) -> bool:
+        """Return whether the next round has to sync this family."""
+        return self._requested or self._drifted or self.tables.needs_resync
 
     def next_work(self) -> float:
         """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
@@ -147,10 +167,10 @@ class FamilyController:
         self._retries.tried([name for name in ports if name in tried], begun, self._clock())
         return bool(split.accepted)
 
-    def sync(
-        self, cluster: Cluster, changed: Collection[Key], node: Node | None, api_servers: ApiServers
-    ) -> Synced | None:
+    def sync(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
+        self._requested = False
+        changed, self._changed = self._changed, set()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync(cluster, changed, context))
         self._retries.follow(self.tables.quarantine.rejected(), changed, self._clock())
         return synced

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -65,9 +65,7 @@ class Agent:
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
         self._sync_log = SyncLog(config.logging.verbosity)
         self._cluster = Cluster()
-        self._changed: set[Key] = set()
         self._node: Node | None = None
-        self._change_since = math.inf  # when the oldest change arrived that no sync was queued for
         self._in_sync = False  # since the first successful sync
         self._next_retry = now + config.iptables.sync_period
         self._last_resync = now
@@ -113,22 +111,27 @@ class Agent:
         elif isinstance(message, AddressesChanged):
             if self._config.node_port_addresses:
                 self._request_sync()
-        elif self._apply(message):
-            self._request_sync()
+        else:
+            self._apply(message)
 
-    def _apply(self, event: Event) -> bool:
-        """Apply an event to the cluster. Return whether rules may change: a needless sync delays the next change."""
-        services, before = self._cluster.apply(event), self._node
-        self._changed |= services
+    def _apply(self, event: Event) -> None:
+        """Apply an event, and sync the families whose rules it may change: a needless sync delays the next change."""
+        changes, before = self._cluster.apply(event), self._node
         self._node = self._cluster.node(self._node_name)
-        self._observers.event_applied(event, services)
+        self._observers.event_applied(event, changes)
         self._observers.node_changed(self._node)
-        return bool(services) or self._node != before or isinstance(event, Listed)
+        if self._node != before or isinstance(event, Listed):
+            self._request_sync()
+        for family in self._families:
+            if services := [key for key, families in changes.items() if family.family in families]:
+                self._request_sync(family, services)
 
-    def _request_sync(self) -> None:
+    def _request_sync(self, only: FamilyController | None = None, services: Iterable[Key] = ()) -> None:
+        """Request a sync of all families, or of `only` one, in which these Services have changed."""
         now = self._clock()
         self._limiter.request(now)
-        self._change_since = min(self._change_since, self._mailbox.waiting_since(), now)
+        for family in [only] if only else self._families:
+            family.request_sync(min(self._mailbox.waiting_since(), now), services)
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
@@ -183,7 +186,7 @@ class Agent:
                 return
             if now >= family.next_retry():
                 if family.retry_quarantined(self._cluster):
-                    self._request_sync()
+                    self._request_sync(family)
                 return
 
     def _sync_deferred(self, family: FamilyController) -> bool:
@@ -209,22 +212,22 @@ class Agent:
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""
         now, gate = self._clock(), self._gate.opens_at(self._cluster, self._node)
-        if self._change_since < math.inf and now >= gate:
-            self._observers.sync_queued(self._change_since)
-            self._change_since = math.inf
+        if now >= gate:
+            for family in self._families:
+                family.queue_sync()
         return now >= max(gate, self._limiter.due())
 
     def _sync(self) -> bool:
-        """Sync all families. Return whether all of them succeeded."""
+        """Sync the families that need it. Return whether all of them succeeded."""
         self._limiter.started()
         if self._clock() - self._last_resync >= MAX_PERIOD:
             self._last_resync = self._clock()
             for family in self._families:
                 family.tables.retry_tree()
-        changed, self._changed = self._changed, set()
         results = [
-            self._note_sync(family, family.sync(self._cluster, changed, self._node, self._api_servers))
+            self._note_sync(family, family.sync(self._cluster, self._node, self._api_servers))
             for family in self._families
+            if family.needs_sync
         ]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)

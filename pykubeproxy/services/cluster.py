@@ -1,6 +1,8 @@
 """The current Services, EndpointSlices and Nodes of the cluster."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -16,8 +18,20 @@ from pykubeproxy.objects import (
     Object,
     Service,
     Updated,
+    family_of,
 )
 from pykubeproxy.services.endpoints import slice_skip_reason
+
+# The changed Services, each with the families in which its rules may change: how many objects have changed there.
+Changes = dict[Key, Counter[Family]]
+
+
+def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
+    """Return the families in which an object can have an effect on rules."""
+    if isinstance(object_, Service):
+        return frozenset(map(family_of, object_.cluster_ips))
+    usable = object_.family and object_.service and not object_.headless
+    return frozenset({object_.family} if object_.family and usable else ())
 
 
 class Cluster:
@@ -38,8 +52,8 @@ class Cluster:
             Kind.NODE: self._nodes,
         }
 
-    def apply(self, event: Event) -> set[Key]:
-        """Apply one event and return the keys of the Services it changes."""
+    def apply(self, event: Event) -> Changes:
+        """Apply one event and return what it changes."""
         match event:
             case Listed(kind, objects):
                 return self._replace(kind, objects)
@@ -77,51 +91,52 @@ class Cluster:
         """Return the number of Services and of EndpointSlices."""
         return len(self._services), len(self._slices)
 
-    def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> set[Key]:
+    def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> Changes:
         self._listed.add(kind)
         present = {object_.key for object_ in objects}
-        affected: set[Key] = set()
-        for key in self._objects[kind].keys() - present:
-            affected |= self._remove(kind, key)
-        for object_ in objects:
-            affected |= self._put(object_)
-        return affected
+        removed = [self._remove(kind, key) for key in self._objects[kind].keys() - present]
+        return _merged(itertools.chain(removed, map(self._put, objects)))
 
-    def _put(self, object_: Object) -> set[Key]:
+    def _put(self, object_: Object) -> Changes:
         key = object_.key
         match object_:
             case Node():
                 self._nodes[key] = _with_last_known(object_, self._nodes.get(key))
-                return set()
+                return {}
             case Service():
-                if self._services.get(key) == object_:
-                    return set()
+                before = self._services.get(key)
+                if before == object_:
+                    return {}
                 self._services[key] = object_
-                return {key}
+                return {key: Counter(families_of(object_).union(families_of(before) if before else ()))}
             case EndpointSlice():
                 if self._slices.get(key) == object_:
-                    return set()
+                    return {}
                 # A changed label moves the slice to another Service; both are affected.
-                affected = self._remove(Kind.ENDPOINT_SLICE, key)
+                changes = self._remove(Kind.ENDPOINT_SLICE, key)
+                service_key = object_.service_key
                 self._slices[key] = object_
-                self._slices_of.setdefault(object_.service_key, {})[object_.name] = object_
-                return affected | {object_.service_key}
+                self._slices_of.setdefault(service_key, {})[object_.name] = object_
+                # The union of two counters is their maximum: one object has changed.
+                changes[service_key] = changes.get(service_key, Counter()) | Counter(families_of(object_))
+                return changes
 
-    def _remove(self, kind: Kind, key: Key) -> set[Key]:
+    def _remove(self, kind: Kind, key: Key) -> Changes:
         match kind:
             case Kind.NODE:
-                return set()
+                return {}
             case Kind.SERVICE:
-                return {key} if self._services.pop(key, None) else set()
+                service = self._services.pop(key, None)
+                return {key: Counter(families_of(service))} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
-                    return set()
+                    return {}
                 siblings = self._slices_of[slice_.service_key]
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key}
+                return {slice_.service_key: Counter(families_of(slice_))}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:
@@ -133,3 +148,11 @@ def _with_last_known(node: Node, before: Node | None) -> Node:
         addresses=node.addresses or before.addresses,
         pod_cidrs=node.pod_cidrs or before.pod_cidrs,
     )
+
+
+def _merged(changes: Iterable[Changes]) -> Changes:
+    merged: Changes = {}
+    for change in changes:
+        for key, families in change.items():
+            merged.setdefault(key, Counter()).update(families)
+    return merged

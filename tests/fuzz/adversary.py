@@ -139,7 +139,7 @@ class Core:
         changed: set[Key] = set()
         for item in items:
             if event := self._event(item):
-                changed |= self.cluster.apply(event)
+                changed.update(self.cluster.apply(event))
         claimed = self.writer.claims()
         for family, tables in self.tables.items():
             begun = time.monotonic()

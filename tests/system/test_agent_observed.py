@@ -140,7 +140,7 @@ def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path
         assert sample("network_programming_duration_seconds_count") == 2
         assert 0 < sample("network_programming_duration_seconds_sum") < 20
         assert sample("sync_proxy_rules_endpoint_changes_total", "") == 2
-        assert sample("sync_proxy_rules_service_changes_total", "") == 2
+        assert sample("sync_proxy_rules_service_changes_total", "") == 4
         queued = sample("sync_proxy_rules_last_queued_timestamp_seconds")
         assert time.time() - 20 < queued <= sample("sync_proxy_rules_last_timestamp_seconds") <= time.time()
         assert sample("sync_proxy_rules_iptables_last", '{ip_family="IPv4",table="nat"}') >= 1

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Key, Kind, Listed, Updated
+from pykubeproxy.services.cluster import families_of
 
 
 class Latencies:
     """Remember the trigger times of EndpointSlices until a sync applies them. Call from the loop thread only.
 
-    All times are seconds since 1970. Ignore changes before `started`, which waited for this process, and slices of
-    families that are not served.
+    All times are seconds since 1970. Ignore changes before `started`, which waited for this process, and slices that
+    cause no sync: without a Service, headless, or of families that are not served.
     """
 
     def __init__(self, started: float, families: Iterable[Family]) -> None:
@@ -38,12 +39,12 @@ class Latencies:
         return [max(0.0, now - trigger) for triggers in pending.values() for trigger in triggers]
 
     def _note(self, slice_: EndpointSlice) -> None:
-        trigger, pending = slice_.trigger_time, self._pending.get(slice_.family) if slice_.family else None
-        if trigger is None or pending is None or slice_.headless or trigger <= self._started:
+        trigger = slice_.trigger_time
+        if trigger is None or trigger <= self._started or self._seen.get(slice_.key) == trigger:
             return
-        if self._seen.get(slice_.key) != trigger:
+        for family in families_of(slice_).intersection(self._pending):
             self._seen[slice_.key] = trigger
-            pending.setdefault(slice_.key, []).append(trigger)
+            self._pending[family].setdefault(slice_.key, []).append(trigger)
 
     def _forget(self, key: Key) -> None:
         # The trigger time of a deleted slice is that of its last change, not of the deletion.

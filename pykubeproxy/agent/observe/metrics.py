@@ -9,11 +9,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pykubeproxy import http
+from pykubeproxy.agent.observe.change_counts import count_event
 from pykubeproxy.agent.observe.exposition import exposition
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.kernel import nfacct
-from pykubeproxy.objects import EndpointSlice, Event, Family, Key, Kind, Node, Service, Updated
+from pykubeproxy.objects import Event, Family, Key, Kind
 from pykubeproxy.rules import skeleton
+from pykubeproxy.services.cluster import Changes
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.sources import Watch
 
@@ -23,7 +25,6 @@ _PROGRAMMING_SECONDS = (
     *(0.0, 0.25, 0.5),
     *map(float, (*range(1, 60), *range(60, 120, 5), *range(120, 301, 30))),
 )
-_KINDS = {Service: Kind.SERVICE, EndpointSlice: Kind.ENDPOINT_SLICE, Node: Kind.NODE}
 _NFACCT = {
     skeleton.INVALID_DROPPED: (
         "kubeproxy_iptables_ct_state_invalid_dropped_packets",
@@ -41,13 +42,14 @@ class Metrics:
 
     Call from the loop thread only; any thread may call `health_served`, `reconciled`, `pending` and `page`.
     Two functions are called at each scrape: `read_counter` returns the packets of an nfacct counter, or None;
-    `busy_seconds` returns how long the loop has made no progress.
+    `busy_seconds` returns how long the loop has made no progress. `families` are those that are served.
     """
 
     def __init__(
         self,
         read_counter: Callable[[str], int | None] | None = None,
         busy_seconds: Callable[[], float] = lambda: 0.0,
+        families: Iterable[Family] = Family,
     ) -> None:
         # kube-proxy has no series NAME_created.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -74,15 +76,26 @@ class Metrics:
         self._queued_at = gauge(
             "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last queued"
         )
+        self._families = frozenset(families)
         self._pending: dict[Kind, set[Key]] = {Kind.SERVICE: set(), Kind.ENDPOINT_SLICE: set()}
-        self._changes: dict[Kind, Counter] = {}
-        for kind, name, changes in (
-            (Kind.ENDPOINT_SLICE, "sync_proxy_rules_endpoint_changes", "changes of Services' endpoints"),
-            (Kind.SERVICE, "sync_proxy_rules_service_changes", "changes of Services"),
-        ):
-            pending = gauge(f"{name}_pending", f"Pending {changes}", labelnames=())
-            pending.set_function(partial(len, self._pending[kind]))
-            self._changes[kind] = counter(f"{name}_total", f"All {changes}", labelnames=())
+        self._service_changes_pending = gauge(
+            "sync_proxy_rules_service_changes_pending", "Changed Services that wait for a sync", labelnames=()
+        )
+        self._endpoint_changes_pending = gauge(
+            "sync_proxy_rules_endpoint_changes_pending",
+            "Changes of EndpointSlices that wait for a sync",
+            labelnames=(),
+        )
+        self._changes = {
+            Kind.SERVICE: counter(
+                "sync_proxy_rules_service_changes_total",
+                "Events about Services, counted once for each address family",
+                labelnames=(),
+            ),
+            Kind.ENDPOINT_SLICE: counter(
+                "sync_proxy_rules_endpoint_changes_total", "Events about EndpointSlices", labelnames=()
+            ),
+        }
         by_table = partial(gauge, labelnames=("table", *_FAMILY))
         self._rules_last = by_table("sync_proxy_rules_iptables_last", "Rules written by the last sync")
         self._rules = by_table("sync_proxy_rules_iptables_total", "Rules in place")
@@ -158,18 +171,25 @@ class Metrics:
         """Call this function at each scrape; it returns how many log lines were dropped."""
         self._dropped_lines = dropped_lines
 
-    def event_applied(self, event: Event, services: set[Key]) -> None:
-        """Count the Services whose objects or endpoints an event changed."""
-        kind = _KINDS[type(event.object)] if isinstance(event, Updated) else event.kind
-        if services and kind in self._changes:
-            self._changes[kind].inc(len(services))
-            self._pending[kind] |= services
+    def event_applied(self, event: Event, changes: Changes) -> None:
+        """Count an event as kube-proxy does, and what waits for a sync because of it."""
+        kind, count = count_event(event, changes, self._families)
+        if kind not in self._changes:
+            return
+        self._changes[kind].inc(count)
+        waiting = {key: sum(families[it] for it in self._families) for key, families in changes.items()}
+        self._pending[kind].update(key for key, changed in waiting.items() if changed)
+        self._service_changes_pending.set(len(self._pending[Kind.SERVICE]))
+        if kind is Kind.ENDPOINT_SLICE:
+            self._endpoint_changes_pending.inc(sum(waiting.values()))
 
     def pending(self) -> tuple[int, int]:
         """Return how many changed Services, and how many Services with changed endpoints, wait for a sync."""
         return len(self._pending[Kind.SERVICE]), len(self._pending[Kind.ENDPOINT_SLICE])
 
     def changes_synced(self) -> None:
+        self._service_changes_pending.set(0)
+        self._endpoint_changes_pending.set(0)
         for services in self._pending.values():
             services.clear()
 

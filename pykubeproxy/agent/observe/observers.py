@@ -23,6 +23,7 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import system
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node
+from pykubeproxy.services.cluster import Changes
 
 # How long `close` waits for queued events to be sent.
 _CLOSE_SECONDS = 2.0
@@ -54,7 +55,7 @@ class Observers:
         self._heartbeat = heartbeat = heartbeat or Heartbeat()
         sync_period = config.iptables.sync_period
         self.health = Health(self._families, sync_period, needs_node, waiting_since, heartbeat.hung)
-        self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds)
+        self.metrics = Metrics(busy_seconds=heartbeat.busy_seconds, families=self._families)
         self.history = SyncHistory()
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
@@ -99,22 +100,21 @@ class Observers:
         """Note that the loop waits for messages."""
         self._heartbeat.idle()
 
-    def event_applied(self, event: Event, services: set[Key]) -> None:
-        """Note that an event was applied to the cluster and changed these Services."""
+    def event_applied(self, event: Event, changes: Changes) -> None:
+        """Note that an event was applied to the cluster, with these changes."""
         if event == Deleted(Kind.NODE, Key("", self._node_name)):
             log.warning("node deleted, serving with its last state", node=self._node_name)
         self._latencies.event_applied(event)
-        self.metrics.event_applied(event, services)
+        self.metrics.event_applied(event, changes)
 
     def node_changed(self, node: Node | None) -> None:
         """Note the Node object of this node as last seen; None while it is unknown."""
         self.health.node_changed(node)
 
-    def sync_queued(self, since: float) -> None:
+    def sync_queued(self, family: Family, since: float) -> None:
         """Note that a change that arrived at `since` requires a sync, and only the rate limiter delays it."""
-        for family in self._families:
-            self.health.sync_queued(family, since)
-            self.metrics.sync_queued(family, time.time())
+        self.health.sync_queued(family, since)
+        self.metrics.sync_queued(family, time.time())
 
     def sync_succeeded(self, report: SyncReport, local_addresses: tuple[str, ...]) -> None:
         """Note that the rules of one family reflect all events applied so far.
@@ -178,7 +178,7 @@ class Observers:
         self._drift_contested(family, False)
 
     def round_finished(self, succeeded: bool, node: Node | None) -> None:
-        """Note that every family was synced; `succeeded`: no sync failed."""
+        """Note that every family was synced that needed it; `succeeded`: no sync failed."""
         if succeeded:
             self.metrics.changes_synced()
         self.apply_checks(node)

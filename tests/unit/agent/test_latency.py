@@ -82,3 +82,10 @@ def test_only_slices_that_lead_to_rules_count(latencies: Latencies) -> None:
     assert latencies.sync_succeeded(V4, 1005.0) == []
     latencies.event_applied(Updated(changed(1010.0)))
     assert latencies.sync_succeeded(V4, 1005.0) == [0.0]
+
+
+@pytest.mark.parametrize("fields", [{"service": ""}, {"headless": True}])
+def test_slices_that_cause_no_sync_do_not_count(latencies: Latencies, fields: dict[str, object]) -> None:
+    """Otherwise a later sync would report how long nothing had to be done."""
+    latencies.event_applied(Updated(changed(1001.0, **fields)))  # type: ignore[arg-type]
+    assert latencies.sync_succeeded(V4, 5000.0) == []

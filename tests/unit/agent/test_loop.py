@@ -95,10 +95,10 @@ class ScriptedMailbox(Mailbox):
 
 
 class FakeFamily:
-    """IPv4 with tables in memory; `facts_error`, if set, is raised when facts are read."""
+    """A family with tables in memory; `facts_error`, if set, is raised when facts are read."""
 
-    def __init__(self) -> None:
-        self.live = FakeIptables()
+    def __init__(self, family: Family = Family.IPV4) -> None:
+        self.live = FakeIptables(family=family)
         self.live.counters.update(skeleton.NFACCT_NAMES)
         self.tables = FamilyTables(self.live, 200)
         self.facts_error: KernelError | None = None
@@ -135,7 +135,7 @@ def config(**fields: object) -> Config:
 
 
 def run(
-    family: FakeFamily,
+    family: FakeFamily | tuple[FakeFamily, ...],
     clock: Clock,
     *steps: tuple[float, object],
     settings: Config | None = None,
@@ -144,7 +144,9 @@ def run(
 ) -> tuple[int, ScriptedMailbox]:
     """Run an agent until it stops; return its exit status and the mailbox."""
     script = ScriptedMailbox(clock, *steps)
-    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
+    opened = family if isinstance(family, tuple) else (family,)
+    unsupported = {} if len(opened) == 2 else {Family.IPV6: "no ip6tables"}
+    families = SimpleNamespace(opened=opened, unsupported=unsupported, watch=None)
     observers = observers or create_autospec(Observers, instance=True)
     flows = create_autospec(FlowCleaner, instance=True)
     agent = Agent(settings or config(), NODE, families, script, observers, flows, clock=clock, **options)  # type: ignore[arg-type]
@@ -180,6 +182,51 @@ def test_events_without_effect_on_rules_trigger_no_sync(family: FakeFamily, cloc
     )
     assert observers.sync_succeeded.call_count == 2
     assert len(family.rules(WEB)) == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "synced"),
+    [
+        (Updated(slice_of("10.244.1.5", "10.244.1.6")), [Family.IPV4]),
+        (Updated(slice_of("fd00:10::1")), [Family.IPV6]),
+        (Updated(service(internal_local=True)), [Family.IPV4]),
+        (Updated(service(cluster_ips=("10.96.0.10", "fd00:96::10"))), [*Family]),
+        (Updated(service("six", cluster_ip="fd00:96::11")), [Family.IPV6]),
+        (Deleted(Kind.ENDPOINT_SLICE, slice_of("10.244.1.5").key), [Family.IPV4]),
+        (Updated(service("name", cluster_ips=())), []),
+        (Updated(slice_of("10.244.1.9", service="")), []),
+        (Updated(slice_of("10.244.1.9", headless=True, name="headless")), []),
+        (Updated(msgspec.structs.replace(HERE, zone="zone-b")), [*Family]),
+        (Listed(Kind.SERVICE, (service(),)), [*Family]),
+    ],
+)
+def test_only_families_with_changes_are_synced(clock: Clock, message: Message, synced: list[Family]) -> None:
+    """As in kube-proxy, metrics and health tell which family had something to do."""
+    observers = create_autospec(Observers, instance=True)
+    both = FakeFamily(), FakeFamily(Family.IPV6)
+    run(both, clock, *STARTED, *at(10, message), *at(20, STOP), observers=observers)
+    reports = [it.args[0].family for it in observers.sync_succeeded.call_args_list]
+    assert reports == [*Family, *synced]
+    assert [it.args[0] for it in observers.sync_queued.call_args_list] == [*Family, *synced]
+
+
+def test_a_failed_family_is_retried_alone(clock: Clock) -> None:
+    """The other one has nothing to do."""
+    observers = create_autospec(Observers, instance=True)
+    four, six = FakeFamily(), FakeFamily(Family.IPV6)
+
+    def break_six() -> None:
+        six.live.failure = BROKEN
+
+    def repair_six() -> None:
+        six.live.failure = None
+
+    change = Updated(service(cluster_ips=("10.96.0.10", "fd00:96::10")))
+    steps = (*STARTED, (9, break_six), *at(10, change), (10.5, repair_six), *at(20, STOP))
+    run((four, six), clock, *steps, observers=observers)
+    reports = [it.args[0].family for it in observers.sync_succeeded.call_args_list]
+    assert reports == [*Family, Family.IPV4, Family.IPV6]
+    assert observers.sync_failed.call_count == 1
 
 
 def test_an_address_change_triggers_a_sync_with_node_port_addresses(family: FakeFamily, clock: Clock) -> None:
@@ -579,7 +626,7 @@ def test_a_change_counts_from_its_arrival(family: FakeFamily, clock: Clock) -> N
     script = Late(clock, *STARTED, *at(20, STOP))
     flows = create_autospec(FlowCleaner, instance=True)
     assert Agent(config(), NODE, families, script, observers, flows, clock=clock).run() == 0  # type: ignore[arg-type]
-    assert observers.sync_queued.call_args == call(1001.0 - 40)
+    assert observers.sync_queued.call_args == call(Family.IPV4, 1001.0 - 40)
 
 
 def test_a_large_service_delays_no_small_one(

@@ -1,6 +1,7 @@
 """The metrics, compared with those recorded from kube-proxy."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -49,8 +50,9 @@ def bounds(metric: Metric) -> list[str]:
 
 
 def changed(metrics: Metrics, kind: Kind, *services: str) -> None:
-    """Apply an event of this kind that changes these Services."""
-    metrics.event_applied(Deleted(kind, Key("ns", "object")), {Key("ns", name) for name in services})
+    """Apply an event of this kind that changes these Services in IPv4."""
+    changes = {Key("ns", name): Counter({V4: 1}) for name in services}
+    metrics.event_applied(Deleted(kind, Key("ns", "object")), changes)
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_every_metric_has_help_and_type(lived: Metrics) -> None:
         == sorted(set(re.findall(r"^# HELP (kubeproxy_\S+)", text, re.MULTILINE)))
     )
     assert "_created" not in text
-    assert lived.page().content_type.endswith("; charset=utf-8; escaping=underscores")
+    assert lived.page().content_type == "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
     assert "process_resident_memory_bytes" in text
 
 
@@ -143,7 +145,7 @@ def test_syncs_are_measured(metrics: Metrics) -> None:
 
 
 def test_changes_are_pending_until_synced(metrics: Metrics) -> None:
-    """Totals count Services; pending counts drop to 0 when all families are synced. Nodes do not count."""
+    """Pending counts drop to 0 when all families are synced. Nodes do not count."""
     changed(metrics, Kind.SERVICE, "a", "b")
     changed(metrics, Kind.ENDPOINT_SLICE, "a")
     changed(metrics, Kind.ENDPOINT_SLICE, "a")
@@ -152,7 +154,7 @@ def test_changes_are_pending_until_synced(metrics: Metrics) -> None:
     assert value(metrics, f"{prefix}_service_changes_total") == 2
     assert value(metrics, f"{prefix}_endpoint_changes_total") == 2
     assert value(metrics, f"{prefix}_service_changes_pending") == 2
-    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 1
+    assert value(metrics, f"{prefix}_endpoint_changes_pending") == 2
     metrics.changes_synced()
     assert value(metrics, f"{prefix}_service_changes_pending") == 0
     assert value(metrics, f"{prefix}_endpoint_changes_pending") == 0

@@ -12,6 +12,7 @@ from pykubeproxy.agent.observe.listeners import BindFailed
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated
+from pykubeproxy.services.cluster import Cluster
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, free_port
 from tests.fakes.recorder import FakeRecorder
@@ -19,7 +20,6 @@ from tests.objects import endpoint, service, slice_of
 from tests.reports import HERE, report
 
 NODE = Node(HERE, ("192.168.99.10",))
-WEB = Key("ns", "web")
 
 
 class Agent:
@@ -65,7 +65,8 @@ def test_an_agent_is_healthy_after_all_families_are_synced(make: Callable[..., A
     """It also needs to know its node."""
     agent = make()
     agent.observers.serve(agent.flags)
-    agent.observers.sync_queued(time.monotonic())
+    for family in Family:
+        agent.observers.sync_queued(family, time.monotonic())
     agent.observers.node_changed(NODE)
     agent.sync()
     assert (agent.health(), agent.health("livez"), agent.health("readyz")) == (503, 200, 503)
@@ -89,7 +90,7 @@ def test_a_deleted_node_is_logged(make: Callable[..., Agent]) -> None:
     agent = make()
     with capture_logs() as lines:
         for name in ("elsewhere", NODE.name):
-            agent.observers.event_applied(Deleted(Kind.NODE, Key("", name)), set())
+            agent.observers.event_applied(Deleted(Kind.NODE, Key("", name)), {})
     assert [(line["event"], line["node"]) for line in lines] == [
         ("node deleted, serving with its last state", NODE.name)
     ]
@@ -113,13 +114,15 @@ def test_repeated_sync_failures_are_unhealthy(make: Callable[..., Agent]) -> Non
 
 
 def test_changes_are_pending_until_all_families_are_synced(make: Callable[..., Agent]) -> None:
-    """A failed sync leaves them pending; an event that changes no Service does not count."""
-    agent = make()
-    agent.observers.event_applied(Listed(Kind.SERVICE, (service(),)), {WEB, Key("ns", "b")})
-    agent.observers.event_applied(Updated(slice_of("10.1.0.1")), {WEB})
-    agent.observers.event_applied(Deleted(Kind.ENDPOINT_SLICE, WEB), {WEB})
-    agent.observers.event_applied(Updated(service()), set())
-    agent.observers.event_applied(Updated(NODE), set())
+    """A failed sync leaves them pending."""
+    agent, cluster = make(), Cluster()
+    for event in (
+        Listed(Kind.SERVICE, (service(), service("b"))),
+        Updated(slice_of("10.1.0.1")),
+        Deleted(Kind.ENDPOINT_SLICE, slice_of("10.1.0.1").key),
+        Updated(NODE),
+    ):
+        agent.observers.event_applied(event, cluster.apply(event))
 
     def pending() -> tuple[float | None, float | None]:
         return (
@@ -127,20 +130,20 @@ def test_changes_are_pending_until_all_families_are_synced(make: Callable[..., A
             agent.metric("sync_proxy_rules_endpoint_changes_pending"),
         )
 
-    assert pending() == (2, 1)
+    assert pending() == (2, 2)
     agent.observers.round_finished(False, NODE)
-    assert pending() == (2, 1)
+    assert pending() == (2, 2)
     agent.observers.round_finished(True, NODE)
     assert pending() == (0, 0)
-    assert agent.metric("sync_proxy_rules_service_changes_total") == 2
+    assert agent.metric("sync_proxy_rules_service_changes_total") == 4
     assert agent.metric("sync_proxy_rules_endpoint_changes_total") == 2
 
 
 def test_latency_is_measured_from_trigger_to_sync(make: Callable[..., Agent]) -> None:
     """A slice counts when its family is synced, one from before the start never."""
     agent = make()
-    agent.observers.event_applied(Updated(slice_of("10.1.0.1", trigger_time=time.time() + 0.001)), {WEB})
-    agent.observers.event_applied(Updated(slice_of("10.1.0.2", name="old", trigger_time=1.0)), {WEB})
+    agent.observers.event_applied(Updated(slice_of("10.1.0.1", trigger_time=time.time() + 0.001)), {})
+    agent.observers.event_applied(Updated(slice_of("10.1.0.2", name="old", trigger_time=1.0)), {})
     agent.sync(family=Family.IPV6)
     assert agent.metric("network_programming_duration_seconds_count", ip_family="IPv6") is None
     agent.sync()
