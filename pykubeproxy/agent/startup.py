@@ -11,7 +11,7 @@ from pykubeproxy.agent.loopback import guard_loopback
 from pykubeproxy.agent.node_setup import provide_modules
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import nfacct, nftables, system
+from pykubeproxy.kernel import leftovers, nfacct, system
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
@@ -141,7 +141,7 @@ def remove_nftables_mode() -> None:
     """Remove the table of a kube-proxy in nftables mode; call once our rules are in place."""
     for family in Family:
         try:
-            if nftables.remove_table(family, "kube-proxy"):
+            if leftovers.remove_nftables_table(family):
                 log.info("kube-proxy nftables table removed", family=family.value)
         except OSError as error:
             log.warning("kube-proxy nftables table not checked", family=family.value, error=error.strerror)

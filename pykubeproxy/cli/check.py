@@ -18,8 +18,8 @@ from pykubeproxy.kernel import (
     Missing,
     NotPermitted,
     addresses,
+    leftovers,
     legacy,
-    nftables,
     processes,
     system,
     trial,
@@ -166,16 +166,14 @@ def _reason(error: KernelError) -> str:
 
 
 def _other_modes(chains: iptables.Chains) -> Finding:
-    present = {interface.name for interface in addresses.interfaces()}
     try:
-        left = [family for family in Family if nftables.has_table(family, "kube-proxy")]
+        tables = [leftovers.nftables_name(family) for family in leftovers.nftables_tables()]
+        servers = leftovers.virtual_servers().kube_proxys
     except PermissionError:
         return iptables.LEFTOVERS.skip(
             "could not look for leftovers of other modes of kube-proxy: not permitted"
         )
-    except OSError:
-        left = []  # this kernel has no nftables
-    return iptables.other_modes(left, processes.ipvs_virtual_services(), "kube-ipvs0" in present, chains)
+    return iptables.other_modes(tables, len(servers), leftovers.has_interface(), chains)
 
 
 def _others(config: Config) -> Iterator[Finding]:

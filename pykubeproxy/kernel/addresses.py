@@ -51,7 +51,7 @@ class NetworkRoute(NamedTuple):
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
     """Return all addresses of a family, link-local ones too, sorted. Raises KernelError."""
-    with _iproute("addresses") as route:
+    with _iproute("read the addresses of this node") as route:
         names = _interface_names(route)
         addresses = [
             # On a point-to-point link, IFA_ADDRESS is the peer's.
@@ -67,7 +67,7 @@ def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
 
 def interfaces() -> tuple[Interface, ...]:
     """Return all interfaces, sorted by name. Raises KernelError."""
-    with _iproute("interfaces") as route:
+    with _iproute("read the interfaces of this node") as route:
         links = [
             Interface(link.get_attr("IFLA_IFNAME"), link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "")
             for link in route.get_links()
@@ -75,9 +75,16 @@ def interfaces() -> tuple[Interface, ...]:
     return tuple(sorted(links))
 
 
+def remove_interface(name: str) -> None:
+    """Remove an interface with its addresses, if it exists. Raises KernelError."""
+    with _iproute(f"remove the interface {name}") as route:
+        for index in route.link_lookup(ifname=name):
+            route.link("del", index=index)
+
+
 def routes(family: Family) -> tuple[NetworkRoute, ...]:
     """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
-    with _iproute("routes") as route:
+    with _iproute("read the routes of this node") as route:
         names = _interface_names(route)
         network_routes = []
         for message in route.get_routes(family=ADDRESS_FAMILY[family], table=_RT_TABLE_MAIN):
@@ -144,8 +151,8 @@ def _discard(events: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _iproute(what: str) -> Iterator["IPRoute"]:
-    """Open rtnetlink to read `what`. Raises KernelError."""
+def _iproute(task: str) -> Iterator["IPRoute"]:
+    """Open rtnetlink for a task. Raises KernelError."""
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -153,7 +160,7 @@ def _iproute(what: str) -> Iterator["IPRoute"]:
         with IPRoute() as route:
             yield route
     except (NetlinkError, OSError) as error:
-        raise KernelError(f"cannot read the {what} of this node: {error}") from error
+        raise KernelError(f"cannot {task}: {error}") from error
 
 
 def _interface_names(route: "IPRoute") -> dict[int, str]:

@@ -9,12 +9,10 @@ from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.tools import PACKAGE, Backend, default_backend
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.ruleset import KUBELET_HINTS, ChainKey
 
 # With more entries, iptables-legacy takes 0.1 s or more to look up a chain.
 _LARGE = 5000
-# Chains of the kubelet in mangle that show its backend (KEP-3178).
-HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
 
 
 def choose_backend(
@@ -36,7 +34,7 @@ def choose_backend(
         raise Missing("iptables-restore", PACKAGE)
     if len(installed) == 1:
         return next(iter(installed))
-    signs = [lambda iptables: _has_any((iptables,), HINTS)]
+    signs = [lambda iptables: _has_any((iptables,), KUBELET_HINTS)]
     if holding:
         signs.insert(0, lambda iptables: _has_or_is_large(iptables, holding))
     for has_sign in signs:

@@ -81,14 +81,18 @@ def string_attribute(kind: int, value: str) -> bytes:
 
 def attributes(raw: bytes) -> dict[int, bytes]:
     """Decode netlink attributes into values by type."""
-    decoded = {}
-    while len(raw) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(raw)
+    return dict(elements(raw))
+
+
+def elements(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and value of each netlink attribute; a list has several of one type."""
+    start = 0
+    while len(raw) - start >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(raw, start)
         if length < _ATTRIBUTE.size:
-            break
-        decoded[kind & _TYPE_MASK] = raw[_ATTRIBUTE.size : length]
-        raw = raw[(length + 3) & ~3 :]
-    return decoded
+            return
+        yield kind & _TYPE_MASK, raw[start + _ATTRIBUTE.size : start + length]
+        start += (length + 3) & ~3
 
 
 def _message(message: int, flags: int, family: int, attributes: bytes, resource: int = 0) -> bytes:

@@ -1,4 +1,4 @@
-"""Find the processes, TCP listeners and IPVS virtual services of the calling thread's network namespace."""
+"""Find the processes and TCP listeners of the calling thread's network namespace."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -58,18 +58,6 @@ def process(pid: int) -> Process | None:
     except OSError:
         return None
     return Process(pid, tuple(word for word in raw.decode("utf-8", "replace").split("\0") if word))
-
-
-def ipvs_virtual_services(path: Path = _PROC / "thread-self/net/ip_vs") -> int:
-    """Return how many virtual services IPVS has, 0 without IPVS.
-
-    Services by firewall mark do not count: kube-proxy creates none.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(line.startswith(("TCP", "UDP", "SCTP")) for line in lines)
 
 
 def _listening() -> Iterator[tuple[str, int]]:

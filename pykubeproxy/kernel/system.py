@@ -51,6 +51,15 @@ def write_setting(name: str, value: str | int, root: Path = _SYSCTLS) -> None:
         raise SettingError(f"set the kernel setting {name} to {value}", error) from error
 
 
+def routes_loopback(root: Path = _SYSCTLS) -> bool:
+    """Return whether packets of other hosts may reach 127.0.0.0/8 on an interface; True if that cannot be read."""
+    try:
+        settings = [path.read_text().strip() for path in (root / "net/ipv4/conf").glob("*/route_localnet")]
+    except OSError:
+        return True
+    return settings != ["0"] * len(settings)
+
+
 def capabilities(status: Path = Path("/proc/thread-self/status")) -> frozenset[str]:
     """Return which of CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN are in effect."""
     match = re.search(r"^CapEff:\s*(\w+)", status.read_text(), re.MULTILINE)

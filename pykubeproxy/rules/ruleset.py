@@ -41,6 +41,8 @@ class Ruleset(msgspec.Struct, frozen=True):
         return sum(len(rules) for rules in self.chains.values())
 
 
+# The kubelet's own chains, which show the backend that it uses (KEP-3178).
+KUBELET_HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
 # Chains that are not built in have the policy "-".
 NO_POLICY = ("-", "ACCEPT")
 # With counters, a rule starts with a pair such as [12:3456].

@@ -21,7 +21,7 @@ from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render import text as trace_text
 from pykubeproxy.inspect.trace.rule import compile_rule
-from pykubeproxy.kernel import conntrack, netfilter, nfacct, nftables
+from pykubeproxy.kernel import conntrack, ipset, netfilter, nfacct, nftables
 from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
 from pykubeproxy.rules.applied import AppliedState
@@ -193,6 +193,8 @@ def netlink(raw: bytes) -> None:
         lambda: nftables.has_chain(Family.IPV4, "nat", "KUBE-SERVICES"),
         lambda: [*nftables._rules(Family.IPV4, "nat", "KUBE-SERVICES")],
         lambda: nfacct.read("name"),
+        ipset.names,
+        lambda: ipset.ports("name"),
         lambda: netfilter.attributes(raw),
     )
     for question in questions:

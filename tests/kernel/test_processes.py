@@ -1,4 +1,4 @@
-"""Find processes, listeners, interfaces, capabilities and IPVS services."""
+"""Find processes, listeners, interfaces and capabilities."""
 
 import os
 import socket
@@ -7,16 +7,6 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.kernel import Runner, addresses, processes, system
-
-IPVS = """\
-IP Virtual Server version 1.2.1 (size=4096)
-Prot LocalAddress:Port Scheduler Flags
-  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
-TCP  0A600001:01BB rr
-  -> 0A000001:192B      Masq    1      0          0
-UDP  [fd00:0010:0096:0000:0000:0000:0000:000a]:0035 rr
-FWM  00000001 wlc
-"""
 
 
 @pytest.mark.root
@@ -65,10 +55,3 @@ def test_effective_capabilities(tmp_path: Path, mask: str, names: set[str]) -> N
     status = tmp_path / "status"
     status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
     assert system.capabilities(status) == names
-
-
-def test_ipvs_virtual_services(tmp_path: Path) -> None:
-    """Real servers and firewall marks do not count; without IPVS there are none."""
-    assert processes.ipvs_virtual_services(tmp_path / "none") == 0
-    (tmp_path / "ip_vs").write_text(IPVS)
-    assert processes.ipvs_virtual_services(tmp_path / "ip_vs") == 2

@@ -3,11 +3,13 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from pykubeproxy.inspect.preflight.report import Check, Finding
+from pykubeproxy.kernel.ipvs_mode import INTERFACE
 from pykubeproxy.kernel.tools import Backend, Tools
 from pykubeproxy.kernel.trial import MissingFeature, Trial
 from pykubeproxy.objects import Family
+from pykubeproxy.rules import ipvs_mode, skeleton
 from pykubeproxy.rules.ownership import is_ours
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
+from pykubeproxy.rules.ruleset import BUILT_IN, KUBELET_HINTS, ChainKey
 from pykubeproxy.wording import counted, listed, plural
 
 LEFTOVERS = Check("leftovers")
@@ -19,11 +21,7 @@ _CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW")
 _OLDEST = (1, 6, 2)
 # Older ones list rules in another form than they were written (kubernetes#82361), so -C does not find them.
 _OLDEST_NFT = (1, 8, 4)
-# Chains that kube-proxy has in ipvs mode only.
-_IPVS_MODE = frozenset(
-    f"KUBE-{name}"
-    for name in ("LOAD-BALANCER", "NODE-PORT", "SOURCE-RANGES-FIREWALL", "IPVS-FILTER", "IPVS-OUT-FILTER")
-)
+_REMOVE_LEFTOVERS = "Stop every proxy on this node and run `pykubeproxy cleanup --all-modes`, which removes all rules of services too."
 
 
 def privileges(capabilities: frozenset[str]) -> Finding:
@@ -116,11 +114,14 @@ def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
             f"Packets pass both. If {used.value} is right, stop the proxy that writes {backend.value} rules, run"
             " `pykubeproxy cleanup` while no proxy runs, and start it again. Else set --iptables-backend.",
         )
-    foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in BUILT_IN})
-    if kubelets := [name for name in foreign if name.startswith("KUBE-")]:
-        message = f"the kubelet writes to {backend.value}, which is not in use ({listed(kubelets, 4)})"
+    if hints := sorted({key.chain for key in KUBELET_HINTS if key in chains}):
+        message = f"the kubelet writes to {backend.value}, which is not in use ({listed(hints)})"
         advice = f"Set --iptables-backend {backend.value}, so that both write to the same tables."
         return check.warn(message, advice)
+    if skeleton.KUBELET_FIREWALL in chains:
+        message = f"{backend.value}, not in use, has a chain KUBE-FIREWALL that a service proxy left"
+        return check.warn(message, "Run `pykubeproxy cleanup` while no proxy runs.")
+    foreign = sorted({key.chain for key, rules in chains.items() if rules or key.chain not in BUILT_IN})
     if foreign:
         message = f"{backend.value}, not in use, has rules of other programs ({listed(foreign, 4)})"
         return check.warn(message, f"Packets pass them too. If possible, make their owner use {used.value}.")
@@ -128,34 +129,31 @@ def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
 
 
 def other_modes(
-    nftables: Collection[Family], ipvs_services: int, ipvs_interface: bool, chains: Iterable[ChainKey]
+    nftables: Collection[str], virtual_servers: int, interface: bool, chains: Iterable[ChainKey]
 ) -> Finding:
     """Check for leftovers of a kube-proxy in nftables or ipvs mode.
 
-    `nftables` are the families with a table kube-proxy; `ipvs_services` is the number of IPVS addresses;
-    `ipvs_interface` tells whether kube-ipvs0 exists.
+    `nftables` are its tables; `virtual_servers` is their number; `interface` tells whether kube-ipvs0 exists.
     """
-    if ipvs_services:
+    if virtual_servers:
         return LEFTOVERS.fail(
-            f"IPVS, the kernel's other load balancer, has {counted(ipvs_services, 'virtual service')}",
-            "They take precedence over iptables. Restart the node, or run `ipvsadm --clear` if nothing else uses IPVS."
-            " (`kube-proxy --cleanup` does it too, but also removes all rules of services.)",
+            f"a kube-proxy in ipvs mode has {counted(virtual_servers, 'virtual server')} of IPVS",
+            f"They take precedence over iptables. {_REMOVE_LEFTOVERS}",
         )
-    if ipvs_interface:
+    if interface:
         return LEFTOVERS.fail(
-            "the interface kube-ipvs0 of a kube-proxy in ipvs mode exists",
-            "It makes service addresses the node's own. Remove it: ip link delete kube-ipvs0",
+            f"the interface {INTERFACE} of a kube-proxy in ipvs mode exists",
+            f"It makes service addresses the node's own. {_REMOVE_LEFTOVERS}",
         )
     if nftables:
-        tables = listed(f"{'ip' if family is Family.IPV4 else 'ip6'} kube-proxy" for family in nftables)
         return LEFTOVERS.warn(
-            f"a kube-proxy in nftables mode has the nftables {plural(len(nftables), 'table')} {tables}",
+            f"a kube-proxy in nftables mode has the nftables {plural(len(nftables), 'table')} {listed(nftables)}",
             "Stop that kube-proxy if it still runs. The agent removes its tables after the first sync.",
         )
-    if left := sorted({key.chain for key in chains} & _IPVS_MODE):
+    if left := sorted({key.chain for key in chains if key in ipvs_mode.CHAINS}):
         return LEFTOVERS.warn(
             f"chains of a kube-proxy in ipvs mode are left ({listed(left, 4)})",
-            "They do no harm without IPVS; `kube-proxy --cleanup` removes them.",
+            f"They do no harm without IPVS. {_REMOVE_LEFTOVERS}",
         )
     return LEFTOVERS.ok("no leftovers of other kube-proxy modes")
 

@@ -85,6 +85,10 @@ def test_proxy_chains_in_the_other_backend_fail() -> None:
     kubelet = unused(("mangle", "KUBE-KUBELET-CANARY", 0), ("filter", "DOCKER", 1))
     assert kubelet[0] is Level.WARN
     assert kubelet[1].startswith("the kubelet writes to legacy")
+    # Proxies and the kubelet write KUBE-FIREWALL; only hint chains are the kubelet's alone.
+    proxy = unused(("filter", "KUBE-FIREWALL", 1), ("filter", "INPUT", 1))
+    assert proxy == (Level.WARN, "legacy, not in use, has a chain KUBE-FIREWALL that a service proxy left")
+    assert unused(("filter", "KUBE-ROUTER-INPUT", 1))[1].startswith("legacy, not in use, has rules of other")
     assert unused(("nat", "PREROUTING", 1), ("filter", "DOCKER", 0)) == (
         Level.WARN,
         "legacy, not in use, has rules of other programs (DOCKER and PREROUTING)",
@@ -92,21 +96,21 @@ def test_proxy_chains_in_the_other_backend_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nftables", "services", "interface", "chains", "level"),
+    ("nftables", "servers", "interface", "chains", "level"),
     [
         ([], 0, False, [], Level.OK),
         ([], 0, False, [ChainKey("nat", "KUBE-SERVICES")], Level.OK),
-        ([Family.IPV6], 0, False, [], Level.WARN),
+        (["ip6 kube-proxy"], 0, False, [], Level.WARN),
         ([], 1, False, [], Level.FAIL),
-        ([Family.IPV4], 0, True, [], Level.FAIL),
+        (["ip kube-proxy"], 0, True, [], Level.FAIL),
         ([], 0, False, [ChainKey("nat", "KUBE-LOAD-BALANCER")], Level.WARN),
     ],
 )
 def test_leftovers_that_intercept_packets_fail(
-    nftables: list[Family], services: int, interface: bool, chains: list[ChainKey], level: Level
+    nftables: list[str], servers: int, interface: bool, chains: list[ChainKey], level: Level
 ) -> None:
     """Other leftovers are a warning."""
-    assert iptables.other_modes(nftables, services, interface, chains).level is level
+    assert iptables.other_modes(nftables, servers, interface, chains).level is level
 
 
 @pytest.mark.parametrize(
