@@ -202,7 +202,12 @@ SETTINGS = (
         "cleanup",
         "",
         f"{_SYSTEM}run_actions.py::test_cleanup_removes_only_our_rules",
+        f"{_SYSTEM}run_actions.py::test_cleanup_removes_what_other_modes_left",
         "kernel/test_cleanup.py::test_cleanup_removes_our_rules_in_both_backends",
+        "kernel/test_cleanup.py::test_the_kubelets_firewall_chain_stays",
+        "kernel/test_cleanup.py::test_a_proxys_firewall_chain_in_the_other_backend_goes",
+        "kernel/test_cleanup_modes.py::test_everything_of_both_modes_is_removed",
+        "kernel/test_ipvs.py::test_only_virtual_servers_of_kube_proxy_are_removed",
     ),
     _row("write-config-to", "", f"{_SYSTEM}run_actions.py::test_a_written_configuration_loads_again"),
     # Not in kube-proxy.

@@ -52,7 +52,7 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         click.echo(f"pykubeproxy {pykubeproxy.__version__}")
         return
     if is_on(flags, "cleanup"):
-        sys.exit(0 if clean_up_alone() else 1)
+        sys.exit(0 if clean_up_alone(all_modes=True) else 1)
     loaded = load_config(flags)
     config = loaded.config
     log_queue = logs.queue_stderr()

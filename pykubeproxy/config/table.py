@@ -274,7 +274,7 @@ ACTIONS: tuple[Setting, ...] = (
     Setting("", "config", STRING, "", "The configuration file, a KubeProxyConfiguration."),
     Setting("", "write-config-to", STRING, "", "Write the configuration to this file and exit."),
     Setting("", "init-only", BOOL, False, "Do the setup that requires a privileged container, and exit."),
-    Setting("", "cleanup", BOOL, False, "Remove all service-proxy chains and jumps, and exit."),
+    Setting("", "cleanup", BOOL, False, "Remove what this proxy and all modes of kube-proxy leave, and exit."),
     Setting("", "version", BOOL, False, "Print the version and exit."),
 )
 # fmt: on

@@ -13,7 +13,7 @@ MARK_MASQ = "KUBE-MARK-MASQ"
 FORWARD = "KUBE-FORWARD"
 PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
 CANARY = "KUBE-PROXY-CANARY"
-# Shared with the kubelet: never flushed, never deleted.
+# Shared with the kubelet: never flushed, and deleted only by cleanup.
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
 CLUSTER_PREFIX = "KUBE-SVC-"

@@ -47,12 +47,21 @@ def _jump(chain: str, comment: str = "", match: str = "") -> str:
 _LOAD_BALANCER_FIREWALL = _jump(names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW)
 _SERVICE_PORTALS = _jump(names.SERVICES, "kubernetes service portals", _NEW)
 _EXTERNAL_PORTALS = _jump(names.EXTERNAL_SERVICES, "kubernetes externally-visible service portals", _NEW)
-_KUBELET_FIREWALL = _jump(names.KUBELET_FIREWALL)
+KUBELET_FIREWALL_JUMP = _jump(names.KUBELET_FIREWALL)
+# Node ports on 127.0.0.0/8 need route_localnet, which exposes this node's loopback services to its network without this
+# rule (CVE-2020-8558).
+LOOPBACK_GUARD = rule(
+    "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT",
+    source="! 127.0.0.0/8",
+    destination="127.0.0.0/8",
+    comment="block incoming localnet connections",
+    target="DROP",
+)
 
 # The first rules of the built-in chains, in this order.
 JUMPS: dict[ChainKey, tuple[str, ...]] = {
     ChainKey("filter", "INPUT"): (
-        _KUBELET_FIREWALL,
+        KUBELET_FIREWALL_JUMP,
         _LOAD_BALANCER_FIREWALL,
         _jump(names.NODEPORTS, "kubernetes health check service ports"),
         _EXTERNAL_PORTALS,
@@ -63,7 +72,7 @@ JUMPS: dict[ChainKey, tuple[str, ...]] = {
         _SERVICE_PORTALS,
         _EXTERNAL_PORTALS,
     ),
-    ChainKey("filter", "OUTPUT"): (_KUBELET_FIREWALL, _LOAD_BALANCER_FIREWALL, _SERVICE_PORTALS),
+    ChainKey("filter", "OUTPUT"): (KUBELET_FIREWALL_JUMP, _LOAD_BALANCER_FIREWALL, _SERVICE_PORTALS),
     ChainKey("nat", "PREROUTING"): (_jump(names.SERVICES, "kubernetes service portals"),),
     ChainKey("nat", "OUTPUT"): (_jump(names.SERVICES, "kubernetes service portals"),),
     ChainKey("nat", "POSTROUTING"): (_jump(names.POSTROUTING, "kubernetes postrouting rules"),),
@@ -81,22 +90,8 @@ def fixed_chains(options: RuleOptions) -> dict[ChainKey, tuple[str, ...]]:
 
 
 def kubelet_firewall(options: RuleOptions) -> tuple[str, ...]:
-    """Return the rules that KUBE-FIREWALL must contain besides those of the kubelet.
-
-    Node ports on 127.0.0.0/8 need route_localnet, which exposes this node's loopback services to its network without
-    this rule (CVE-2020-8558).
-    """
-    if options.family is Family.IPV6 or not options.localhost_node_ports:
-        return ()
-    return (
-        rule(
-            "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT",
-            source="! 127.0.0.0/8",
-            destination="127.0.0.0/8",
-            comment="block incoming localnet connections",
-            target="DROP",
-        ),
-    )
+    """Return the rules that KUBE-FIREWALL must contain besides those of the kubelet."""
+    return (LOOPBACK_GUARD,) if options.family is Family.IPV4 and options.localhost_node_ports else ()
 
 
 def _forward(options: RuleOptions) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ import msgspec
 
 from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
-from pykubeproxy.cli import cleanup, main
+from pykubeproxy.cli import main
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
+from pykubeproxy.inspect import cleanup
 from pykubeproxy.inspect import render_json as render
 from pykubeproxy.inspect.diff import render as diff
 from pykubeproxy.inspect.dump import render as dump

@@ -4,9 +4,12 @@ import json
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from pykubeproxy.cli.check import check
 from pykubeproxy.cli.cleanup import clean_up
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
+from pykubeproxy.kernel.system import write_setting
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import as_restore_input
@@ -23,6 +26,19 @@ COMMIT
 :MINE - [0:0]
 -A INPUT -j MINE
 -A FORWARD -i docker0 -j ACCEPT
+COMMIT
+"""
+KUBELET = """\
+*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" \
+-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
 COMMIT
 """
 
@@ -54,17 +70,78 @@ def test_cleanup_removes_our_rules_in_both_backends(
         "legacy, IPv4",
         "legacy, IPv6",
     ]
-    assert output.out.splitlines()[0] == "nft, IPv4: 12 jumps and 17 chains removed"
+    assert output.out.splitlines()[0] == "nft, IPv4: 14 jumps and 18 chains removed"
     for iptables, rules in zip(everywhere, before, strict=True):
         left = {key: chain for key, chain in iptables.save().chains.items() if key.table in ("nat", "filter")}
-        kubelets = {
-            key: tuple(rule for rule in chain if "KUBE-FIREWALL" not in rule) for key, chain in left.items()
-        }
-        assert ChainKey("filter", "KUBE-FIREWALL") in kubelets
-        del kubelets[ChainKey("filter", "KUBE-FIREWALL")]
-        assert kubelets == dict(rules.chains)
+        assert left == dict(rules.chains)
     assert clean_up(runner=runner)
     assert capsys.readouterr().out == "Nothing to remove.\n"
+
+
+@pytest.fixture
+def kubelet(runner: Runner, backend: Backend) -> Iptables:
+    """Tables with the rules of a kubelet."""
+    iptables = open_iptables(backend, Family.IPV4, runner)
+    iptables.restore(KUBELET)
+    return iptables
+
+
+def guard(iptables: Iptables) -> list[str]:
+    """Return the rules in KUBE-FIREWALL, and the jumps to it."""
+    chains = iptables.save().chains
+    jumps = [rule for rules in chains.values() for rule in rules if rule == "-j KUBE-FIREWALL"]
+    return [*jumps, *chains.get(ChainKey("filter", "KUBE-FIREWALL"), ())]
+
+
+def test_the_kubelets_firewall_chain_stays(
+    runner: Runner, kubelet: Iptables, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if a proxy wrote to the same tables."""
+    before = kubelet.save()
+    kubelet.restore(as_restore_input("clusterip-one", Family.IPV4, jumps=False))
+    assert clean_up(runner=runner)
+    left = {key: rules for key, rules in kubelet.save().chains.items() if key.table != "nat"}
+    assert left == dict(before.chains)
+    assert "KUBE-FIREWALL" not in capsys.readouterr().out
+
+
+def test_a_proxys_firewall_chain_in_the_other_backend_goes(
+    inside: str, runner: Runner, kubelet: Iptables
+) -> None:
+    """The kubelet's guards loopback addresses against other hosts. `check` finds nothing to complain about."""
+    write_setting("net/ipv4/conf/all/route_localnet", 1)
+    (other,) = (it for it in Backend if it is not kubelet.backend)
+    left = open_iptables(other, Family.IPV4, runner)
+    left.restore(as_restore_input("clusterip-one", Family.IPV4))
+    assert len(guard(left)) == 3
+    assert other_tables(kubelet.backend)["level"] == "fail"
+    assert clean_up(runner=runner)
+    assert (guard(left), len(guard(kubelet))) == ([], 3)
+    assert other_tables(kubelet.backend)["level"] == "ok"
+
+
+def test_the_only_guard_of_loopback_addresses_stays(
+    inside: str, runner: Runner, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until the kernel drops packets to them anyway. The output tells."""
+    iptables = open_iptables(backend, Family.IPV4, runner)
+    iptables.restore(as_restore_input("clusterip-one", Family.IPV4))
+    write_setting("net/ipv4/conf/lo/route_localnet", 1)
+    assert clean_up(runner=runner)
+    assert f"{backend.value}, IPv4: chain KUBE-FIREWALL stays: " in capsys.readouterr().out
+    assert len(guard(iptables)) == 3
+    write_setting("net/ipv4/conf/lo/route_localnet", 0)
+    assert clean_up(runner=runner)
+    assert capsys.readouterr().out == f"{backend.value}, IPv4: 2 jumps and 1 chain removed\n"
+    assert guard(iptables) == []
+
+
+def other_tables(used: Backend) -> dict[str, str]:
+    """Return what `check` says about the IPv4 tables of the backend that is not in use."""
+    result = CliRunner().invoke(check, ["-o", "json", "--iptables-backend", used.value])
+    checks = json.loads(result.stdout)["checks"]
+    (found,) = (it for it in checks if (it["check"], it["family"]) == ("other-tables", "IPv4"))
+    return found
 
 
 def test_dry_run_changes_nothing(

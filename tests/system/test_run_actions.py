@@ -9,6 +9,8 @@ import pytest
 
 import pykubeproxy
 from pykubeproxy.config import load
+from pykubeproxy.kernel.system import write_setting
+from tests.fakes import ipvs_mode
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, PROGRAM, answers, inside_a_namespace, running, saved
@@ -95,9 +97,27 @@ def test_cleanup_removes_only_our_rules(namespace: str, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     assert "removed" in output
     left = [line for line in saved() + saved("ip6tables-nft-save") if line.startswith("-A")]
-    # KUBE-FIREWALL belongs to the kubelet.
+    # The agent has set route_localnet, and no kubelet guards loopback addresses.
     assert [line for line in left if "KUBE-FIREWALL" not in line] == ["-A FORWARD -i docker0 -j ACCEPT"]
-    assert run("--cleanup")[:2] == (0, "Nothing to remove.\n")
+    assert "chain KUBE-FIREWALL stays" in output
+    write_setting("net/ipv4/conf/all/route_localnet", 0)
+    assert run("--cleanup") == (0, "iptables mode:\n  nft, IPv4: 2 jumps and 1 chain removed\n", "")
+    assert [line for line in saved() if line.startswith("-A")] == ["-A FORWARD -i docker0 -j ACCEPT"]
+    assert run("--cleanup") == (0, "Nothing to remove.\n", "")
+
+
+@pytest.mark.root
+def test_cleanup_removes_what_other_modes_left(namespace: str) -> None:
+    """Those of kube-proxy: ipvs and nftables."""
+    ipvs_mode.create_interface()
+    ipvs_mode.create_ipsets()
+    subprocess.run(["nft", "add", "table", "ip", "kube-proxy"], check=True)
+    code, output, errors = run("--cleanup")
+    assert (code, errors) == (0, "")
+    assert "1 interface with 3 addresses removed: kube-ipvs0" in output
+    assert "4 ipsets removed" in output
+    assert "1 table removed: ip kube-proxy" in output
+    assert run("--cleanup") == (0, "Nothing to remove.\n", "")
 
 
 @pytest.mark.root

@@ -4,9 +4,11 @@ import pytest
 
 from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.removal import Removal, removal
+from pykubeproxy.rules.removal import Removal, kubelet_guards_loopback, removal
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.skeleton import LOOPBACK_GUARD
 from tests.cases import NAMES, expected, load_case
+from tests.fakes import ipvs_mode
 from tests.fakes.iptables import FakeIptables
 
 FOREIGN = """\
@@ -24,8 +26,11 @@ COMMIT
 -A INPUT -j MINE
 -A INPUT -j KUBE-FIREWALL
 -A FORWARD -j ACCEPT
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
 COMMIT
 """
+FIREWALL = ChainKey("filter", "KUBE-FIREWALL")
+HINT = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
 
 
 def as_input(ruleset: Ruleset) -> str:
@@ -110,6 +115,77 @@ def test_jumps_of_older_versions() -> None:
         "FORWARD": (),
         "OUTPUT": (),
     }
+
+
+def firewall(*rules: str, jumps: str = "", family: Family = Family.IPV4) -> FakeIptables:
+    """Return tables with KUBE-FIREWALL as the kubelet and the proxies write it, with these rules."""
+    tables = FakeIptables(family=family)
+    lines = ["-A INPUT -j KUBE-FIREWALL", "-A OUTPUT -j KUBE-FIREWALL", *jumps.splitlines()]
+    lines += [f"-A KUBE-FIREWALL {rule}" for rule in rules]
+    tables.restore("\n".join(("*filter", ":KUBE-FIREWALL - [0:0]", *lines, "COMMIT\n")))
+    return tables
+
+
+def test_a_firewall_chain_of_the_proxy_is_removed() -> None:
+    """With its jumps, if other rules guard loopback addresses."""
+    tables = firewall(LOOPBACK_GUARD)
+    tables.restore(removal(tables.save(), loopback_guarded=True).restore_input(None))
+    assert set(tables.save().chains.values()) == {()}
+    assert FIREWALL not in tables.save().chains
+
+
+def test_a_firewall_chain_stays_while_only_it_guards_loopback_addresses() -> None:
+    """The removal says so. Without its rule, the chain guards nothing."""
+    found = removal(firewall(LOOPBACK_GUARD).save())
+    assert found == Removal(guard_stays=True)
+    assert removal(firewall(family=Family.IPV6).save()).deleted == (FIREWALL,)
+
+
+@pytest.mark.parametrize("hint", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"])
+def test_the_kubelets_firewall_chain_stays(hint: str) -> None:
+    """The kubelet's rules are those of the proxy; its hint chains tell that it wrote them."""
+    tables = firewall(LOOPBACK_GUARD)
+    tables.restore(f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
+    assert removal(tables.save(), loopback_guarded=True) == Removal()
+    assert kubelet_guards_loopback(tables.save())
+
+
+@pytest.mark.parametrize(
+    ("rules", "jumps"),
+    [
+        ((LOOPBACK_GUARD, "-m mark --mark 0x8000/0x8000 -j DROP"), ""),
+        (("-m mark --mark 0x8000/0x8000 -j DROP",), ""),
+        ((LOOPBACK_GUARD,), "-A FORWARD -j KUBE-FIREWALL"),
+        ((), "-A INPUT -i eth0 -j KUBE-FIREWALL"),
+    ],
+)
+def test_a_firewall_chain_that_others_use_stays(rules: tuple[str, ...], jumps: str) -> None:
+    found = removal(firewall(*rules, jumps=jumps).save(), loopback_guarded=True)
+    assert (found.jumps, found.deleted, found.emptied) == ((), (), ())
+
+
+def test_only_a_complete_guard_of_the_kubelet_counts() -> None:
+    """Hint chain, rule, and jump."""
+    assert not kubelet_guards_loopback(firewall(LOOPBACK_GUARD).save())
+    tables = firewall()
+    tables.restore(HINT)
+    assert not kubelet_guards_loopback(tables.save())
+    tables = firewall(LOOPBACK_GUARD)
+    tables.restore(f"{HINT}*filter\n-D INPUT -j KUBE-FIREWALL\nCOMMIT\n")
+    assert not kubelet_guards_loopback(tables.save())
+
+
+def test_rules_of_ipvs_mode_are_removed_on_request() -> None:
+    """Otherwise they stay, with the chains that they refer to."""
+    tables = FakeIptables()
+    tables.restore(FOREIGN)
+    before = tables.save()
+    tables.restore(ipvs_mode.RULES)
+    found = removal(tables.save())
+    assert ChainKey("nat", "KUBE-MARK-MASQ") in found.kept
+    assert ChainKey("nat", "KUBE-LOAD-BALANCER") not in (*found.kept, *found.deleted)
+    tables.restore(removal(tables.save(), all_modes=True).restore_input(3))
+    assert tables.save().chains == before.chains
 
 
 def test_nothing_to_remove() -> None:
