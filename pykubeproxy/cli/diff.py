@@ -84,8 +84,9 @@ def diff(
 
     The desired rules are those for the objects on the API server, or in PATH with -f. With --against or
     --against-config, compare them with the rules for other objects or another configuration instead of the live rules;
-    this needs no root. Only the proxy's own chains and jumps are compared, and nothing changes. Accepts the flags of
-    `run`. The exit code is 0 without differences, 1 with differences and 2 on errors.
+    this needs no root. Only the proxy's own chains and jumps are compared, and nothing changes. In chains that services
+    share, an order of rules that means nothing to a packet is no difference: kube-proxy's order varies. Accepts the
+    flags of `run`. The exit code is 0 without differences, 1 with differences and 2 on errors.
 
     \b
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf

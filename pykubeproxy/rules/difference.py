@@ -6,6 +6,7 @@ import msgspec
 
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.order import aligned
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 
@@ -13,7 +14,10 @@ Rules = tuple[str, ...]
 
 
 class ChainDifference(msgspec.Struct, frozen=True):
-    """A chain that differs, with its rules before and after; None if the chain does not exist."""
+    """A chain that differs, with its rules before and after; None if the chain does not exist.
+
+    Where order means nothing to a packet, the rules before are in the order of those after.
+    """
 
     key: ChainKey
     before: Rules | None
@@ -51,7 +55,8 @@ def own_part(live: Ruleset, desired: Ruleset) -> Ruleset:
 def difference(before: Ruleset, after: Ruleset) -> tuple[ChainDifference, ...]:
     """Return the chains that differ: those of `after` in its order, then those it lacks, sorted.
 
-    A missing built-in chain counts as empty, as its table may not exist yet.
+    A missing built-in chain counts as empty, as its table may not exist yet. In chains shared by services, an order that
+    means nothing to a packet is no difference: kube-proxy writes them in any order.
     """
     return tuple(_differing(before, after))
 
@@ -61,6 +66,8 @@ def _differing(before: Ruleset, after: Ruleset) -> Iterator[ChainDifference]:
     for key in (*after.chains, *gone):
         empty = () if key in skeleton.JUMPS else None
         old, new = before.chains.get(key, empty), after.chains.get(key, empty)
+        if old and new and key in skeleton.SHARED:
+            old = aligned(old, new)
         if old != new:
             yield ChainDifference(key, old, new)
 

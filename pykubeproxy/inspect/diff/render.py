@@ -217,7 +217,7 @@ def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, o
      "messages": [sentence], with those about services}
 
     If a changed service has empty "policies", its new rules are for the same endpoints. If a changed chain has empty
-    "removed" and "added", its rules are in another order. Keys may be added.
+    "removed" and "added", its rules are in another order, and packets may go elsewhere. Keys may be added.
     """
     return {
         "apiVersion": API_VERSION,
