@@ -18,6 +18,14 @@ class NoAgent(Exception):
     """No agent answers at an address; str() says why."""
 
 
+class NoAnswer(NoAgent):
+    """A server accepts the connection, but sends no complete answer in time."""
+
+
+class Busy(NoAnswer):
+    """An agent cannot answer now, because a sync is running."""
+
+
 def fetch(url: str, page: str, **query: str) -> bytes:
     """Return the agent's response for a page such as "/statusz". Raises NoAgent, or UsageError for an invalid URL."""
     address = f"{_root(url)}{page}"
@@ -32,10 +40,17 @@ def fetch(url: str, page: str, **query: str) -> bytes:
                 retries=False,
                 preload_content=False,
             )
+            if response.status == 503:
+                raise Busy(f"{address} returned status 503")
             if response.status != 200:
                 advice = f"; {_LOOPBACK_ONLY}" if response.status in (404, 406) else ""
                 raise NoAgent(f"{address} returned status {response.status}{advice}")
-            return _body(response)
+            try:
+                return _body(response)
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise NoAnswer(f"cannot read the answer of {url}: {_reason(error)}") from None
+    except urllib3.exceptions.ReadTimeoutError as error:
+        raise NoAnswer(f"no answer from an agent at {url}: {_reason(error)}") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise NoAgent(f"cannot reach an agent at {url}: {_reason(error)}") from None
 

@@ -16,7 +16,15 @@ from pykubeproxy.cli.flags import (
     filename_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import Source, all_objects, backend_to_read, host_name, read_objects
+from pykubeproxy.cli.inputs import (
+    Source,
+    agents_objects,
+    all_objects,
+    backend_to_read,
+    host_name,
+    read_objects,
+)
+from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
@@ -27,6 +35,7 @@ from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.wording import listed
 
 _DIFFERENT = 1  # the exit code of diff
 
@@ -71,38 +80,45 @@ class _Side(NamedTuple):
     choices=("words", "rules", "json"),
     help="Output format; rules is a unified diff of each chain.",
 )
+@url_option(unless="-f and flags of `run`")
 @config_options
 def diff(
     filename: str | None,
     against: str | None,
     against_config: str | None,
     families: tuple[Family, ...],
+    url: str | None,
     output: str,
     flags: dict[str, object],
 ) -> None:
     """Show how the live rules of this node differ from the desired rules.
 
-    The desired rules are those for the objects on the API server, or in PATH with -f. With --against or
-    --against-config, compare them with the rules for other objects or another configuration instead of the live rules;
-    this needs no root. Only the proxy's own chains and jumps are compared, and nothing changes. In chains that services
-    share, an order of rules that means nothing to a packet is no difference: kube-proxy's order varies. Accepts the
-    flags of `run`. The exit code is 0 without differences, 1 with differences and 2 on errors.
+    By default, the desired rules follow from objects and configuration of the agent on this node. With -f, objects come
+    from files. With flags of `run`, or if no agent answers, they come from the API server. The output says which.
+
+    With --against or --against-config, compare the desired rules with the rules for other objects or another
+    configuration instead of the live rules; this needs no root. Only the proxy's own chains and jumps are compared, and
+    nothing changes. In chains that services share, an order of rules that means nothing to a packet is no difference:
+    kube-proxy's order varies. The exit code is 0 without differences, 1 with differences and 2 on errors.
 
     \b
+    sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
     if filename == against == "-":
         raise _Trouble('only one of -f and --against can be "-" (standard input)')
+    live = against is None and against_config is None
     try:
         config = read_config(flags)
-        if against is None and against_config is None:
-            name = config.hostname_override or host_name()
-            side = _side(filename, msgspec.structs.replace(config, hostname_override=name))
+        agent = ask_agent(url, flags, filename, slices="all")
+        same_settings = against is not None and against_config is None
+        settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
+        side = _agents_side(agent) if agent else _side(filename, config, settings, live)
+        if live:
             before, found = _with_live(side, families)
         else:
-            side = _side(filename, config, str(flags.get("config", "")) if against_config else "")
             other = _other(side, against, against_config, flags)
             before = other.title
             found = [compare(other.ruleset(it), side.ruleset(it)) for it in families]
@@ -114,10 +130,22 @@ def diff(
     raise SystemExit(_DIFFERENT if any(it.chains for it in found) else 0)
 
 
-def _side(filename: str | None, config: Config, config_file: str = "") -> _Side:
+def _agents_side(agent: AgentState) -> _Side:
+    if quarantined := sorted({str(it.port_name) for it in agent.objects.quarantined}):
+        click.echo(f"The agent has quarantined {listed(quarantined, 5)}; their rules differ.", err=True)
+    title = "objects and configuration of the agent"
+    config = msgspec.structs.replace(agent.config, hostname_override=agent.objects.node.name)
+    return _Side(title, agents_objects(agent.objects), config)
+
+
+def _side(filename: str | None, config: Config, settings: str, live: bool) -> _Side:
+    """Return the side of the desired rules; that to compare with live rules is for this node."""
+    if live:
+        name = config.hostname_override or host_name()
+        config = msgspec.structs.replace(config, hostname_override=name)
     if filename is None:
-        return _Side(_title("API server", config_file), all_objects(config), config)
-    return _Side(_title(filename, config_file), Source(*read_objects(filename, config)), config)
+        return _Side(_title("API server", settings), all_objects(config), config)
+    return _Side(_title(filename, settings), Source(*read_objects(filename, config)), config)
 
 
 def _other(
@@ -126,14 +154,16 @@ def _other(
     """Return the side to compare with: the objects or the configuration differ, or both."""
     config = side.config
     if against_config is not None:
-        config = read_config({**flags, "config": against_config}, "--against-config")
+        other = read_config({**flags, "config": against_config}, "--against-config")
+        name = other.hostname_override or config.hostname_override
+        config = msgspec.structs.replace(other, hostname_override=name)
     if against is not None:
-        return _side(against, config, against_config or "")
+        return _Side(_title(against, against_config or ""), Source(*read_objects(against, config)), config)
     return _Side(_title("the same objects", against_config or ""), side.source, config)
 
 
-def _title(objects: str, config_file: str) -> str:
-    return f"{objects} with {config_file}" if config_file else objects
+def _title(objects: str, settings: str) -> str:
+    return f"{objects} with {settings}" if settings else objects
 
 
 def _with_live(side: _Side, families: tuple[Family, ...]) -> tuple[str, list[Changes]]:

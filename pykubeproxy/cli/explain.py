@@ -5,8 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 import click
 import msgspec
 
-from pykubeproxy.agent.observe.object_documents import Objects, decode
-from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
@@ -16,13 +14,14 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import Source, context_of, objects_of, service_filter
+from pykubeproxy.cli.inputs import Source, agents_objects, context_of, objects_of, service_filter
+from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
-from pykubeproxy.config import Config, ConfigError, load
+from pykubeproxy.config import Config
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.explain.model import Explanation, explain_all
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.objects import Family, Kind, Listed, Node
+from pykubeproxy.objects import Family, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology
@@ -46,11 +45,7 @@ _Quarantined = Mapping[tuple[str, PortName], str]
 @filename_option
 @click.option("--node", "node_name", default="", metavar="NAME", help="Explain for another node.")
 @click.option("--zone", metavar="NAME", help="Explain as if the node were in this zone.")
-@click.option(
-    "--url",
-    metavar="URL",
-    help=f"Metrics address of the agent to ask, on loopback.  [default: {DEFAULT_URL} without -f and flags of `run`]",
-)
+@url_option(unless="-f and flags of `run`")
 @output_option
 @config_options
 def explain(
@@ -78,21 +73,19 @@ def explain(
     pykubeproxy explain default/web --config /var/lib/kube-proxy/config.conf
     pykubeproxy explain web -f objects.yaml --hostname-override n1 --zone b
     """
-    if url is not None and (filename is not None or flags):
-        raise click.UsageError("--url cannot be combined with -f or flags of `run`; remove them")
     config = read_config(flags)
     query = service_filter(service, namespace)
     if not query.name:
         raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
-    from_agent = _from_agent(query, url) if filename is None and not flags else None
+    agent = _ask_agent(query, url, flags, filename)
     if filename is not None and node_name and not config.hostname_override:
         # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
     quarantined: _Quarantined = {}
-    if from_agent:
-        objects, config = from_agent
-        quarantined = {(it.family, it.port_name): it.reason for it in objects.quarantined}
-        source = _source(objects)
+    if agent:
+        config = agent.config
+        quarantined = {(it.family, it.port_name): it.reason for it in agent.objects.quarantined}
+        source = agents_objects(agent.objects)
     else:
         source = objects_of(query, filename, config, [node_name] if node_name else [])
     cluster, here, _ = source
@@ -107,41 +100,17 @@ def explain(
         echo_styled(render_text.comparison(found, *compared))
 
 
-def _from_agent(query: ServiceFilter, url: str | None) -> tuple[Objects, Config] | None:
-    """Return the objects of a Service and the configuration of an agent; None if no agent answers at the default URL.
-
-    Raises ClickException if none answers at `url` or it does not know the Service.
-    """
-    address, service = url or DEFAULT_URL, f"{query.namespace}/{query.name}".lstrip("/")
-    try:
-        answer = decode(fetch(address, "/servicez", service=service))
-        config = load(answer.config.encode(), {}).config
-    except (NoAgent, ValueError, ConfigError) as error:
-        reason = str(error)
-        if not isinstance(error, NoAgent):
-            reason = f"{address} is not an agent of this pykubeproxy version: {error}"
-        if url is not None:
-            raise click.ClickException(reason) from None
-        click.echo(f"Reading from the API server: {reason}.", err=True)
-        return None
-    if not answer.objects.services:
+def _ask_agent(
+    query: ServiceFilter, url: str | None, flags: Mapping[str, object], filename: str | None
+) -> AgentState | None:
+    """Return the state of an agent with one Service. Raises ClickException if the agent does not know it."""
+    found = ask_agent(url, flags, filename, service=f"{query.namespace}/{query.name}".lstrip("/"))
+    if found and not found.objects.services:
         raise click.ClickException(
-            f"the agent at {address} has no Service {msgspec.structs.replace(query, port='')}; for a headless Service"
+            f"the agent at {found.url} has no Service {msgspec.structs.replace(query, port='')}; for a headless Service"
             " or one of another proxy, use --config or --kubeconfig to read from the API server"
         )
-    return answer.objects, config
-
-
-def _source(objects: Objects) -> Source:
-    """Return the objects of an agent and its Node. Other Nodes are known only by the zone of their endpoints."""
-    cluster = Cluster()
-    endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
-    zones = {it.node_name: it.zone for it in endpoints if it.zone}
-    others = {name: Node(name, zone=zone) for name, zone in zones.items()}
-    cluster.apply(Listed(Kind.SERVICE, objects.services))
-    cluster.apply(Listed(Kind.ENDPOINT_SLICE, objects.slices))
-    cluster.apply(Listed(Kind.NODE, tuple({**others, objects.node.name: objects.node}.values())))
-    return Source(cluster, objects.node, objects.api_servers)
+    return found
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:

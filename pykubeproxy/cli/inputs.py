@@ -10,7 +10,7 @@ from pykubeproxy import kernel
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
-from pykubeproxy.objects import Family, Listed, Node
+from pykubeproxy.objects import Family, Kind, Listed, Node
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
@@ -18,6 +18,7 @@ from pykubeproxy.services.ports import ApiServers
 
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
+    from pykubeproxy.agent.observe.object_documents import Objects
     from pykubeproxy.sources import Client
 
 
@@ -82,6 +83,18 @@ def context_of(
     return rule_context(config, node.name, node, facts, family, api_servers)
 
 
+def agents_objects(objects: "Objects") -> Source:
+    """Return the objects of an agent and its Node. Other Nodes are known only by the zone of their endpoints."""
+    cluster = Cluster()
+    endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
+    zones = {it.node_name: it.zone for it in endpoints if it.zone}
+    others = {name: Node(name, zone=zone) for name, zone in zones.items()}
+    cluster.apply(Listed(Kind.SERVICE, objects.services))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, objects.slices))
+    cluster.apply(Listed(Kind.NODE, tuple({**others, objects.node.name: objects.node}.values())))
+    return Source(cluster, objects.node, objects.api_servers)
+
+
 def all_objects(config: Config) -> Source:
     """Return all objects of an API server and this node. Raises ClickException."""
     from pykubeproxy.sources import api_watches
@@ -135,13 +148,22 @@ def _from_api_server(config: Config, list_objects: Callable[["Client", str], Ite
 def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend:
     """Return the backend to read; for "auto", the one whose rules serve this node. Raises KernelError.
 
-    Print a note to standard error if the other backend has service-proxy rules too.
+    If both backends have service-proxy rules, "auto" is the one that the agent on this node writes, and a note goes to
+    standard error.
     """
     chosen = kernel.choose_backend(backend, holding=NAT_SERVICES)
-    if other := kernel.other_backend_with_chain(chosen, NAT_SERVICES):
-        click.echo(
-            f"Note: this shows the {chosen.value} tables. The {other.value} tables have service-proxy rules too,"
-            " and packets pass both. Run `pykubeproxy check` for advice.",
-            err=True,
-        )
+    other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
+    if other is None:
+        return chosen
+    from pykubeproxy.cli.running_agent import agents_backend
+
+    agents = agents_backend() if backend == "auto" else ""
+    if agents == other.value:
+        chosen, other = other, chosen
+    writer = ", which the agent writes" if agents == chosen.value else ""
+    click.echo(
+        f"Note: this shows the {chosen.value} tables{writer}. The {other.value} tables have service-proxy rules too,"
+        " and packets pass both. Run `pykubeproxy check` for advice.",
+        err=True,
+    )
     return chosen

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
 from pykubeproxy.objects import Family
@@ -178,3 +179,17 @@ def test_rules_in_both_backends_cause_a_note(inside: str, iptables: Iptables) ->
     assert both.stdout == alone.stdout
     assert "packets meet both" not in alone.stderr
     assert f"The {other.value} tables have service-proxy rules too" in both.stderr
+
+
+def test_of_both_backends_the_agents_is_shown(
+    inside: str, iptables: Iptables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever has more rules; without an agent, that decides."""
+    other = Backend.LEGACY if iptables.backend is Backend.NFT else Backend.NFT
+    write_rules(iptables, "clusterip-one")
+    open_iptables(other, Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+    assert f"this shows the {iptables.backend.value} tables." in dumped("-o", "json").stderr
+    monkeypatch.setattr(running_agent, "agents_backend", lambda: other.value)
+    assert f"this shows the {other.value} tables, which the agent writes." in dumped("-o", "json").stderr
+    chosen = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
+    assert f"this shows the {iptables.backend.value} tables." in chosen.stderr

@@ -1,4 +1,4 @@
-"""Encode the page /servicez: the objects of an agent, for `pykubeproxy explain` and shell completion."""
+"""Encode the page /servicez: the objects of an agent, for commands such as `pykubeproxy explain`."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ _LONGEST_CONFIG = 1 << 17
 
 
 class Objects(msgspec.Struct, frozen=True):
-    """The Node of an agent, some of its Services and their quarantined ports; EndpointSlices only for a named Service.
+    """The Node of an agent, some of its Services and their quarantined ports; EndpointSlices only on request.
 
     `api_servers` are the addresses at which the agent reaches its API servers.
     """

@@ -70,7 +70,7 @@ class Observers:
         self,
         flags: Mapping[str, object],
         status: Callable[[Filter], Status] | None = None,
-        objects: Callable[[Filter], Objects | None] | None = None,
+        objects: Callable[[Filter, bool], Objects | None] | None = None,
     ) -> None:
         """Open the health and metrics addresses and record the event Starting; see `metrics_pages` for the arguments.
 

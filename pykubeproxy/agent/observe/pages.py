@@ -36,14 +36,14 @@ def metrics_pages(
     config: Config,
     flags: Mapping[str, object],
     status: Callable[[Filter], Status] | None = None,
-    objects: Callable[[Filter], Objects | None] | None = None,
+    objects: Callable[[Filter, bool], Objects | None] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> http.Handler:
     """Return /metrics and the pages about configuration, version and status; none of them contains a secret.
 
     `flags` are those of the command line. Pages about Services are for clients on this node only, see `is_local`: with
-    `status`, /statusz is HTML or JSON for those that accept it; with `objects`, /servicez is served. All others get what
-    kube-proxy answers.
+    `status`, /statusz is HTML or JSON for those that accept it; with `objects`, /servicez is served, and with "slices=all"
+    it has the EndpointSlices of all Services. All others get what kube-proxy answers.
     """
     started = clock()
     slis = Slis(started)
@@ -68,7 +68,8 @@ def metrics_pages(
         if not is_local(request):
             return plain(request)
         if request.path == "/servicez" and objects:
-            return _filtered(request, lambda filter_: _objects(objects(filter_), config))
+            all_slices = "slices=all" in request.query.split("&")
+            return _filtered(request, lambda filter_: _objects(objects(filter_, all_slices), config))
         if request.path == "/statusz" and status:
             content_type = preferred(request.headers.get("accept", ""), (http.TEXT, http.HTML, http.JSON))
             if content_type != http.TEXT:

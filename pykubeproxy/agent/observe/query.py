@@ -64,15 +64,16 @@ def list_objects(
     node_name: str,
     filter_: Filter,
     api_servers: ApiServers = frozenset(),
+    all_slices: bool = False,
 ) -> Objects:
-    """Return the Services that match, and the Node; with EndpointSlices if the filter names a Service."""
+    """Return the Services that match, and the Node; EndpointSlices of a Service that the filter names, or of all."""
     services = tuple(service for service in cluster.services() if _matches(service.key, filter_))
     slices = (slice_ for service in services for slice_ in cluster.all_slices_of(service.key))
     quarantined = (port for family in tables for port in family.quarantined())
     return Objects(
         node=cluster.node(node_name) or Node(node_name),
         services=services,
-        slices=tuple(slices) if filter_.service else (),
+        slices=tuple(slices) if filter_.service or all_slices else (),
         quarantined=tuple(port for port in quarantined if _matches(port.port_name.service_key, filter_)),
         api_servers=api_servers,
     )

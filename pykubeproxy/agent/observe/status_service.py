@@ -86,11 +86,11 @@ class StatusService:
             busy=services is None,
         )
 
-    def objects(self, filter_: Filter) -> Objects | None:
-        """Return the objects of the agent; None while a sync runs."""
+    def objects(self, filter_: Filter, all_slices: bool = False) -> Objects | None:
+        """Return the objects of the agent, see `list_objects`; None while a sync runs."""
         return self._query(
             lambda cluster, tables: list_objects(
-                cluster, tables, self._node_name, filter_, self._api_servers()
+                cluster, tables, self._node_name, filter_, self._api_servers(), all_slices
             )
         )
 

@@ -2,68 +2,24 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy import http
 from pykubeproxy.agent.observe import object_documents as told
-from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.object_documents import Objects
-from pykubeproxy.agent.observe.pages import metrics_pages
-from pykubeproxy.agent.observe.query import list_objects
-from pykubeproxy.agent.observe.status import Filter
-from pykubeproxy.agent.quarantine.quarantined import Quarantined
-from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.cli import explain as command
+from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.explain import explain
-from pykubeproxy.config import load
-from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName
+from pykubeproxy.objects import Node
 from tests.fakes.http_client import free_port
-from tests.objects import endpoint, service, slice_of
+from tests.fakes.running_agent import agent
+from tests.objects import service
 from tests.unit.agent.conftest import Serve, serve
 
 __all__ = ["serve"]
 
 OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
-REFUSED = PortName("ns", "api", "http", "TCP")
-REFUSING = cast(
-    "FamilyTables",
-    SimpleNamespace(quarantined=lambda: (Quarantined.from_port(Family.IPV4, REFUSED, "No such file", 1.0),)),
-)
-API_SERVERS = frozenset({("203.0.113.7", 80)})
-CONFIG = load(None, {"cluster-cidr": "10.42.0.0/16"}).config
-
-
-def cluster() -> Cluster:
-    made = Cluster()
-    made.apply(
-        Listed(
-            Kind.SERVICE,
-            (service("web", external_ips=("203.0.113.7",)), service("api", cluster_ip="10.96.0.9")),
-        )
-    )
-    endpoints = (
-        endpoint("10.42.1.1", node_name="node1", zone="a", zone_hints=("a",)),
-        endpoint("10.42.2.2", node_name="node2", zone="b", zone_hints=("b",)),
-    )
-    made.apply(Listed(Kind.ENDPOINT_SLICE, (slice_of(*endpoints, service="web"),)))
-    made.apply(Listed(Kind.NODE, (Node("node1", ("192.168.99.10",), zone="a"),)))
-    return made
-
-
-def agent(serve: Serve, busy: bool = False) -> str:
-    """The address of an agent that has these objects."""
-
-    def objects(wanted: Filter) -> Objects | None:
-        return None if busy else list_objects(cluster(), [REFUSING], "node1", wanted, API_SERVERS)
-
-    page = metrics_pages(Metrics(lambda _: None).page, CONFIG, {}, None, objects)
-    return f"http://127.0.0.1:{serve(page)}"
 
 
 def asked(*arguments: str) -> Result:
@@ -100,19 +56,21 @@ def test_another_node(serve: Serve) -> None:
 
 def test_agent_on_this_node_is_the_default(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without options, explain asks the agent on this node."""
-    monkeypatch.setattr(command, "DEFAULT_URL", agent(serve))
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve))
     assert asked("web").stdout.startswith("On node1 in a:\n")
 
 
 def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an agent, explain reads from the API server and says so; with --url it fails."""
     url = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr(command, "DEFAULT_URL", url)
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", url)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     result = asked("web")
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
-    assert first == f"Reading from the API server: cannot reach an agent at {url}: Connection refused."
+    assert first == (
+        f"Reading from the API server, with default settings: cannot reach an agent at {url}: Connection refused."
+    )
     assert second == (
         "Error: no API server configured: set --kubeconfig or --master, or run in a pod with a service account; "
         "use -f to read objects from files"
@@ -122,7 +80,7 @@ def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With -f or flags of `run`, explain asks no agent."""
-    monkeypatch.setattr(command, "fetch", lambda *_, **__: pytest.fail("explain asked an agent"))
+    monkeypatch.setattr(running_agent, "fetch", lambda *_, **__: pytest.fail("explain asked an agent"))
     assert asked("web", "-f", OBJECTS, "--hostname-override", "node1").exit_code == 0
     asked("web", "--hostname-override", "node1")
     result = asked("web", "-f", OBJECTS, "--url", "http://127.0.0.1:1")
@@ -170,8 +128,22 @@ def test_other_server(serve: Serve, body: bytes, reason: str) -> None:
 
 
 def test_busy_agent(serve: Serve) -> None:
-    """An agent that is syncing returns status 503."""
-    assert "returned status 503" in asked("web", "--url", agent(serve, busy=True)).stderr
+    """explain repeats its question while the agent is syncing, and gives up after a while."""
+    assert asked("web", "--url", agent(serve, busy=4)).stdout.startswith("On node1 in a:\n")
+    result = asked("web", "--url", agent(serve, busy=5))
+    assert result.exit_code == 1
+    assert "returned status 503; retry, or pass --config" in result.stderr
+
+
+def test_an_agent_without_a_usable_answer_is_not_replaced_by_default_settings(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings of the API server's default would explain other rules than the agent's."""
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve, busy=5))
+    assert "returned status 503; retry, or pass --config" in asked("web").stderr
+    body = told.encode(told.ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", answering(serve, body))
+    assert "its version is 0.0.1" in asked("web").stderr
 
 
 def test_one_family() -> None:

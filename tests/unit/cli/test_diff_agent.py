@@ -1,0 +1,108 @@
+"""`pykubeproxy diff` with the objects and the configuration of an agent."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli import running_agent
+from pykubeproxy.cli.diff import diff
+from tests.fakes.http_client import free_port
+from tests.fakes.running_agent import agent
+from tests.unit.agent.conftest import Serve, serve
+
+__all__ = ["serve"]
+
+OBJECTS = str(Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml")
+HERE = ("-f", OBJECTS, "--hostname-override", "node1")
+AGENT = "objects and configuration of the agent"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A configuration file that differs from that of the agent."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/8\n"
+    )
+    return str(path)
+
+
+def compared(*arguments: str) -> Result:
+    return CliRunner().invoke(diff, arguments, catch_exceptions=False)
+
+
+def test_the_agent_on_this_node_is_the_default(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    """Its objects, endpoints and configuration are one side; the other has the configuration in the file."""
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve))
+    result = compared("--against-config", config)
+    assert result.exit_code == 1
+    first, *sentences = result.stdout.splitlines()
+    assert first == f"IPv4: the same objects with {config} → {AGENT}"
+    assert sentences == ["  ns/web:http: different rules for the same endpoints"]
+
+
+def test_the_same_configuration_is_no_difference(serve: Serve, config: str) -> None:
+    url = agent(serve, cluster_cidr="10.0.0.0/8")
+    result = compared("--against-config", config, "--url", url)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert f"No differences: the same objects with {config}, {AGENT}.\n" in result.stderr
+
+
+def test_its_objects_are_compared_with_those_in_a_file(serve: Serve) -> None:
+    """Both for the agent's node and configuration."""
+    result = compared("--against", OBJECTS, "--url", agent(serve), "-o", "json", "--family", "ipv4")
+    document = json.loads(result.stdout)
+    assert (document["before"], document["after"]) == (OBJECTS, AGENT)
+    assert any("1 endpoint added: 10.42.1.1:8080" in it for it in document["messages"])
+    rules = [rule for it in document["chains"] for rule in it["added"]]
+    assert not any(rule.startswith("! -s ") for rule in rules), "both sides have the agent's configuration"
+    assert not any("-d 203.0.113.7/32 " in rule for rule in rules), "the agent reaches the API server there"
+
+
+def test_quarantined_services_are_named(serve: Serve, config: str) -> None:
+    """Their live rules differ from those for their objects."""
+    result = compared("--against-config", config, "--url", agent(serve))
+    assert "The agent has quarantined ns/api:http; their rules differ.\n" in result.stderr
+
+
+def test_without_an_agent_the_output_says_that_settings_are_defaults(
+    monkeypatch: pytest.MonkeyPatch, config: str, tmp_path: Path
+) -> None:
+    """With --url, it is an error."""
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", url)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    result = compared("--against", OBJECTS)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "Reading from the API server, with default settings: cannot reach an agent"
+    )
+    assert compared("--url", url).stderr == f"Error: cannot reach an agent at {url}: Connection refused\n"
+    (one_node := tmp_path / "node.yaml").write_text("apiVersion: v1\nkind: Node\nmetadata: {name: node1}\n")
+    result = compared("-f", str(one_node), "--against-config", config)
+    assert (
+        result.stderr
+        == f"No differences: the same objects with {config}, {one_node} with default settings.\n"
+    )
+
+
+def test_a_busy_agent_is_an_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With default settings instead, every Service would differ."""
+    monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve, busy=5))
+    result = compared("--against", OBJECTS)
+    assert result.exit_code == 2
+    assert "returned status 503; retry, or pass --config" in result.stderr
+
+
+def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    """With -f or flags of `run`, diff asks no agent."""
+    monkeypatch.setattr(running_agent, "fetch", lambda *_, **__: pytest.fail("diff asked an agent"))
+    assert compared(*HERE, "--against", OBJECTS).exit_code == 0
+    assert compared("--config", config, "--kubeconfig", "missing", "--against", OBJECTS).exit_code == 2
+    result = compared("-f", OBJECTS, "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "cannot be combined with -f" in result.stderr
