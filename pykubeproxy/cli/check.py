@@ -1,13 +1,16 @@
 """`pykubeproxy check`: check that this node meets the requirements of the proxy."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
+import msgspec
 
 from pykubeproxy import kernel
+from pykubeproxy.cli.client import NoAgent
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
 from pykubeproxy.cli.inputs import host_name, open_client
+from pykubeproxy.cli.running_agent import UnusableAnswer, agent_state, check_url, url_option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.preflight import cluster, iptables, node, report
@@ -24,6 +27,7 @@ from pykubeproxy.kernel import (
     system,
     trial,
 )
+from pykubeproxy.kernel.processes import Process
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import missing_network, primary_family
 from pykubeproxy.sources import SourceError
@@ -47,37 +51,75 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
     show_default=True,
     help="The --service-node-port-range of the API server.",
 )
+@url_option(unless="flags of `run`")
 @output_option
 @config_options
-def check(node_port_range: tuple[int, int], output: str, flags: dict[str, object]) -> None:
+def check(node_port_range: tuple[int, int], url: str | None, output: str, flags: dict[str, object]) -> None:
     """Check that this node can run the proxy, and print what to do about each problem.
 
     Check privileges, iptables, kernel features and settings, the tables of both backends, other proxies, and the API
     server if one is configured. This tries kernel features in a separate network namespace and changes nothing on the
-    node. Run it at any time, even before installation. Accepts the flags of `run`. The exit code is 1 if a check fails,
-    else 0.
+    node. Run it at any time, even before installation.
+
+    The configuration is that of the agent on this node, if one answers, or follows from the flags of `run`. A check that
+    cannot run is skipped, with the reason: a debug pod, for example, does not have the agent's permissions. The exit
+    code is 1 if a check fails, else 0.
 
     \b
     sudo pykubeproxy check
     sudo pykubeproxy check --config /var/lib/kube-proxy/config.conf -o json
     """
-    config = read_config(flags)
+    check_url(url, flags)
+    config, configuration, this_node = _configuration(url, flags)
     node_name = config.hostname_override or host_name()
-    this_node, cluster_findings = _cluster(config, node_name)
+    running = processes.namespace_processes()
+    agents = [process for process in running if node.is_agent(process)]
+    found_node, cluster_findings = _cluster(config, node_name, _is_agents_connection(config, flags, agents))
+    this_node = found_node or this_node
     backend, table_findings = _tables(config, this_node)
     findings = [
-        iptables.privileges(system.capabilities()),
+        iptables.privileges(system.capabilities(), _capabilities(agents), _in_pod()),
         *table_findings,
-        *_others(config),
+        *_others(config, running),
         *_settings(config, this_node, node_port_range),
         *cluster_findings,
     ]
     if output == "json":
-        echo_json(report.document(findings, node_name, backend.value if backend else ""))
+        backend_name = backend.value if backend else ""
+        echo_json(report.document(findings, node_name, backend_name, configuration))
     else:
-        echo_styled(report.text(findings))
+        echo_styled(report.text(findings, configuration))
     if not report.passed(findings):
         raise SystemExit(1)
+
+
+def _configuration(url: str | None, flags: Mapping[str, object]) -> tuple[Config, str, Node | None]:
+    """Return the configuration, where it comes from, and the agent's Node if that is the agent."""
+    config = read_config(flags)
+    if flags:
+        return config, f"--config {flags['config']}" if "config" in flags else "flags", None
+    try:
+        agent = agent_state(url)
+    except (NoAgent, UnusableAnswer) as error:
+        return config, f"default settings; {error}", None
+    this_node = agent.objects.node
+    config = msgspec.structs.replace(agent.config, hostname_override=this_node.name)
+    return config, f"agent at {agent.url}", this_node
+
+
+def _is_agents_connection(config: Config, flags: Mapping[str, object], agents: Iterable[Process]) -> bool:
+    """Return whether the agent uses the same address and account: the flags name them, or it runs in this container."""
+    named = bool(flags and (config.client.kubeconfig or config.client.master))
+    return named or any(map(processes.shares_container, agents))
+
+
+def _capabilities(agents: Iterable[Process]) -> frozenset[str] | None:
+    """Return the capabilities of the first agent; None if none runs."""
+    return next((found for it in agents if (found := processes.capabilities(it)) is not None), None)
+
+
+def _in_pod() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _tables(config: Config, this_node: Node | None) -> tuple[Backend | None, list[Finding]]:
@@ -176,13 +218,13 @@ def _other_modes(chains: iptables.Chains) -> Finding:
     return iptables.other_modes(tables, len(servers), leftovers.has_interface(), chains)
 
 
-def _others(config: Config) -> Iterator[Finding]:
+def _others(config: Config, running: Sequence[Process]) -> Iterator[Finding]:
     listen_addresses = {
         "healthz-bind-address": config.health_address,
         "metrics-bind-address": config.metrics_address,
     }
     agent_ports = {flag: address.port for flag, address in listen_addresses.items() if address}
-    yield node.proxies(processes.namespace_processes())
+    yield node.proxies(running)
     yield from node.ports(agent_ports, processes.listeners(agent_ports.values()))
 
 
@@ -231,13 +273,13 @@ def _reverse_path(interface: str) -> str:
     return max(_read(f"net/ipv4/conf/{name}/rp_filter") or "0" for name in ("all", interface))
 
 
-def _cluster(config: Config, node_name: str) -> tuple[Node | None, tuple[Finding, ...]]:
-    """Check the access to the API server; return its Node object too."""
+def _cluster(config: Config, node_name: str, agents: bool) -> tuple[Node | None, tuple[Finding, ...]]:
+    """Check the access to the API server, which is the agent's or not; return its Node object too."""
     connection = config.client
-    if not (connection.kubeconfig or connection.master or "KUBERNETES_SERVICE_HOST" in os.environ):
+    if not (connection.kubeconfig or connection.master or _in_pod()):
         return None, cluster.not_configured()
     try:
         found = access(open_client(config), node_name)
     except SourceError as error:
-        return None, cluster.unusable(str(error))
-    return found.node, cluster.cluster(found, node_name)
+        return None, cluster.unusable(str(error), agents)
+    return found.node, cluster.cluster(found, node_name, agents)

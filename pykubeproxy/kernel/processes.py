@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from pykubeproxy.kernel import system
+
 _PROC = Path("/proc")
 _TCP_LISTEN = "0A"  # include/net/tcp_states.h
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -49,6 +51,19 @@ def namespace_processes() -> tuple[Process, ...]:
     here = _link(_PROC / "thread-self/ns/net")
     visible = (process(pid) for pid in _pids() if _link(_PROC / str(pid) / "ns/net") == here)
     return tuple(sorted(running for running in visible if running is not None and running.arguments))
+
+
+def shares_container(other: Process) -> bool:
+    """Return whether a process has the same file system as this one, as in one container; False if unknown."""
+    return _link(_PROC / str(other.pid) / "ns/mnt") == _link(_PROC / "thread-self/ns/mnt") != ""
+
+
+def capabilities(other: Process) -> frozenset[str] | None:
+    """Return which of CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN a process has; None if it has ended."""
+    try:
+        return system.capabilities(_PROC / str(other.pid) / "status")
+    except OSError:
+        return None
 
 
 def process(pid: int) -> Process | None:

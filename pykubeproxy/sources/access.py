@@ -5,7 +5,7 @@ import msgspec
 from pykubeproxy.objects import Node
 from pykubeproxy.sources.api import Timing, api_watches
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -37,7 +37,7 @@ class Access(msgspec.Struct, frozen=True):
     """The Node object and the missing permissions.
 
     `node_error` is why listing the Node failed, or ""; `node` is None if it does not exist. `review_error` is why the
-    permissions are unknown, or "".
+    permissions are unknown, or "". `answers` is False if the server answers neither request, or accepts no credentials.
     """
 
     server: str
@@ -45,6 +45,7 @@ class Access(msgspec.Struct, frozen=True):
     node: Node | None
     denied: tuple[Permission, ...] = ()
     review_error: str = ""
+    answers: bool = True
 
 
 def access(client: Client, node_name: str) -> Access:
@@ -59,7 +60,8 @@ def access(client: Client, node_name: str) -> Access:
     try:
         denied = tuple(permission for permission in (*NEEDED, EVENTS) if not _is_granted(client, permission))
     except Failure as failure:
-        return Access(client.server, node_error, node, review_error=str(failure))
+        answers = not node_error or isinstance(failure, Forbidden)
+        return Access(client.server, node_error, node, review_error=str(failure), answers=answers)
     return Access(client.server, node_error, node, denied)
 
 

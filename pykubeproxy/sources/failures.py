@@ -58,6 +58,10 @@ class Unauthorized(Failure):
     """The server does not accept the credentials."""
 
 
+class Forbidden(Failure):
+    """The server knows the account, which lacks a permission."""
+
+
 def one_line(text: str) -> str:
     """Return foreign text as one printable line of limited length."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -75,7 +79,7 @@ def from_status(
                 f"the API server does not accept the credentials{detail}: check token or certificate"
             )
         case 403:
-            return Failure(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
+            return Forbidden(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
         case 404:
             return Failure(
                 f"the API server does not serve {resource}{detail}: check its URL, and that its version is 1.21 or later"

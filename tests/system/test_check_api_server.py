@@ -1,12 +1,15 @@
 """`pykubeproxy check` with an API server: connection, Node and permissions."""
 
 import json
+import os
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import node, server
-from tests.fakes.process import inside_a_namespace, run_check
+from tests.fakes.process import CHECK, inside_a_namespace, run_check
 
 Grants = Callable[[dict[str, str]], bool]
 
@@ -27,8 +30,10 @@ def everything(_: dict[str, str]) -> bool:
 
 
 @contextmanager
-def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Serve a node n1 and access reviews; yield the URL and the reviewed permissions."""
+def api(
+    granted: Grants = everything, nodes: int = 200, reviewed: int = 201, tls: Path | None = None
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Serve a node n1 and access reviews; yield the URL and the reviewed permissions. `tls`: certificate and key."""
     reviews: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,7 +53,7 @@ def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, l
             assert review["kind"] == "SelfSubjectAccessReview"
             about = review["spec"]["resourceAttributes"]
             reviews.append(about)
-            self.answer(201, {**review, "status": {"allowed": granted(about)}})
+            self.answer(reviewed, {**review, "status": {"allowed": granted(about)}})
 
         def answer(self, status: int, body: dict[str, Any]) -> None:
             raw = json.dumps(body).encode()
@@ -60,18 +65,22 @@ def api(granted: Grants = everything, nodes: int = 200) -> Iterator[tuple[str, l
         def log_message(self, *_: object) -> None: ...
 
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls)
+        running.socket = context.wrap_socket(running.socket, server_side=True)
     thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{running.server_port}", reviews
+        yield f"http{'s' if tls else ''}://127.0.0.1:{running.server_port}", reviews
     finally:
         running.shutdown()
         running.server_close()
         thread.join()
 
 
-def asked_of(url: str, name: str = "n1") -> dict[str, Finding]:
-    found = cluster.cluster(access(Client(master=url, qps=-1), name), name)
+def asked_of(url: str, name: str = "n1", agents: bool = True) -> dict[str, Finding]:
+    found = cluster.cluster(access(Client(master=url, qps=-1), name), name, agents)
     return {finding.check: finding for finding in found}
 
 
@@ -115,6 +124,30 @@ def test_forbidden_nodes_do_not_fail_the_connection() -> None:
     with api(lambda about: about["resource"] != "nodes", nodes=403) as (url, _):
         found = asked_of(url)
     assert levels(found) == ("ok", "skip", "fail")
+
+
+def test_a_server_that_forbids_everything_answers() -> None:
+    """That it may be asked nothing does not mean that it is away."""
+    with api(nodes=403, reviewed=403) as (url, _):
+        assert levels(asked_of(url)) == ("ok", "skip", "skip")
+    with api(nodes=401, reviewed=401) as (url, _):
+        assert levels(asked_of(url)) == ("fail", "skip", "skip")
+
+
+def test_another_account_tells_nothing_about_the_agent() -> None:
+    """Its permissions, its address of the server and its host name are not the agent's: these checks are skipped."""
+    with api(lambda _: False, nodes=403) as (url, _):
+        found = asked_of(url, agents=False)
+    assert levels(found) == ("ok", "skip", "skip")
+    message = found["permissions"].message
+    assert message.startswith(
+        "this pod's account, which is not the agent's, lacks list services, watch services"
+    )
+    assert found["permissions"].advice == "Once the agent runs, run `pykubeproxy check` in its pod."
+    with api() as (url, _):
+        assert levels(asked_of(url, "node-debugger-x", agents=False)) == ("ok", "skip", "skip")
+        assert levels(asked_of(url, agents=False)) == ("ok", "ok", "skip")
+    assert levels(asked_of("http://127.0.0.1:1", agents=False)) == ("skip", "skip", "skip")
 
 
 def test_without_access_reviews_permissions_are_unknown() -> None:
@@ -163,3 +196,63 @@ def test_the_command_with_a_kubeconfig() -> None:
         checks = run_check(1, "--kubeconfig", "/nowhere")["checks"]
     (found,) = [it for it in checks if it["check"] == "api-server"]
     assert (found["level"], "/nowhere" in found["message"]) == ("fail", True)
+
+
+# A pod: a service account if there is a token, and a process that looks like the agent if $AGENT is set.
+_POD = """
+mount -t tmpfs tmpfs /run; mkdir -p /run/secrets/kubernetes.io/serviceaccount
+cp "$FILES"/token "$FILES"/ca.crt /run/secrets/kubernetes.io/serviceaccount/ 2>/dev/null || true
+if [ -n "$AGENT" ]; then
+    bash -c 'exec -a pykubeproxy tail --pid "$1" -f /dev/null run >/dev/null 2>&1' bash $$ & agent=$!
+    until grep -qz ^pykubeproxy /proc/$agent/cmdline; do sleep 0.01; done
+fi
+code=0; "$@" || code=$?
+[ -z "$AGENT" ] || kill $agent
+exit $code
+"""
+
+
+def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dict[str, Any]:
+    """Return the JSON of a bare `check` in a pod whose environment names this API server."""
+    host, _, port = url.rpartition("/")[2].rpartition(":")
+    environment = {
+        "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": port,
+        "FILES": str(files),
+        "AGENT": "yes" if agent else "",
+    }
+    entering = ("unshare", "--mount", "--propagation", "private", "sh", "-ec", _POD, "pod")
+    outcome = subprocess.run(
+        [*entering, *CHECK], capture_output=True, text=True, env={**os.environ, **environment}, timeout=60
+    )
+    assert outcome.returncode == code, outcome.stdout + outcome.stderr
+    return json.loads(outcome.stdout)
+
+
+@pytest.mark.root
+def test_a_debug_pod_may_list_nothing_and_the_check_passes(tmp_path: Path) -> None:
+    """All else is checked. In the agent's pod, the same permissions fail."""
+    key, certificate = tmp_path / "key", tmp_path / "ca.crt"
+    openssl = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
+    )
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*openssl.split(), *names], check=True, capture_output=True)
+    (tmp_path / "both").write_text(key.read_text() + certificate.read_text())
+    with inside_a_namespace(), api(lambda _: False, nodes=403, tls=tmp_path / "both") as (url, _):
+        subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        without_account = check_in_a_pod(url, tmp_path, 0)
+        (tmp_path / "token").write_text("of-the-pod")
+        in_debug_pod = check_in_a_pod(url, tmp_path, 0)
+        beside_agent = check_in_a_pod(url, tmp_path, 1, agent=True)
+    assert api_levels(without_account) == ["skip", "skip", "skip"]
+    assert api_levels(in_debug_pod) == ["ok", "skip", "skip"]
+    assert (in_debug_pod["passed"], in_debug_pod["complete"]) == (True, False)
+    assert "ClusterRole" not in json.dumps(in_debug_pod)
+    assert in_debug_pod["configuration"].startswith("default settings; cannot reach an agent at ")
+    assert api_levels(beside_agent) == ["ok", "skip", "fail"]
+
+
+def api_levels(document: dict[str, Any]) -> list[str]:
+    names = ("api-server", "node", "permissions")
+    return [it["level"] for name in names for it in document["checks"] if it["check"] == name]

@@ -1,5 +1,6 @@
 """Commands without options in the pod of an agent: they use its objects and its configuration."""
 
+import json
 import os
 import subprocess
 import sys
@@ -56,3 +57,14 @@ def test_diff_finds_no_difference(pod: None) -> None:
     outcome = bare("diff")
     assert (outcome.returncode, outcome.stdout) == (0, "")
     assert outcome.stderr == "No differences: live rules (nft), objects and configuration of the agent.\n"
+
+
+def test_check_uses_its_configuration(pod: None) -> None:
+    outcome = bare("check", "-o", "json")
+    document = json.loads(outcome.stdout)
+    assert (document["node"], document["configuration"]) == (
+        "node1",
+        f"agent at http://127.0.0.1:{METRICS}",
+    )
+    ports = [it["message"] for it in document["checks"] if it["check"] == "ports"]
+    assert ports == ["the agent uses port 10356", f"the agent uses port {METRICS}"]

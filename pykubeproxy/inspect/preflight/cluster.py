@@ -1,19 +1,26 @@
-"""Checks of the API server: it answers, has this node, and grants the proxy's permissions."""
+"""Checks of the API server: it answers, has this node, and grants the proxy's permissions.
+
+A pod other than the agent's has another account, and maybe another address of the API server. A problem there tells
+nothing about the agent, so the check is skipped.
+"""
 
 from pykubeproxy.inspect.preflight.report import Check, Finding
 from pykubeproxy.sources.access import EVENTS, Access
 from pykubeproxy.wording import listed
 
 _API, _NODE, _RIGHTS = Check("api-server"), Check("node"), Check("permissions")
+_IN_ITS_POD = "Once the agent runs, run `pykubeproxy check` in its pod."
 
 
-def cluster(access: Access, node_name: str) -> tuple[Finding, ...]:
-    """Return the findings about an API server."""
-    return _answer(access), _node(access, node_name), _permissions(access)
+def cluster(access: Access, node_name: str, agents: bool = True) -> tuple[Finding, ...]:
+    """Return the findings about an API server; `agents`: the agent uses this address and account."""
+    return _answer(access, agents), _node(access, node_name, agents), _permissions(access, agents)
 
 
-def unusable(reason: str) -> tuple[Finding, ...]:
-    """Return the findings if the configured API server cannot be used."""
+def unusable(reason: str, agents: bool = True) -> tuple[Finding, ...]:
+    """Return the findings if the settings for the API server cannot be used."""
+    if not agents:
+        return (_API.skip(reason, _IN_ITS_POD), *_skipped("no usable API server is configured here"))
     advice = "Check --kubeconfig and --master, or the file of --config."
     return (_API.fail(reason, advice), *_skipped("no usable API server is configured"))
 
@@ -21,7 +28,7 @@ def unusable(reason: str) -> tuple[Finding, ...]:
 def not_configured() -> tuple[Finding, ...]:
     """Return the findings if no API server is configured and this is no pod."""
     reason = "no API server is configured"
-    advice = "Pass the agent's --kubeconfig or --config to check it."
+    advice = f"Pass the agent's --kubeconfig or --config to check it. {_IN_ITS_POD}"
     return (_API.skip(reason, advice), *_skipped(reason))
 
 
@@ -29,24 +36,32 @@ def _skipped(reason: str) -> tuple[Finding, ...]:
     return _NODE.skip(reason), _RIGHTS.skip(reason)
 
 
-def _answer(access: Access) -> Finding:
-    if access.node_error and access.review_error:
-        return _API.fail(access.node_error, f"Try it from this node: curl -k {access.server}/livez")
-    return _API.ok(f"{access.server} answers")
+def _answer(access: Access, agents: bool) -> Finding:
+    if access.answers:
+        return _API.ok(f"{access.server} answers")
+    if not agents:
+        return _API.skip(access.node_error, f"The agent may use another address. {_IN_ITS_POD}")
+    return _API.fail(access.node_error, f"Try it from this node: curl -k {access.server}/livez")
 
 
-def _node(access: Access, node_name: str) -> Finding:
+def _node(access: Access, node_name: str, agents: bool) -> Finding:
     if access.node_error:
         return _NODE.skip(f"cannot look up Node {node_name}")
-    if not access.node:
-        advice = "Set the name the cluster uses with --hostname-override; kubectl get nodes lists the names."
-        return _NODE.fail(f"the cluster has no Node {node_name}", advice)
-    return _NODE.ok(f"the cluster has a Node {node_name}")
+    if access.node:
+        return _NODE.ok(f"the cluster has a Node {node_name}")
+    message = f"the cluster has no Node {node_name}"
+    if not agents:
+        return _NODE.skip(message, "This pod may have another host name. Pass --hostname-override.")
+    advice = "Set the name the cluster uses with --hostname-override; kubectl get nodes lists the names."
+    return _NODE.fail(message, advice)
 
 
-def _permissions(access: Access) -> Finding:
+def _permissions(access: Access, agents: bool) -> Finding:
     if access.review_error:
         return _RIGHTS.skip(f"unknown: {access.review_error}")
+    if not agents:
+        lacking = f"lacks {listed(map(str, access.denied), 6)}" if access.denied else "has all permissions"
+        return _RIGHTS.skip(f"this pod's account, which is not the agent's, {lacking}", _IN_ITS_POD)
     needed = [str(right) for right in access.denied if right != EVENTS]
     if needed:
         advice = "Bind the account to the ClusterRole system:node-proxier, or grant these permissions."

@@ -24,13 +24,27 @@ _OLDEST_NFT = (1, 8, 4)
 _REMOVE_LEFTOVERS = "Stop every proxy on this node and run `pykubeproxy cleanup --all-modes`, which removes all rules of services too."
 
 
-def privileges(capabilities: frozenset[str]) -> Finding:
-    """Check that this process, and so the agent, may change iptables."""
+def privileges(
+    capabilities: frozenset[str], agents: frozenset[str] | None = None, in_pod: bool = False
+) -> Finding:
+    """Check the privileges to change iptables: of the agent if it runs, with the capabilities `agents`.
+
+    `capabilities` are those of this process. Without them, checks are skipped that read tables or try features.
+    """
     check = Check("privileges")
-    if missing := [name for name in _CAPABILITIES if name not in capabilities]:
-        advice = f"Run this as root, or with {listed(_CAPABILITIES)}; the agent needs them too."
-        return check.fail(f"this process lacks {listed(missing)}", advice)
+    if agents is not None and (missing := _lacking(agents)):
+        advice = f"Grant it {missing}: in a pod, in the securityContext of its container."
+        return check.fail(f"the agent lacks {missing}", advice)
+    if missing := _lacking(capabilities):
+        advice = "Run this as root"
+        if in_pod:
+            advice = "Run this in a debug pod with `kubectl debug --profile sysadmin`"
+        return check.skip(f"this process lacks {missing}", f"{advice}. The agent needs them too.")
     return check.ok(f"{listed(_CAPABILITIES)} are in effect")
+
+
+def _lacking(capabilities: frozenset[str]) -> str:
+    return listed(name for name in _CAPABILITIES if name not in capabilities)
 
 
 def no_tools(reason: str, family: Family | None = None, primary: bool = True) -> Finding:

@@ -13,7 +13,7 @@ from pykubeproxy.wording import WIDTH, wrapped
 
 
 class Level(enum.Enum):
-    """How a check ended; SKIP if it could not run."""
+    """How a check ended; SKIP if it could not run, which tells nothing about the node."""
 
     OK = "ok"
     WARN = "warn"
@@ -63,11 +63,17 @@ def passed(findings: Iterable[Finding]) -> bool:
     return all(finding.level is not Level.FAIL for finding in findings)
 
 
-def text(findings: Sequence[Finding]) -> str:
-    """Return the findings in 80 columns; styled for click.echo."""
+def complete(findings: Iterable[Finding]) -> bool:
+    """Return whether every check could run."""
+    return all(finding.level is not Level.SKIP for finding in findings)
+
+
+def text(findings: Sequence[Finding], configuration: str) -> str:
+    """Return the findings in 80 columns, and where the configuration comes from; styled for click.echo."""
     width = max((len(_title(finding)) for finding in findings), default=0)
     lines = [line for finding in findings for line in _lines(finding, width)]
-    return "".join(f"{line}\n" for line in (*lines, "", _summary(findings)))
+    summary = (*wrapped(f"Configuration: {configuration}.", "", "  "), *wrapped(_summary(findings)))
+    return "".join(f"{line}\n" for line in (*lines, "", *summary))
 
 
 def _title(finding: Finding) -> str:
@@ -89,19 +95,25 @@ def _summary(findings: Sequence[Finding]) -> str:
     count = Counter(finding.level for finding in findings)
     levels = (Level.FAIL, Level.WARN, Level.SKIP, Level.OK)
     counts = ", ".join(f"{count[level]} {level.value}" for level in levels if count[level])
-    return f"{counts}: this node is {'ready' if passed(findings) else 'not ready'} for the proxy."
+    ready = "ready" if passed(findings) else "not ready"
+    apart = ", apart from what was skipped" if passed(findings) and not complete(findings) else ""
+    return f"{counts}: this node is {ready} for the proxy{apart}."
 
 
-def document(findings: Sequence[Finding], node_name: str, backend: str) -> dict[str, object]:
+def document(
+    findings: Sequence[Finding], node_name: str, backend: str, configuration: str
+) -> dict[str, object]:
     """The findings as a JSON document of version pykubeproxy/v1.
 
     {"apiVersion": "pykubeproxy/v1", "node": the name looked up in the cluster,
      "backend": "nft"|"legacy", "" if there is none,
+     "configuration": where the configuration comes from,
      "passed": true if no check failed,
+     "complete": true if no check was skipped,
      "checks": [{"check": "privileges"|"iptables"|"kernel"|"tables"|"other-tables"|"leftovers"|"proxies"|"ports"|
                           "node-ports"|"forwarding"|"rp-filter"|"br-netfilter"|"conntrack"|"api-server"|"node"|
                           "permissions",
-                 "level": "ok"|"warn"|"fail"|"skip",
+                 "level": "ok"|"warn"|"fail"|"skip"; "skip" if it could not run, with the reason as "message",
                  "message": what the check found, "advice": what to do, or "",
                  "family": "IPv4"|"IPv6", null for both}]}
 
@@ -111,6 +123,8 @@ def document(findings: Sequence[Finding], node_name: str, backend: str) -> dict[
         "apiVersion": API_VERSION,
         "node": node_name,
         "backend": backend,
+        "configuration": configuration,
         "passed": passed(findings),
+        "complete": complete(findings),
         "checks": msgspec.to_builtins(findings),
     }

@@ -28,19 +28,34 @@ def test_old_iptables_versions_fail() -> None:
     assert version_of(Backend.NFT, (1, 8, 4)) is Level.OK
 
 
+BOTH = frozenset({"CAP_NET_ADMIN", "CAP_NET_RAW"})
+
+
 @pytest.mark.parametrize(
-    ("capabilities", "text"),
+    ("capabilities", "agents", "level", "text"),
     [
-        ({"CAP_NET_ADMIN", "CAP_NET_RAW"}, "CAP_NET_ADMIN and CAP_NET_RAW are in effect"),
-        ({"CAP_NET_ADMIN"}, "this process lacks CAP_NET_RAW"),
-        (set(), "this process lacks CAP_NET_ADMIN and CAP_NET_RAW"),
+        (BOTH, None, Level.OK, "CAP_NET_ADMIN and CAP_NET_RAW are in effect"),
+        (BOTH, BOTH, Level.OK, "CAP_NET_ADMIN and CAP_NET_RAW are in effect"),
+        ({"CAP_NET_ADMIN"}, None, Level.SKIP, "this process lacks CAP_NET_RAW"),
+        (set(), None, Level.SKIP, "this process lacks CAP_NET_ADMIN and CAP_NET_RAW"),
+        (set(), BOTH, Level.SKIP, "this process lacks CAP_NET_ADMIN and CAP_NET_RAW"),
+        (BOTH, {"CAP_NET_RAW"}, Level.FAIL, "the agent lacks CAP_NET_ADMIN"),
+        (set(), set(), Level.FAIL, "the agent lacks CAP_NET_ADMIN and CAP_NET_RAW"),
     ],
 )
-def test_missing_capabilities_are_named(capabilities: set[str], text: str) -> None:
-    """Both capabilities are required."""
-    found = iptables.privileges(frozenset(capabilities))
-    assert found.message == text
-    assert found.level is (Level.FAIL if "lacks" in text else Level.OK)
+def test_missing_capabilities_are_named(
+    capabilities: set[str], agents: set[str] | None, level: Level, text: str
+) -> None:
+    """Those of the agent fail. Without those of this process, some checks cannot run, which tells nothing."""
+    known = None if agents is None else frozenset(agents)
+    found = iptables.privileges(frozenset(capabilities), known)
+    assert (found.level, found.message) == (level, text)
+
+
+def test_the_advice_on_capabilities_fits_the_place() -> None:
+    """A pod gets them from its profile."""
+    assert "as root" in iptables.privileges(frozenset()).advice
+    assert "--profile sysadmin" in iptables.privileges(frozenset(), in_pod=True).advice
 
 
 def test_missing_features_name_the_module() -> None:
