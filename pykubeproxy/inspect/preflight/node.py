@@ -18,6 +18,11 @@ CALL_IPTABLES = {
 _STRICT = "1"
 _HIGH, _FULL = 0.8, 0.98
 _OURS, _KUBE_PROXY = "pykubeproxy", "kube-proxy"
+# The guides say it in the same words.
+BOTH = (
+    "Some seconds of both are fine: no connection fails. Permanently, they keep overwriting each other's rules, and"
+    " changes wait longer."
+)
 
 
 def forwarding(family: Family, value: str | None, needed: bool) -> Finding:
@@ -128,20 +133,20 @@ def is_agent(process: Process) -> bool:
 
 
 def proxies(running: Sequence[Process]) -> Finding:
-    """Check that at most one service proxy runs in this network namespace."""
+    """Check that at most one service proxy writes rules in this network namespace: of several agents, only one does."""
     check = Check("proxies")
     agents = [process for process in running if is_agent(process)]
     others = [process for process in running if process.name == _KUBE_PROXY]
     if others and agents:
         message = f"{_KUBE_PROXY} ({_pids(others)}) and the agent ({_pids(agents)}) are both running"
-        return check.fail(message, "They undo each other's rules. Stop one of them.")
+        return check.fail(message, f"{BOTH} Stop one of them.")
     if others:
         return check.warn(
-            f"{_KUBE_PROXY} is running ({_pids(others)})", "Stop it before you start the agent."
+            f"{_KUBE_PROXY} is running ({_pids(others)})", f"Stop it when you start the agent. {BOTH}"
         )
     if len(agents) > 1:
         message = f"{len(agents)} agents are running ({_pids(agents)})"
-        return check.fail(message, "They undo each other's rules. Stop all but one.")
+        return check.warn(message, "One manages the rules; the others wait to take over when it ends.")
     if agents:
         return check.ok(f"the agent is running ({_pids(agents)})")
     return check.ok("no service proxy is running, or none is visible from here")

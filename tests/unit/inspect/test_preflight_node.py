@@ -1,5 +1,7 @@
 """Preflight checks of tools, tables and other processes."""
 
+from pathlib import Path
+
 import pytest
 
 from pykubeproxy.inspect.preflight import iptables, node
@@ -10,6 +12,7 @@ from pykubeproxy.kernel.trial import MissingFeature, Trial
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 
+DOCS = Path(__file__).parents[3] / "docs"
 AGENT = Process(7, ("/opt/bin/python3", "/opt/bin/pykubeproxy", "run", "--v=2"))
 KUBE_PROXY = Process(8, ("/usr/local/bin/kube-proxy", "--config=/etc/config.conf"))
 LISTING = Process(9, ("python3", "-u", "/opt/bin/pykubeproxy", "dump-rules", "--watch"))
@@ -135,16 +138,24 @@ def test_leftovers_that_intercept_packets_fail(
         ([AGENT, LISTING], Level.OK),
         ([KUBE_PROXY], Level.WARN),
         ([AGENT, KUBE_PROXY], Level.FAIL),
-        ([AGENT, Process(10, AGENT.arguments)], Level.FAIL),
+        ([AGENT, Process(10, AGENT.arguments)], Level.WARN),
         ([AGENT, Process(11, ("sudo", "pykubeproxy", "run"))], Level.OK),
-        ([AGENT, Process(12, ("pykubeproxy", "run")), LISTING], Level.FAIL),
-        ([AGENT, Process(13, ("python3", "-c", "from pykubeproxy.cli import main", "run"))], Level.FAIL),
+        ([AGENT, Process(12, ("pykubeproxy", "run")), LISTING], Level.WARN),
+        ([AGENT, Process(13, ("python3", "-c", "from pykubeproxy.cli import main", "run"))], Level.WARN),
         ([Process(14, ("grep", "kube-proxy")), Process(15, ())], Level.OK),
     ],
 )
-def test_more_than_one_proxy_fails(running: list[Process], level: Level) -> None:
-    """Other pykubeproxy commands do not count."""
+def test_two_proxies_that_write_rules_fail(running: list[Process], level: Level) -> None:
+    """A second agent waits. Other pykubeproxy commands do not count."""
     assert node.proxies(running).level is level
+
+
+@pytest.mark.parametrize("page", ["migrate/canary.md", "migrate/replace.md", "operations/index.md"])
+def test_guides_and_check_say_the_same_about_kube_proxy_beside_the_agent(page: str) -> None:
+    """Operators find one answer wherever they look."""
+    text = " ".join((DOCS / page).read_text().split())
+    assert node.BOTH in text
+    assert all(node.BOTH in node.proxies(it).advice for it in ([KUBE_PROXY], [AGENT, KUBE_PROXY]))
 
 
 @pytest.mark.parametrize(
