@@ -103,10 +103,10 @@ def _is_own(chain: ChainDifference) -> bool:
 
 
 def _affected(
-    sides: Sequence[Mapping[PortName, PortRules]], chains: Iterable[ChainDifference], above: set[str]
+    sides: Sequence[Mapping[PortName, PortRules]], chains: Sequence[ChainDifference], above: set[str]
 ) -> list[PortName]:
     """Return the service ports with a rule in a differing chain, or with a path to one."""
-    titles = {title for chain in chains for title in _titles(chain)}
+    titles = {title for chain in _frontend_rules(chains) for title in _titles(chain)}
     return [
         name
         for name in sorted({**sides[0], **sides[1]})
@@ -160,6 +160,15 @@ def _branches_differ(chain: ChainDifference) -> bool:
     """Return whether a chain of the dispatch tree differs in more than rules of single services."""
     rules = (*chain.gone, *chain.new)
     return not rules or any(not parse_rule(rule).title for rule in rules)
+
+
+def _frontend_rules(chains: Sequence[ChainDifference]) -> Iterator[ChainDifference]:
+    """Yield the chains with all of table nat as one: in a dispatch tree, the same rules stand in other chains."""
+    nat = [chain for chain in chains if chain.key.table == "nat"]
+    before = tuple(rule for chain in nat for rule in chain.before or ())
+    after = tuple(rule for chain in nat for rule in chain.after or ())
+    yield ChainDifference(skeleton.NAT_SERVICES, before, after)
+    yield from (chain for chain in chains if chain.key.table != "nat")
 
 
 def _titles(chain: ChainDifference) -> Iterator[tuple[str, str]]:

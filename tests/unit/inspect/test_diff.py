@@ -234,6 +234,20 @@ def test_dispatch_branches_are_distinct_from_services() -> None:
     ) == ["1 chain of the dispatch tree: different rules"]
 
 
+def test_services_with_the_same_rules_in_a_tree_are_not_named() -> None:
+    """kube-proxy's flat chain and a dispatch tree differ, but no service does, except one with another endpoint."""
+    many = [service(f"s{i}", cluster_ip=f"10.96.{i // 250}.{i % 250}") for i in range(400)]
+    pods = [slice_of(f"10.244.{i // 250}.{i % 250}", service=f"s{i}") for i in range(400)]
+    flat, tree = (rules([*many, *pods], dispatch=dispatch) for dispatch in ("flat", "tree"))
+    sentences = sentences_between(flat, tree)
+    assert not any("ns/s" in it for it in sentences), sentences
+    assert any("of the dispatch tree: different rules" in it for it in sentences)
+    other = rules([*many, *pods[:-1], slice_of("10.244.9.9", service="s399")], dispatch="tree")
+    assert [it for it in sentences_between(flat, other) if "ns/s" in it] == [
+        "ns/s399:http: 1 endpoint removed: 10.244.1.149:8080; 1 endpoint added: 10.244.9.9:8080"
+    ]
+
+
 def test_only_changed_services_are_named() -> None:
     """Also among hundreds of services and with dispatch branches."""
     services_ = [service(f"s{i}", cluster_ip=f"10.96.{i // 250}.{i % 250}") for i in range(400)]
