@@ -76,6 +76,11 @@ class Client:
         """The URL of the server without user and password."""
         return without_password(str(self._credentials.configuration.host))
 
+    @property
+    def verifies_server(self) -> bool:
+        """Whether the server's certificate is verified; without TLS, there is none."""
+        return bool(self._credentials.configuration.verify_ssl)
+
     def server_addresses(self) -> frozenset[tuple[str, int]]:
         """Return each IP address and port of the server, or of the proxy in front of it, that this client has found.
 
@@ -167,8 +172,8 @@ class Client:
         try:
             current().missing = "credentials for"
             credentials = self._credentials.get()
-            headers = {"Accept": "application/json", "User-Agent": f"pykubeproxy/{__version__}"}
-            headers |= credentials.headers()
+            headers = credentials.headers()
+            headers |= {"Accept": "application/json", "User-Agent": f"pykubeproxy/{__version__}"}
             if request.compressible and credentials.compression:
                 headers["Accept-Encoding"] = "gzip"
             body = None

@@ -13,10 +13,14 @@ import yaml
 from kubernetes import config
 from kubernetes.client.configuration import Configuration
 from kubernetes.config.kube_config import KubeConfigLoader
+from urllib3 import HTTPHeaderDict
+from urllib3.util import make_headers
 
 from pykubeproxy.sources import plugin
+from pykubeproxy.sources.impersonation import impersonation_headers
+from pykubeproxy.sources.kubeconfig import Cluster, User, current, effective
+from pykubeproxy.sources.proxies import proxy_for, user_of
 from pykubeproxy.sources.watch import SourceError
-from pykubeproxy.wording import without_password
 
 # Read credentials from files again after this many seconds: the kubelet renews a token minutes before it expires.
 _FRESH = 60.0
@@ -31,17 +35,25 @@ _MAX_RENEWALS = 8
 class Credentials(msgspec.Struct, frozen=True):
     """Credentials and the server they are for. They need renewal after `fresh_until` on the monotonic clock.
 
-    `compression` is False if the kubeconfig disables compressed responses.
+    `impersonation` are the headers that name the user to impersonate. `compression` is False if the kubeconfig disables
+    compressed responses.
     """
 
     configuration: Configuration
     fresh_until: float
+    impersonation: tuple[tuple[str, str], ...] = ()
     compression: bool = True
 
-    def headers(self) -> dict[str, str]:
-        """Return the header that authenticates a request; none with a client certificate."""
+    def headers(self) -> HTTPHeaderDict:
+        """Return the headers that authenticate a request, without a token or user name only those to impersonate."""
+        headers = HTTPHeaderDict(self.impersonation)
         token = self.configuration.auth_settings().get("BearerToken")
-        return {token["key"]: token["value"]} if token and token["value"] else {}
+        user, password = user_of(str(self.configuration.host))
+        if token and token["value"]:
+            headers[token["key"]] = token["value"]
+        elif user:
+            headers.update(make_headers(basic_auth=f"{user}:{password}"))
+        return headers
 
 
 class CredentialStore:
@@ -98,65 +110,69 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
     configuration.retries = False
-    fresh_until, compression = time.monotonic() + _FRESH, True
+    fresh_until, cluster, user = time.monotonic() + _FRESH, Cluster(), User()
     if kubeconfig:
-        fresh_until, compression = _load_kubeconfig(kubeconfig, configuration, with_plugin)
-    elif not master:
+        fresh_until, cluster, user = _load_kubeconfig(kubeconfig, master, configuration, with_plugin)
+    elif master:
+        cluster, user = effective(cluster, user, master)
+        configuration.host = cluster.server
+    else:
         _load_service_account(configuration)
-    if master:
-        configuration.host = master.rstrip("/")
-    if not configuration.host.startswith(("http://", "https://")):
-        shown = without_password(f"//{configuration.host}").removeprefix("//")
-        raise SourceError(f"invalid API server address {shown!r}: use an http:// or https:// URL")
-    return Credentials(configuration, fresh_until, compression)
+    configuration.proxy = proxy_for(str(configuration.host), cluster.proxy_url, os.environ)
+    configuration.no_proxy = None
+    return Credentials(
+        configuration, fresh_until, impersonation_headers(user), not cluster.disable_compression
+    )
 
 
-def _load_kubeconfig(path: str, configuration: Configuration, with_plugin: bool) -> tuple[float, bool]:
-    """Return until when the credentials are fresh, and whether the server may compress responses."""
+def _load_kubeconfig(
+    path: str, master: str, configuration: Configuration, with_plugin: bool
+) -> tuple[float, Cluster, User]:
+    """Return until when the credentials are fresh, and what applies to requests."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise SourceError(f"kubeconfig {path} does not exist or is not a file")
+    folder = file.absolute().parent
     try:
-        content = yaml.safe_load(file.read_bytes())
-        cluster, user = _current(content)
-        compression = _may_compress(cluster)
-        fresh_until = _replace_plugin(user, cluster, file.absolute().parent, with_plugin)
-        loader = KubeConfigLoader(config_dict=content, config_base_path=str(file.absolute().parent))  # type: ignore[no-untyped-call]
+        cluster, user = effective(*current(yaml.safe_load(file.read_bytes())), master)
+        settings = msgspec.to_builtins(user) | _login(user, folder)
+        fresh_until = _replace_plugin(settings, cluster, folder, with_plugin)
+        loader = KubeConfigLoader(_single(cluster, settings), config_base_path=str(folder))  # type: ignore[no-untyped-call]
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
-    except SourceError as error:
-        raise SourceError(f"kubeconfig {path} gives no credentials: {error}") from None
     except Exception as error:
-        # The loader does not check the file and raises nearly anything.
+        # The loader raises nearly anything.
         raise SourceError(f"cannot use kubeconfig {path}: {_message(error)}") from None
-    _clean_token(configuration, keep_renewing="auth-provider" in user)
-    return fresh_until, compression
+    _clean_token(configuration, keep_renewing="auth-provider" in settings)
+    return fresh_until, cluster, user
 
 
-def _current(content: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return cluster and user of the current context, empty if they are missing: the loader has the better messages."""
-    if not isinstance(content, dict):
-        raise config.ConfigException("it is empty or not a mapping")
-    context = _named(content.get("contexts"), content.get("current-context"), "context")
-    cluster = _named(content.get("clusters"), context.get("cluster"), "cluster")
-    return cluster, _named(content.get("users"), context.get("user"), "user")
+def _single(cluster: Cluster, user: dict[str, Any]) -> dict[str, Any]:
+    """Return a kubeconfig with one cluster and one user."""
+    return {
+        "current-context": "current",
+        "contexts": [{"name": "current", "context": {"cluster": "current", "user": "current"}}],
+        "clusters": [{"name": "current", "cluster": msgspec.to_builtins(cluster)}],
+        "users": [{"name": "current", "user": user}],
+    }
 
 
-def _named(entries: Any, name: Any, kind: str) -> dict[str, Any]:
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(kind), dict):
-            named: dict[str, Any] = entry[kind]
-            return named
-    return {}
+def _login(user: User, folder: Path) -> dict[str, str]:
+    """Return the token of a token file, which wins over a token, or the password, which may be empty."""
+    if not user.token_file:
+        return {"password": user.password} if user.username else {}
+    file = folder / user.token_file
+    try:
+        if token := file.read_text().strip():
+            return {"token": token}
+        reason = "it is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = _message(error)
+    if user.token:
+        return {}
+    raise SourceError(f"cannot read the token in {file}: {reason}")
 
 
-def _may_compress(cluster: dict[str, Any]) -> bool:
-    disabled = cluster.get("disable-compression")
-    if not isinstance(disabled, bool | None):
-        raise config.ConfigException("invalid disable-compression: use true or false")
-    return not disabled
-
-
-def _replace_plugin(user: dict[str, Any], cluster: dict[str, Any], folder: Path, with_plugin: bool) -> float:
+def _replace_plugin(user: dict[str, Any], cluster: Cluster, folder: Path, with_plugin: bool) -> float:
     """Replace `exec` by the credentials of the plugin; return until when they are fresh.
 
     The client's loader runs a plugin without a time limit.
@@ -168,7 +184,7 @@ def _replace_plugin(user: dict[str, Any], cluster: dict[str, Any], folder: Path,
         return -math.inf
     if "auth-provider" in user:
         return math.inf  # the client renews its token
-    if settings is None or "token" in user or "tokenFile" in user:
+    if settings is None or "token" in user:
         return time.monotonic() + _FRESH
     try:
         program = msgspec.convert(settings, plugin.Plugin)
@@ -211,4 +227,5 @@ def _clean_token(configuration: Configuration, *, keep_renewing: bool) -> None:
 
 def _message(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, config.ConfigException | OSError) else f"{type(error).__name__}: {text}"
+    known = isinstance(error, SourceError | config.ConfigException | OSError)
+    return text if known else f"{type(error).__name__}: {text}"

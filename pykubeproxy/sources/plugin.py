@@ -1,5 +1,6 @@
 """Run a credential plugin: the program under `exec` in a kubeconfig."""
 
+import base64
 import contextlib
 import os
 import selectors
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from pykubeproxy.sources.failures import one_line
+from pykubeproxy.sources.kubeconfig import Cluster
 from pykubeproxy.sources.watch import SourceError
 
 _SECONDS = 30.0  # a plugin that takes longer is killed
@@ -56,9 +58,9 @@ class _ExecCredential(msgspec.Struct):
     status: Status
 
 
-def run(plugin: Plugin, folder: Path, cluster: dict[str, Any]) -> Status:
+def run(plugin: Plugin, folder: Path, cluster: Cluster) -> Status:
     """Run a plugin in the folder of its kubeconfig. Kill it with its children if it takes too long. Raises SourceError."""
-    exit_code, output, errors = _run(plugin, folder, _environment(plugin, cluster))
+    exit_code, output, errors = _run(plugin, folder, _environment(plugin, folder, cluster))
     if exit_code:
         detail = f": {one_line(errors)}" if errors.strip() else ""
         raise SourceError(f"credential plugin {plugin.command} exited with status {exit_code}{detail}")
@@ -79,16 +81,28 @@ def run(plugin: Plugin, folder: Path, cluster: dict[str, Any]) -> Status:
     return status
 
 
-def _environment(plugin: Plugin, cluster: dict[str, Any]) -> dict[str, str]:
+def _environment(plugin: Plugin, folder: Path, cluster: Cluster) -> dict[str, str]:
     spec: dict[str, Any] = {"interactive": False}
     if plugin.provideClusterInfo:
-        spec["cluster"] = dict(cluster)
-        for extension in cluster.get("extensions") or ():
-            if extension.get("name") == "client.authentication.k8s.io/exec":
-                spec["cluster"]["config"] = extension.get("extension")
+        spec["cluster"] = _cluster_info(cluster, folder)
     info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": spec}
     own = {variable.name: variable.value for variable in plugin.env or ()}
     return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
+
+
+def _cluster_info(cluster: Cluster, folder: Path) -> dict[str, Any]:
+    """Return the cluster in the form of the ExecCredential API: with the contents of files, not their paths."""
+    info: dict[str, Any] = msgspec.to_builtins(cluster)
+    if authority := info.pop("certificate-authority", ""):
+        try:
+            content = (folder / authority).read_bytes()
+        except OSError as error:
+            raise SourceError(f"cannot read the certificate authority: {error}") from None
+        info["certificate-authority-data"] = base64.b64encode(content).decode()
+    for extension in info.pop("extensions", ()):
+        if extension.get("name") == "client.authentication.k8s.io/exec":
+            info["config"] = extension.get("extension")
+    return info
 
 
 def _run(plugin: Plugin, folder: Path, environment: dict[str, str]) -> tuple[int, bytes, str]:

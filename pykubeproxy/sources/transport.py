@@ -9,18 +9,25 @@ from typing import Any
 import msgspec
 import urllib3
 from kubernetes.client.configuration import Configuration
-from kubernetes.client.rest import RESTClientObject
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    InsecureRequestWarning,
+    NameResolutionError,
+    NewConnectionError,
+)
+from urllib3.util import Url, make_headers, parse_url
 
 from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import current
-from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.sources.proxies import SOCKS, user_of
+from pykubeproxy.sources.socks import request_connection
 from pykubeproxy.wording import without_password
 
 _CONNECT_TIMEOUT = 5.0  # seconds per address
 _HANDSHAKE_TIMEOUT = 10.0  # as in client-go
+_PORTS = {"http": 80, "https": 443} | dict.fromkeys(SOCKS, 1080)
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -46,24 +53,20 @@ class Keepalive(msgspec.Struct, frozen=True):
 
 
 class Transport:
-    """The connections to the server of a configuration; they add its addresses to `addresses`.
-
-    Raises SourceError for a proxy that cannot be used.
-    """
+    """The connections to the server of a configuration; they add its addresses to `addresses`."""
 
     def __init__(
         self, configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses
     ) -> None:
         self._identity = _identity(configuration)
-        proxy = str(configuration.proxy or "http://")
-        if not proxy.startswith(("http://", "https://")):
-            raise SourceError(f"cannot use proxy {without_password(proxy)}: use an http:// or https:// URL")
-        configuration.socket_options = keepalive.options()
-        self._host = str(configuration.host)
-        self._pools = RESTClientObject(configuration).pool_manager
-        self._pools.pool_classes_by_scheme = _pool_classes(addresses)
-        url = self._pools.proxy or urllib3.util.parse_url(self._host)
-        addresses.add(url.host or "", url.port or urllib3.connection.port_by_scheme[url.scheme or "http"])
+        self._server = without_password(str(configuration.host))
+        server, proxy = parse_url(self._server), parse_url(configuration.proxy or "")
+        self._pools = _pools(configuration, keepalive, addresses)
+        # A proxy needs the whole URL of a request that it does not tunnel.
+        forwards = proxy.scheme in ("http", "https") and server.scheme == "http"
+        self._prefix = self._server if forwards else server.path or ""
+        first = proxy if proxy.host else server
+        addresses.add(first.host or "", first.port or _PORTS[first.scheme or "http"])
 
     def fits(self, configuration: Configuration) -> bool:
         """Return whether a configuration has the same server, proxy and TLS settings, and the same certificates."""
@@ -80,21 +83,51 @@ class Transport:
 
         Each read of the response times out after `seconds`.
         """
-        return self._pools.request(
+        # ProxyManager.urlopen would join headers of one name.
+        return self._pools.connection_from_url(self._server).urlopen(
             method,
-            self._host + target,
+            self._prefix + target,
             headers=headers,
             body=body,
+            redirect=False,
+            assert_same_host=False,
             timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT, read=seconds),
             preload_content=False,
         )
 
 
+def _pools(
+    configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses
+) -> urllib3.PoolManager:
+    if not configuration.verify_ssl:
+        # The agent logs it once, and `check` reports it.
+        urllib3.disable_warnings(InsecureRequestWarning)
+    options: dict[str, Any] = {
+        "cert_reqs": "CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+        "ca_certs": configuration.ssl_ca_cert,
+        "cert_file": configuration.cert_file,
+        "key_file": configuration.key_file,
+        "server_hostname": configuration.tls_server_name,
+        "maxsize": configuration.connection_pool_maxsize,
+        "retries": False,
+        "socket_options": keepalive.options(),
+    }
+    proxy = configuration.proxy or ""
+    socks = parse_url(proxy) if proxy.lower().startswith(SOCKS) else None
+    pools = urllib3.PoolManager(**options)
+    if proxy and not socks:
+        user, password = user_of(proxy)
+        headers = make_headers(proxy_basic_auth=f"{user}:{password}") if user else None
+        pools = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+    pools.pool_classes_by_scheme = _pool_classes(addresses, socks)
+    return pools
+
+
 def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Return all that distinguishes connections. Files may change in place, so their contents count."""
     files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    names = ("host", "proxy", "no_proxy", "verify_ssl", "tls_server_name", "assert_hostname", "ca_cert_data")
-    settings = (getattr(configuration, name, None) for name in names)
+    names = ("host", "proxy", "verify_ssl", "tls_server_name")
+    settings = (getattr(configuration, name) for name in names)
     return (*files, *settings, *(_digest(file) for file in files))
 
 
@@ -106,9 +139,10 @@ def _digest(path: str | None) -> bytes:
 
 
 class _Held:
-    """Connect, and let the current attempt hold the connection."""
+    """Connect, through a SOCKS proxy if there is one, and let the current attempt hold the connection."""
 
     addresses: ServerAddresses
+    socks: Url | None
 
     def _new_conn(self: Any) -> socket.socket:
         attempt = current()
@@ -123,10 +157,13 @@ class _Held:
                         connection.setsockopt(*option)
                     connection.settimeout(self.timeout)
                     connection.connect(address)
+                    connection.settimeout(_HANDSHAKE_TIMEOUT)
+                    if self.socks:
+                        login = user_of(self.socks.url)
+                        request_connection(connection, self._dns_host.strip("[]"), self.port, *login)
                 except OSError:
                     connection.close()
                     raise
-                connection.settimeout(_HANDSHAKE_TIMEOUT)
                 return connection
             except OSError as failed:
                 error = failed
@@ -135,12 +172,16 @@ class _Held:
         raise NewConnectionError(self, f"connecting to {self.host} failed: {error}") from error
 
     def _resolve(self: Any) -> list[Any]:
+        """Resolve the name of the server, or of the SOCKS proxy."""
+        host, port = self._dns_host, self.port
+        if self.socks:
+            host, port = self.socks.host, self.socks.port or _PORTS[self.socks.scheme]
         try:
-            found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
-            raise NameResolutionError(self.host, self, error) from error
+            raise NameResolutionError(host, self, error) from error
         for *_, address in found:
-            self.addresses.add(address[0], self.port)
+            self.addresses.add(address[0], port)
         return found
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
@@ -157,12 +198,12 @@ class _Held:
             raise ConnectTimeoutError(self, f"connecting to {self.host} timed out") from error
 
 
-def _pool_classes(known: ServerAddresses) -> dict[str, type[HTTPConnectionPool]]:
+def _pool_classes(known: ServerAddresses, proxy: Url | None) -> dict[str, type[HTTPConnectionPool]]:
     class Connection(_Held, HTTPConnection):
-        addresses = known
+        addresses, socks = known, proxy
 
     class TlsConnection(_Held, HTTPSConnection):
-        addresses = known
+        addresses, socks = known, proxy
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection

@@ -26,10 +26,14 @@ def chunk(body: bytes) -> bytes:
 
 
 class CannedServer:
-    """Calls `answer(target, connection)` for each request and closes the connection after it; a context manager."""
+    """Calls `answer(target, connection)` for each request and closes the connection after it; a context manager.
+
+    `requests` has the targets, `headers` the name and value of each header of each request.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self.requests: list[str] = []
+        self.headers: list[list[tuple[str, str]]] = []
         self._answer = answer
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
@@ -72,6 +76,8 @@ class CannedServer:
                     length = int(found[1]) if found else 0
             target = head.split()[1].decode()
             self.requests.append(target)
+            lines = (line.partition(": ") for line in head.decode().split("\r\n")[1:])
+            self.headers.append([(name.lower(), value) for name, _, value in lines])
             self._answer(target, connection)
         except OSError:
             pass

@@ -1,7 +1,11 @@
 """A lab API server with named objects, and watches with short timeouts."""
 
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Timing, Watch, api_watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
@@ -53,3 +57,21 @@ def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[
 def server(**options: Any) -> FaultyApiServer:
     """Return a server that is not running yet."""
     return FaultyApiServer(**{"bookmark_seconds": BOOKMARKS} | options)
+
+
+def kubeconfig(
+    api: ApiServer, path: Path, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None
+) -> Path:
+    """Write the kubeconfig of a server with another cluster or user in it, and return its path."""
+    content = yaml.safe_load(api.kubeconfig(path).read_text())
+    if cluster is not None:
+        content["clusters"][0]["cluster"] = cluster
+    if user is not None:
+        content["users"][0]["user"] = user
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def unverified(api: ApiServer, path: Path) -> str:
+    """Write a kubeconfig that disables the verification of a server, and return its path."""
+    return str(kubeconfig(api, path, {"server": api.url, "insecure-skip-tls-verify": True}))

@@ -1,6 +1,7 @@
-"""A TCP relay in front of a server, such as a load balancer or an HTTP proxy."""
+"""A TCP relay in front of a server, such as a load balancer, an HTTP proxy or a SOCKS proxy."""
 
 import contextlib
+import ipaddress
 import socket
 import threading
 from types import TracebackType
@@ -10,14 +11,16 @@ from typing import Self
 class Relay:
     """Forward connections to a port of 127.0.0.1; a context manager.
 
-    `accepted` counts connections. With `proxy`, answer CONNECT requests first. While `frozen` is set, acknowledge all
-    data and forward nothing.
+    `accepted` counts connections. With `proxy`, answer CONNECT requests first, with `socks` those of SOCKS5; `asked` has
+    what they ask for, and the login. `reply` is the answer of the SOCKS proxy, 0 for success. While `frozen` is set,
+    acknowledge all data and forward nothing.
     """
 
-    def __init__(self, port: int, *, proxy: bool = False) -> None:
+    def __init__(self, port: int, *, proxy: bool = False, socks: bool = False, reply: int = 0) -> None:
         self.frozen = threading.Event()
         self.accepted = 0
-        self._target, self._proxy = port, proxy
+        self.asked: list[str] = []
+        self._target, self._proxy, self._socks, self._reply = port, proxy, socks, reply
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self.port: int = self._listener.getsockname()[1]
@@ -48,11 +51,31 @@ class Relay:
                 head = b""
                 while b"\r\n\r\n" not in head:
                     head += client.recv(1)
+                self.asked.append(head.decode())
                 client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            if self._socks and not self._answer_socks(client):
+                client.close()
+                return
             server = socket.create_connection(("127.0.0.1", self._target))
             self._sockets.append(server)
             threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
             self._forward(server, client)
+
+    def _answer_socks(self, client: socket.socket) -> bool:
+        def text() -> str:
+            return client.recv(client.recv(1)[0]).decode()
+
+        methods = client.recv(client.recv(2)[1])
+        client.sendall(b"\x05" + methods[-1:])
+        if methods[-1:] == b"\x02":
+            client.recv(1)
+            self.asked.append(f"{text()}:{text()}")
+            client.sendall(b"\x01\x00")
+        kind = client.recv(4)[3]
+        host = text() if kind == 3 else str(ipaddress.ip_address(client.recv({1: 4, 4: 16}[kind])))
+        self.asked.append(f"{host}:{int.from_bytes(client.recv(2))}")
+        client.sendall(bytes([5, self._reply, 0, 1]) + bytes(6))
+        return self._reply == 0
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

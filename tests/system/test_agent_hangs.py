@@ -4,16 +4,18 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pykubeproxy.agent.observe.status import decode
+from tests.fakes.certificates import certificate
+from tests.fakes.cluster import kubeconfig, node, server
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers
+from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace
 
 pytestmark = pytest.mark.root
 
@@ -35,21 +37,26 @@ def unwatched() -> dict[str, float]:
     return {resource: float(seconds) for resource, seconds in found if float(seconds)}
 
 
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[FaultyApiServer]:
+    """A server with TLS: without it, no plugin runs."""
+    with inside_a_namespace(), server(tls=certificate(tmp_path)) as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        yield api
+
+
 def test_pages_answer_while_a_credential_plugin_hangs(api: FaultyApiServer, tmp_path: Path) -> None:
     """From the start on; no page waits, and the outage shows before and after the plugin is killed."""
     program = tmp_path / "plugin"
     answer = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'
     program.write_text(f"#!/bin/sh\nwhile [ -e {tmp_path}/hang ]; do sleep 0.2; done\necho '{answer}'\n")
     program.chmod(0o700)
-    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-    content = yaml.safe_load(kubeconfig.read_text())
     plugin = {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}
-    content["users"][0]["user"] = {"exec": plugin}
-    kubeconfig.write_text(yaml.safe_dump(content))
+    path = kubeconfig(api, tmp_path / "kubeconfig", user={"exec": plugin})
     (tmp_path / "hang").touch()
     log = tmp_path / "agent.log"
     with log.open("wb") as errors:
-        command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", f"--kubeconfig={kubeconfig}"]
+        command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", f"--kubeconfig={path}"]
         agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=errors)
     try:
         eventually(lambda: answers(HEALTH, "/livez", 200), 20)

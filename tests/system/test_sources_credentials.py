@@ -5,23 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches, credentials
 from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, server, service
+from tests.fakes.cluster import SHORT, kubeconfig, server, service
 from tests.fakes.follower import Follower, eventually
 
 
 def services(api: ApiServer, folder: Path, **user: Any) -> Watch:
     """A watch of the services with a kubeconfig of this user."""
-    path = api.kubeconfig(folder / "kubeconfig")
-    content = yaml.safe_load(path.read_text())
-    content["users"][0]["user"] = user
-    path.write_text(yaml.safe_dump(content))
+    path = kubeconfig(api, folder / "kubeconfig", user=user)
     return api_watches(Client(str(path), qps=-1), "n1", SHORT)[0]
 
 
@@ -31,10 +27,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate(tmp_path_factory.mktemp("tls"))
 
 
-def test_wrong_token_is_logged(tmp_path: Path) -> None:
+def test_wrong_token_is_logged(tmp_path: Path, tls: tuple[Path, Path]) -> None:
     """A rejected token is one clear message, and the watch retries."""
     with (
-        server(token="right") as api,
+        server(tls=tls, token="right") as api,
         capture_logs() as lines,
         Follower([services(api, tmp_path, token="wrong")]) as follower,
     ):
@@ -44,12 +40,12 @@ def test_wrong_token_is_logged(tmp_path: Path) -> None:
     assert "does not accept the credentials (401: Unauthorized)" in lines[0]["reason"]
 
 
-def test_token_file_renewed_after_a_401(tmp_path: Path) -> None:
+def test_token_file_renewed_after_a_401(tmp_path: Path, tls: tuple[Path, Path]) -> None:
     """After a rejected token its file is read again."""
     token = tmp_path / "token"
     token.write_text("first\n")
     with (
-        server(token="first") as api,
+        server(tls=tls, token="first") as api,
         Follower([services(api, tmp_path, tokenFile=str(token))]) as follower,
     ):
         follower.sees()
@@ -60,13 +56,15 @@ def test_token_file_renewed_after_a_401(tmp_path: Path) -> None:
         follower.sees("a")
 
 
-def test_token_file_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_renewed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: tuple[Path, Path]
+) -> None:
     """A token file is read again before the token expires."""
     monkeypatch.setattr(credentials, "_FRESH", 0.1)
     token = tmp_path / "token"
     token.write_text("first")
     with (
-        server(token="first") as api,
+        server(tls=tls, token="first") as api,
         capture_logs() as lines,
         Follower([services(api, tmp_path, tokenFile=str(token))]) as follower,
     ):
@@ -82,7 +80,7 @@ def test_token_file_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [line for line in lines if line["log_level"] == "warning"]
 
 
-def test_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
+def test_plugin_is_asked_again_after_a_401(tmp_path: Path, tls: tuple[Path, Path]) -> None:
     """A credential plugin runs again after its token was rejected."""
     (tmp_path / "token").write_text("first")
     program = tmp_path / "plugin"
@@ -92,7 +90,7 @@ def test_plugin_is_asked_again_after_a_401(tmp_path: Path) -> None:
     )
     program.chmod(0o700)
     plugin = {"command": str(program), "apiVersion": "client.authentication.k8s.io/v1"}
-    with server(token="first") as api, Follower([services(api, tmp_path, exec=plugin)]) as follower:
+    with server(tls=tls, token="first") as api, Follower([services(api, tmp_path, exec=plugin)]) as follower:
         follower.sees()
         (tmp_path / "token").write_text("second")
         api.token = "second"

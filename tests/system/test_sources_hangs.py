@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from structlog.testing import capture_logs
 
+from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.kubeconfig import Cluster
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
-from tests.fakes.cluster import SHORT, server, service, watches
+from tests.fakes.certificates import certificate
+from tests.fakes.cluster import SHORT, kubeconfig, server, service, watches
 from tests.fakes.follower import Follower, eventually
 
 # Longer than any wait of a test.
@@ -134,12 +136,9 @@ def hanging_plugin(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     )
     program.chmod(0o700)
 
-    def write(api: Any) -> Path:
-        path: Path = api.kubeconfig(tmp_path / "kubeconfig")
-        content = yaml.safe_load(path.read_text())
-        content["users"][0]["user"] = {"exec": {"command": str(program), "apiVersion": PROGRAM}}
-        path.write_text(yaml.safe_dump(content))
-        return path
+    def write(api: ApiServer) -> Path:
+        plugin = {"command": str(program), "apiVersion": PROGRAM}
+        return kubeconfig(api, tmp_path / "kubeconfig", user={"exec": plugin})
 
     yield write
     children = tmp_path / "children"
@@ -160,7 +159,7 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
     """The construction of a client does not run it, and the error names it."""
     monkeypatch.setattr(plugin, "_SECONDS", 0.7)
     (tmp_path / "hang").touch()
-    with server(token="right") as api:
+    with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)))
         (watch, *_) = api_watches(client, "n1", SHORT)
         started = time.monotonic()
@@ -182,7 +181,7 @@ def test_a_plugin_that_hangs_blocks_only_its_own_request(
     """The request fails in time, and others run the plugin themselves soon."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
     monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
-    with server(token="right") as api:
+    with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)), qps=-1)
         first, second, _ = api_watches(client, "n1", SHORT)
         (tmp_path / "hang").touch()
@@ -204,7 +203,7 @@ def test_watches_go_on_while_a_plugin_hangs(
 ) -> None:
     """Their credentials were accepted; only the new request waits."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
-    with server(token="right") as api:
+    with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)), qps=-1)
         first, second, _ = api_watches(client, "n1", SHORT)
         with Follower([first]) as follower:
@@ -225,5 +224,5 @@ def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
     settings = plugin.Plugin("yes", PROGRAM)
     started = time.monotonic()
     with pytest.raises(SourceError, match="credential plugin yes printed more than 1048576 bytes"):
-        plugin.run(settings, tmp_path, {})
+        plugin.run(settings, tmp_path, Cluster())
     assert time.monotonic() - started < 5

@@ -11,7 +11,7 @@ import yaml
 from kubernetes.client.configuration import Configuration
 from kubernetes.config import incluster_config
 
-from pykubeproxy.sources import Client, SourceError, credentials
+from pykubeproxy.sources import SourceError, credentials
 from pykubeproxy.sources.credentials import CredentialStore
 
 
@@ -71,8 +71,8 @@ def test_token_file_with_a_newline(tmp_path: Path) -> None:
 
 def test_master_wins(tmp_path: Path) -> None:
     """--master replaces the server of the kubeconfig, whose credentials stay."""
-    it = load(kubeconfig(tmp_path, token="secret"), "http://127.0.0.1:8080/")
-    assert it.host == "http://127.0.0.1:8080"
+    it = load(kubeconfig(tmp_path, token="secret"), "https://127.0.0.1:8443/")
+    assert it.host == "https://127.0.0.1:8443"
     assert it.api_key["BearerToken"] == "Bearer secret"
 
 
@@ -87,7 +87,7 @@ def test_disable_compression(tmp_path: Path, setting: bool | None, compression: 
 def test_invalid_disable_compression(tmp_path: Path) -> None:
     """As with kube-proxy, no text is true or false."""
     path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": "true"})
-    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: invalid disable-compression"):
+    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*disable-compression"):
         load(path, "")
 
 
@@ -171,28 +171,19 @@ def test_plugin_that_fails(tmp_path: Path) -> None:
     path = kubeconfig(
         tmp_path, exec={"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}
     )
-    with pytest.raises(SourceError, match="gives no credentials: credential plugin /bin/false exited with"):
+    with pytest.raises(
+        SourceError, match=r"cannot use kubeconfig .*: credential plugin /bin/false exited with"
+    ):
         load(path, "")
     path = kubeconfig(tmp_path, **plugin(tmp_path, "hello"))
-    with pytest.raises(SourceError, match=r"gives no credentials: .* printed no ExecCredential"):
+    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: .* printed no ExecCredential"):
         load(path, "")
     path = kubeconfig(tmp_path, **plugin(tmp_path, credential(clientKeyData="key")))
     with pytest.raises(SourceError, match="printed neither a token nor"):
         load(path, "")
     path = kubeconfig(tmp_path, exec={"command": "/bin/true"})
-    with pytest.raises(SourceError, match=r"gives no credentials: invalid exec: .*apiVersion"):
+    with pytest.raises(SourceError, match=r"cannot use kubeconfig .*: invalid exec: .*apiVersion"):
         load(path, "")
-
-
-def test_socks_proxy(tmp_path: Path) -> None:
-    """The error names the proxy without its password."""
-    path = Path(kubeconfig(tmp_path, token="secret"))
-    path.write_text(
-        path.read_text().replace("server:", "proxy-url: socks5://me:s3cret@10.0.0.9:1080\n    server:")
-    )
-    with pytest.raises(SourceError, match=r"cannot use proxy socks5://10\.0\.0\.9:1080") as caught:
-        Client(str(path))
-    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +211,3 @@ def test_no_api_server_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(SourceError, match="set --kubeconfig or --master"):
         load("", "")
-
-
-def test_master_without_scheme() -> None:
-    """An address without a scheme is refused by name."""
-    with pytest.raises(SourceError, match=r"'10\.0\.0\.1:6443': use an http:// or https:// URL"):
-        load("", "10.0.0.1:6443")

@@ -20,7 +20,7 @@ def test_a_server_that_does_not_answer(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "me:s3cret@host"])
+@pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "me:s3cret@host/path"])
 def test_invalid_url(url: str) -> None:
     """The message names the host only."""
     with pytest.raises(SourceError, match="host") as caught:
