@@ -129,8 +129,13 @@ def _log_start(node_name: str, families: Families) -> None:
 
 
 def _client(config: Config) -> Client:
-    client = config.client
-    return Client(client.kubeconfig, client.master, client.qps, client.burst)
+    settings = config.client
+    client = Client(settings.kubeconfig, settings.master, settings.qps, settings.burst)
+    if not client.verifies_server:
+        log.warning(
+            "api server certificate not verified", server=client.server, reason="insecure-skip-tls-verify"
+        )
+    return client
 
 
 def _run_once(agent: Agent, watches: tuple[Watch, ...], mailbox: Mailbox, flows: FlowCleaner) -> int:

@@ -38,6 +38,7 @@ class Access(msgspec.Struct, frozen=True):
 
     `node_error` is why listing the Node failed, or ""; `node` is None if it does not exist. `review_error` is why the
     permissions are unknown, or "". `answers` is False if the server answers neither request, or accepts no credentials.
+    `verified` is False if the kubeconfig disables the verification of the server.
     """
 
     server: str
@@ -46,6 +47,7 @@ class Access(msgspec.Struct, frozen=True):
     denied: tuple[Permission, ...] = ()
     review_error: str = ""
     answers: bool = True
+    verified: bool = True
 
 
 def access(client: Client, node_name: str) -> Access:
@@ -57,12 +59,14 @@ def access(client: Client, node_name: str) -> Access:
         node = next((node for node in listed.objects if isinstance(node, Node)), None)
     except SourceError as error:
         node_error = str(error)
+    denied: tuple[Permission, ...] = ()
+    review_error, answers = "", True
     try:
         denied = tuple(permission for permission in (*NEEDED, EVENTS) if not _is_granted(client, permission))
     except Failure as failure:
+        review_error = str(failure)
         answers = not node_error or isinstance(failure, Forbidden)
-        return Access(client.server, node_error, node, review_error=str(failure), answers=answers)
-    return Access(client.server, node_error, node, denied)
+    return Access(client.server, node_error, node, denied, review_error, answers, client.verifies_server)
 
 
 class _ReviewStatus(msgspec.Struct):

@@ -19,7 +19,8 @@ from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole
-from tests.fakes.cluster import node, server
+from tests.fakes.certificates import certificate
+from tests.fakes.cluster import node, server, unverified
 from tests.fakes.process import CHECK, inside_a_namespace, run_check
 
 Grants = Callable[[dict[str, str]], bool]
@@ -80,7 +81,11 @@ def api(
 
 
 def asked_of(url: str, name: str = "n1", agents: bool = True) -> dict[str, Finding]:
-    found = cluster.cluster(access(Client(master=url, qps=-1), name), name, agents)
+    return asked_by(Client(master=url, qps=-1), name, agents)
+
+
+def asked_by(client: Client, name: str = "n1", agents: bool = True) -> dict[str, Finding]:
+    found = cluster.cluster(access(client, name), name, agents)
     return {finding.check: finding for finding in found}
 
 
@@ -100,6 +105,15 @@ def test_all_permissions_are_reviewed() -> None:
         *((verb, "nodes", "") for verb in ("list", "watch")),
         ("create", "events", "events.k8s.io"),
     }
+
+
+def test_an_unverified_server_is_a_warning(tmp_path: Path) -> None:
+    with server(tls=certificate(tmp_path)) as running:
+        running.store.create(node("n1", "10.0.0.1"), verbatim=True)
+        found = asked_by(Client(unverified(running, tmp_path / "kubeconfig")))
+    assert levels(found) == ("warn", "ok", "skip")
+    assert found["api-server"].message == f"{running.url} answers, but its certificate is not verified"
+    assert "insecure-skip-tls-verify" in found["api-server"].advice
 
 
 def test_an_unknown_node_fails() -> None:

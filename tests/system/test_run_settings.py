@@ -1,6 +1,7 @@
 """Effects of settings on rules, log lines and requests, with the real command."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.fakes.cluster import node, server, service, slice_of
+from tests.fakes.certificates import certificate
+from tests.fakes.cluster import node, server, service, slice_of, unverified
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, PROGRAM, answers, inside_a_namespace, running, saved
 
@@ -138,3 +140,17 @@ def test_dispatch_setting_selects_flat_or_tree(tmp_path: Path, dispatch: str, mo
         assert 0 < len(first) <= most
         assert has("-d 10.96.0.60/32", "-j KUBE-SVC")
         assert (len(first) == 60) is (dispatch == "flat")
+
+
+@pytest.mark.root
+def test_an_unverified_server_is_one_log_line(tmp_path: Path) -> None:
+    """And no warning of the HTTP client for each request."""
+    with inside_a_namespace(), server(tls=certificate(tmp_path)) as api:
+        api.store.create(node("node1", "192.168.99.10"))
+        path = unverified(api, tmp_path / "kubeconfig")
+        fixed = ("--once", "--kubeconfig", path, "--hostname-override=node1", "--oom-score-adj=0")
+        done = subprocess.run([*PROGRAM, *fixed], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if re.search("verif|insecure|Warning", line)]
+    assert "api server certificate not verified" in line
+    assert "reason=insecure-skip-tls-verify" in line

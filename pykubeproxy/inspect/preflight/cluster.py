@@ -37,8 +37,14 @@ def _skipped(reason: str) -> tuple[Finding, ...]:
 
 
 def _answer(access: Access, agents: bool) -> Finding:
-    if access.answers:
+    if access.answers and access.verified:
         return _API.ok(f"{access.server} answers")
+    if access.answers:
+        advice = (
+            "A machine in between can read the credentials and change the rules. In the kubeconfig, set"
+            " certificate-authority instead of insecure-skip-tls-verify."
+        )
+        return _API.warn(f"{access.server} answers, but its certificate is not verified", advice)
     if not agents:
         return _API.skip(access.node_error, f"The agent may use another address. {_IN_ITS_POD}")
     return _API.fail(access.node_error, f"Try it from this node: curl -k {access.server}/livez")
