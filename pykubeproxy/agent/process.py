@@ -108,6 +108,8 @@ def _serve(
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
         for watch in watches:
             _start(watch.name, lambda watch=watch: watch.run(mailbox.put), mailbox)  # type: ignore[misc]
+        if client:
+            _start("api-contact", client.contact.run, mailbox)
         for worker in (flows, config_watch, families.watch):
             if worker:
                 _start(worker.name, worker.run, mailbox)

@@ -104,7 +104,7 @@ class ApiWatch:
         self._client, self._resource, self._timing = client, resource, timing
         self._tracker = ObjectTracker(resource.kind)
         reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
-        self._connection = ConnectionState(resource.plural, reconnection, timing)
+        self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._version = ""
         self._listed_before = False
 

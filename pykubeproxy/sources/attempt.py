@@ -1,14 +1,18 @@
 """One attempt at a request, on a thread of its own, so that its caller can stop waiting at any time."""
 
 import contextlib
+import math
 import os
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Generator
 
 # Parts that the thread reads ahead of its caller.
 _AHEAD = 4
+# Of struct tcp_info: the offset of tcpi_last_ack_recv, and a value of tcpi_state.
+_ACKNOWLEDGED, _ESTABLISHED = 56, 1
 
 _local = threading.local()
 
@@ -61,6 +65,11 @@ class Attempt:
             if self._cancelled:
                 _shut_down(handle)
 
+    def unacknowledged(self) -> float:
+        """Return the seconds since the peer acknowledged a packet; infinity if it is not connected."""
+        with self._lock:
+            return min((_since_acknowledgement(handle) for handle in self._handles), default=math.inf)
+
     def _run(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         _local.attempt = self
         end: Exception | None = None
@@ -84,6 +93,13 @@ def current() -> Attempt:
     """Return the attempt that runs on this thread."""
     attempt: Attempt = _local.attempt
     return attempt
+
+
+def _since_acknowledgement(connection: socket.socket) -> float:
+    """Read struct tcp_info: the state is its first byte, tcpi_last_ack_recv has milliseconds."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED + 4)
+    (milliseconds,) = struct.unpack_from("=I", info, _ACKNOWLEDGED)
+    return float(milliseconds) / 1000 if info[0] == _ESTABLISHED else math.inf
 
 
 def _shut_down(handle: socket.socket) -> None:

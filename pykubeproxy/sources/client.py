@@ -14,6 +14,7 @@ from pykubeproxy.sources import failures
 from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.compression import content
+from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.transport import Keepalive, Transport
@@ -52,7 +53,7 @@ class Client:
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
     connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
-    without any packets breaks.
+    without any packets breaks; `contact` knows when the server was last heard.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Client:
         qps: float = 5.0,
         burst: int = 10,
         keepalive: Keepalive | None = None,
+        contact: Contact | None = None,
     ) -> None:
+        self.contact = contact or Contact()
         self._bucket = TokenBucket(qps, burst)
         self._keepalive = keepalive or Keepalive()
         self._credentials = CredentialStore(kubeconfig, master)
@@ -129,6 +132,7 @@ class Client:
     def _open(self, request: _Request) -> Iterator[Attempt]:
         """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
         self._bucket.wait()
+        self.contact.requested()
         try:
             attempt = Attempt(lambda: self._exchange(request))
         except RuntimeError as error:
@@ -142,10 +146,13 @@ class Client:
                 if str(missing) == "credentials for":
                     raise Failure(reason) from None
                 raise Unreachable(reason, persistent=str(missing) == "response from") from None
-            yield attempt
-        except Unreachable:
-            # Idle connections may be dead too.
-            self._transport.drop_idle()
+            with self.contact.response(attempt):
+                yield attempt
+        except Failure as failure:
+            self.contact.failed(failure)
+            if isinstance(failure, Unreachable):
+                # Idle connections may be dead too.
+                self._transport.drop_idle()
             raise
         finally:
             attempt.cancel()
@@ -164,6 +171,7 @@ class Client:
                 continue
             if piece is None:
                 return
+            self.contact.heard()
             yield piece
 
     def _exchange(self, request: _Request) -> Generator[bytes, None, None]:
@@ -187,6 +195,7 @@ class Client:
                 if response.status not in request.accepted:
                     failure = failures.from_response(response, pieces, request.resource, request.verbs)
                     raise self._failure(credentials, failure)
+                self.contact.heard()
                 yield b""
                 server = "the API server"
                 yield from pieces
@@ -202,6 +211,8 @@ class Client:
     def _failure(self, credentials: Credentials, failure: Failure) -> Failure:
         if isinstance(failure, failures.Unauthorized):
             self._credentials.reject(credentials)
+        if not failure.server_wide:
+            self.contact.heard()
         return failure
 
     def _transport_for(self, credentials: Credentials) -> Transport:

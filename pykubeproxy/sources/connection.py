@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
+from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Expired, Failure
 from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
@@ -41,9 +42,9 @@ class ConnectionState:
     A watch that was open for `timing.steady` seconds or delivered an event counts as a success.
     """
 
-    def __init__(self, resource: str, reconnection: Reconnection, timing: Timing) -> None:
+    def __init__(self, resource: str, reconnection: Reconnection, timing: Timing, contact: Contact) -> None:
         self.must_list = True
-        self._outages = OutageLog(resource, timing.quiet)
+        self._outages = OutageLog(resource, timing.quiet, contact)
         self._resource, self._reconnection, self._timing = resource, reconnection, timing
         # For failures of this resource only.
         self._backoff = Backoff(timing.first_pause, timing.longest_pause)
@@ -113,7 +114,7 @@ class ConnectionState:
         if self._persistent >= _MAX_PERSISTENT:
             self.must_list = True
         pause = self._pause(failure)
-        self._outages.failed(str(failure), pause.seconds)
+        self._outages.failed(failure, pause.seconds)
         return pause
 
     def _pause(self, failure: Failure) -> Pause:
@@ -135,7 +136,7 @@ class ConnectionState:
             log.debug("relisting", resource=self._resource, reason=str(failure))
             return self._own(0.0)
         pause = self._own(self._backoff.next())
-        self._outages.failed(str(failure), pause.seconds)
+        self._outages.failed(failure, pause.seconds)
         return pause
 
     @staticmethod

@@ -4,6 +4,8 @@ import time
 
 import structlog
 
+from pykubeproxy.sources.contact import Contact
+from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.watch import Outage
 
 # The same reason is logged again after this many seconds.
@@ -15,14 +17,17 @@ log = structlog.get_logger()
 class OutageLog:
     """Log the failures of one watch, each reason once a minute, and the recovery.
 
-    An outage counts from the last data received. Silence for `quiet` seconds is an outage too.
+    An outage counts from the last data received. Silence for `quiet` seconds is an outage too. What belongs to an outage
+    of the whole server, which `contact` logs, has the level debug.
     """
 
-    def __init__(self, resource: str, quiet: float) -> None:
-        self._resource, self._quiet = resource, quiet
+    def __init__(self, resource: str, quiet: float, contact: Contact) -> None:
+        self._resource, self._quiet, self._contact = resource, quiet, contact
         self._heard = time.monotonic()
-        self._logged: dict[str, float] = {}
+        self._logged: dict[tuple[str, bool], float] = {}
         self._present: tuple[float, str] | None = None  # start and last reason
+        self._failed = 0.0  # when the first attempt of the present outage failed
+        self._in_log = False  # whether the present outage has a line above debug
 
     def heard(self) -> None:
         """Note data from the server."""
@@ -32,25 +37,42 @@ class OutageLog:
         """Return the seconds since the last data."""
         return time.monotonic() - self._heard
 
-    def failed(self, reason: str, retry_in: float) -> None:
+    def failed(self, failure: Failure, retry_in: float) -> None:
         """Note a failed attempt; the next one follows in `retry_in` seconds."""
-        now = time.monotonic()
+        now, reason = time.monotonic(), str(failure)
+        if self._present is None:
+            self._failed = now
         self._present = (self._present[0] if self._present else self._heard, reason)
         self._logged = {earlier: at for earlier, at in self._logged.items() if now - at < _LOG_INTERVAL}
-        if reason not in self._logged:
-            self._logged[reason] = now
-            log.warning("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
+        own = self._is_own(failure, now)
+        if (reason, own) not in self._logged:
+            self._logged[reason, own] = now
+            write = log.warning if own else log.debug
+            write("watch failed", resource=self._resource, reason=reason, retry_in=f"{retry_in:.1f}s")
+        self._in_log |= own
+
+    def _is_own(self, failure: Failure, now: float) -> bool:
+        """Return whether only this watch fails, as far as can be told: the server is heard, but not by this watch."""
+        since = self._heard if failure.persistent else self._failed
+        limit = self._contact.limit
+        return not failure.server_wide or (now - since >= limit and self._contact.silence() < limit)
 
     def recovered(self) -> None:
         """Note a success."""
         if present := self._present:
             self._present = None
             seconds = time.monotonic() - present[0]
-            log.info("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
+            write = log.info if self._in_log else log.debug
+            write("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
+            self._in_log = False
 
     def outage(self, *, open_again: bool = False) -> Outage | None:
         """Return the current outage; any thread may call it. With `open_again`, only silence counts."""
         present = None if open_again else self._present
-        if present is None and (silence := self.silence()) >= self._quiet:
+        if present:
+            return Outage(self._resource, time.monotonic() - present[0], present[1])
+        silence = self.silence()
+        if silence >= self._quiet:
             return Outage(self._resource, silence, "the API server sends nothing")
-        return Outage(self._resource, time.monotonic() - present[0], present[1]) if present else None
+        reason = self._contact.outage()
+        return Outage(self._resource, silence, reason) if reason else None

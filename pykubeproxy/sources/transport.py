@@ -33,11 +33,12 @@ _PORTS = {"http": 80, "https": 443} | dict.fromkeys(SOCKS, 1080)
 class Keepalive(msgspec.Struct, frozen=True):
     """When the kernel probes an idle connection and gives it up, in seconds.
 
-    A peer that acknowledges nothing is noticed at the first probe after `timeout`.
+    A peer that acknowledges nothing is noticed at the first probe after `timeout`. Before an outage is logged, after 10
+    seconds, two probes are lost.
     """
 
-    idle: int = 20
-    interval: int = 5
+    idle: int = 4
+    interval: int = 4
     timeout: int = 38
 
     def options(self) -> list[tuple[int, int, int]]:

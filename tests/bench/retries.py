@@ -16,6 +16,7 @@ import structlog
 
 from pykubeproxy.sources.backoff import Pause, Reconnection
 from pykubeproxy.sources.connection import ConnectionState, Timing
+from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 
 _RESOURCES = ("services", "endpointslices", "nodes")
@@ -58,7 +59,7 @@ def simulate(agents: int, outage: Failure, seconds: float, timing: Timing | None
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with mock.patch("time.monotonic", lambda: clock[0]):
         watches = [
-            [_Watch(ConnectionState(resource, shared, timing), agent) for resource in _RESOURCES]
+            [_Watch(ConnectionState(resource, shared, timing, Contact()), agent) for resource in _RESOURCES]
             for agent in range(agents)
             for shared in [Reconnection(timing.first_pause, timing.longest_pause)]
         ]

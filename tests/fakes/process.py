@@ -88,3 +88,16 @@ def saved(command: str = "iptables-nft-save") -> list[str]:
     """Return the live rules of iptables-save without comment lines."""
     output = subprocess.run([command], capture_output=True, text=True, check=True).stdout
     return [line for line in output.splitlines() if not line.startswith("#")]
+
+
+@contextmanager
+def dropped(port: int) -> Iterator[None]:
+    """Drop all packets from and to a port."""
+    rules = [["INPUT", "-p", "tcp", side, str(port), "-j", "DROP"] for side in ("--dport", "--sport")]
+    for rule in rules:
+        subprocess.run(["iptables", "-A", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run(["iptables", "-D", *rule], check=True)

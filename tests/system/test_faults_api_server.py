@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,16 +20,24 @@ from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
+from tests.fakes.process import HEALTH, METRICS, answers, dropped, inside_a_namespace, saved
 from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
 
 pytestmark = pytest.mark.root
 
-# The agent with short timeouts for a silent server.
-SHORT_TIMEOUTS = """
+# The agent logs an outage early.
+EARLY_LOG = """
 import functools
-from pykubeproxy.sources import api
+from pykubeproxy.sources import api, client
+client.Contact = functools.partial(client.Contact, limit=3.0)
+client.Keepalive = functools.partial(client.Keepalive, idle=1, interval=1)
+"""
+# Also with short timeouts for a silent server.
+SHORT_TIMEOUTS = f"""
+{EARLY_LOG}
 api.Timing = functools.partial(api.Timing, idle=1.5, answer=1.5)
+"""
+MAIN = """
 from pykubeproxy.cli import main
 main()
 """
@@ -59,10 +67,10 @@ class AgentNode:
         self.services = 10
 
     @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, settings: str = SHORT_TIMEOUTS) -> Iterator[subprocess.Popen[bytes]]:
         """Run an agent until its rules are written and everything is watched."""
         with self.log.open("wb") as log:
-            command = [sys.executable, "-c", SHORT_TIMEOUTS, "run", "--master", self.api.url]
+            command = [sys.executable, "-c", settings + MAIN, "run", "--master", self.api.url]
             agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=log)
         try:
             eventually(lambda: answers(HEALTH, "/readyz", 200), 30)
@@ -132,7 +140,7 @@ FAULTS = {
     "truncated": Fault(ending_watches(lambda api: api.faults.truncate(100_000)), "the API server"),
     "repeated": Fault(ending_watches(lambda api: api.faults.echo()), ""),
     "hanging": Fault(ending_watches(lambda api: api.faults.hang()), "no response from"),
-    "resets": Fault(resets, "the connection to"),
+    "resets": Fault(resets, ""),
 }
 
 
@@ -165,6 +173,47 @@ def test_the_agent_recovers(agent_node: AgentNode, name: str) -> None:
     assert traffic.total() > 50
     assert requests <= MAX_REQUESTS_PER_SECOND * duration
     assert "Traceback" not in agent_node.log.read_text()
+
+
+@contextmanager
+def stopped(api: FaultyApiServer) -> Iterator[None]:
+    api.stop()
+    try:
+        yield
+    finally:
+        api.start()
+
+
+@contextmanager
+def unplugged(api: FaultyApiServer) -> Iterator[None]:
+    """Drop all packets from and to the server; connections stay open."""
+    with dropped(int(api.url.rpartition(":")[2])):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("outage", "reason"),
+    [
+        (stopped, "Connection refused"),
+        (unplugged, "no packets arrive from the API server"),
+    ],
+)
+def test_an_outage_is_one_log_line_and_its_end_another(
+    agent_node: AgentNode,
+    outage: Callable[[FaultyApiServer], AbstractContextManager[None]],
+    reason: str,
+) -> None:
+    """Neither is repeated for each kind of objects."""
+    with agent_node.running(EARLY_LOG):
+        with outage(agent_node.api):
+            eventually(lambda: "api server unavailable" in agent_node.log.read_text(), 20)
+        eventually(lambda: "api server available again" in agent_node.log.read_text(), 20)
+        lines = agent_node.log.read_text().splitlines()
+    start, end = (line for line in lines if re.search("api server|watch", line))
+    assert re.search(reason, start)
+    assert re.search("silence=[0-9.]+s", start)
+    assert re.search(reason, end)
+    assert re.search("after=[0-9.]+s", end)
 
 
 def test_status_and_metrics_show_failing_watches(agent_node: AgentNode) -> None:

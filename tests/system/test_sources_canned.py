@@ -72,7 +72,7 @@ def test_garbage_is_one_log_line(garbage: bytes, watching: bool) -> None:
         with Follower(watches(canned.url, Kind.SERVICE)) as follower:
             follower.sees("a", "b")
         assert len(tries) == 2
-        reasons = [line["reason"] for line in lines if line["log_level"] == "warning"]
+        reasons = [line["reason"] for line in lines if line["event"] == "watch failed"]
         assert reasons
         assert all("\n" not in it and len(it) < 500 for it in reasons)
 

@@ -18,8 +18,13 @@ def warnings(lines: list[dict[str, object]]) -> list[str]:
     return [str(line.get("reason", line["event"])) for line in lines if line["log_level"] == "warning"]
 
 
+def failures(lines: list[dict[str, object]]) -> list[str]:
+    """The reasons of failed watches, also those that belong to an outage of the server."""
+    return [str(line["reason"]) for line in lines if line["event"] == "watch failed"]
+
+
 def test_dropped_connections_resume_at_the_last_version() -> None:
-    """Without a list; loss and recovery are one line each."""
+    """Without a list; loss and recovery are one line each, and no warning."""
     with server() as api, capture_logs() as lines:
         with Follower(watches(api.url, Kind.SERVICE)) as follower:
             follower.sees()
@@ -28,9 +33,9 @@ def test_dropped_connections_resume_at_the_last_version() -> None:
             api.store.create(service("a"))
             follower.sees("a")
             assert follower.lists() == 1
-        (warning,) = warnings(lines)
-        assert re.fullmatch("the connection to .* broke(: .*)?", warning)
-        assert [line["event"] for line in lines if line["log_level"] == "info"] == ["watch recovered"]
+        (failure,) = failures(lines)
+        assert re.fullmatch("the connection to .* broke(: .*)?", failure)
+        assert [line["log_level"] for line in lines if line["event"] == "watch recovered"] == ["debug"]
 
 
 def test_silent_connection_is_noticed() -> None:
@@ -46,7 +51,7 @@ def test_silent_connection_is_noticed() -> None:
             assert 0.5 < time.monotonic() - started < 2.5
             api.faults.thaw_watches()
             follower.sees("a")
-        assert warnings(lines)[0].startswith("no data from")
+        assert failures(lines)[0].startswith("no data from")
 
 
 def test_watch_that_stays_silent_is_listed() -> None:
@@ -188,17 +193,17 @@ def test_hanging_server() -> None:
 
 
 def test_unreachable_server() -> None:
-    """Refused connections are one warning; the objects arrive when the server is back."""
+    """Refused connections are one line; the objects arrive when the server is back."""
     api = server()
     with api:
         api.store.create(service("a"))
     with capture_logs() as lines, Follower(watches(api.url, Kind.SERVICE)) as follower:
-        eventually(lambda: warnings(lines))
+        eventually(lambda: failures(lines))
         time.sleep(1.0)
         with api:
             follower.sees("a")
-    assert warnings(lines)[0] == f"no connection to {api.url}: Connection refused"
-    assert len([it for it in warnings(lines) if "refused" in it]) == 1
+    assert failures(lines)[0] == f"no connection to {api.url}: Connection refused"
+    assert len([it for it in failures(lines) if "refused" in it]) == 1
 
 
 def test_state_stays_while_the_server_is_away() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.connection import ConnectionState, Timing
+from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure, from_status
 from tests.bench.retries import OUTAGES, simulate
 
@@ -32,7 +33,8 @@ def watches(timing: Timing | None = None) -> list[ConnectionState]:
     """Return the states of the three watches of an agent, open for a minute."""
     timing = timing or Timing()
     shared = Reconnection(timing.first_pause, timing.longest_pause)
-    return [ConnectionState(name, shared, timing) for name in ("services", "endpointslices", "nodes")]
+    names = ("services", "endpointslices", "nodes")
+    return [ConnectionState(name, shared, timing, Contact()) for name in names]
 
 
 def work(states: list[ConnectionState], now: list[float]) -> None:

@@ -5,6 +5,8 @@ import pytest
 from pykubeproxy.sources import backoff, client, outage
 from pykubeproxy.sources.backoff import Backoff
 from pykubeproxy.sources.client import TokenBucket
+from pykubeproxy.sources.contact import Contact
+from pykubeproxy.sources.failures import Failure, Unreachable
 from pykubeproxy.sources.outage import OutageLog
 from pykubeproxy.sources.watch import Outage
 
@@ -47,23 +49,43 @@ def test_pauses_survive_many_failures(no_jitter: None) -> None:
     assert backoff.next() == 30.0
 
 
-def test_same_reason_is_logged_once_a_minute(logged: list[dict[str, object]], now: list[float]) -> None:
+@pytest.fixture
+def contact(now: list[float]) -> Contact:
+    """A server that was heard at the start, before another request."""
+    made = Contact(clock=lambda: now[0])
+    made.heard()
+    made.requested()
+    return made
+
+
+@pytest.fixture
+def outages(contact: Contact) -> OutageLog:
+    return OutageLog("services", 75.0, contact)
+
+
+OWN = Failure("forbidden")
+DEAD, SILENT = Unreachable("refused"), Unreachable("no data", persistent=True)
+
+
+def test_same_reason_is_logged_once_a_minute(
+    logged: list[dict[str, object]], now: list[float], outages: OutageLog
+) -> None:
     """The first failure is logged, the same reason again only after a minute, another reason at once."""
-    outages = OutageLog("services", 75.0)
     for now[0] in range(0, 130, 2):
-        outages.failed("refused", 1.0)
-    assert [line["reason"] for line in logged] == ["refused"] * 3
-    outages.failed("timeout", 1.0)
+        outages.failed(OWN, 1.0)
+    assert [line["reason"] for line in logged] == ["forbidden"] * 3
+    outages.failed(Failure("timeout"), 1.0)
     assert logged[-1]["reason"] == "timeout"
 
 
-def test_recovery_is_logged_once(logged: list[dict[str, object]], now: list[float]) -> None:
+def test_recovery_is_logged_once(
+    logged: list[dict[str, object]], now: list[float], outages: OutageLog
+) -> None:
     """Recovery is one line with the time it took, and without an outage there is none."""
-    outages = OutageLog("services", 75.0)
     outages.recovered()
-    outages.failed("refused", 1.0)
+    outages.failed(OWN, 1.0)
     now[0] = 7.0
-    assert outages.outage() == Outage("services", 7.0, "refused")
+    assert outages.outage() == Outage("services", 7.0, "forbidden")
     outages.recovered()
     assert outages.outage() is None
     outages.recovered()
@@ -71,6 +93,51 @@ def test_recovery_is_logged_once(logged: list[dict[str, object]], now: list[floa
         ("warning", None),
         ("info", "7.0s"),
     ]
+
+
+@pytest.mark.parametrize("failure", [DEAD, SILENT])
+def test_an_outage_of_the_server_is_no_line_of_a_watch(
+    logged: list[dict[str, object]], now: list[float], outages: OutageLog, failure: Failure
+) -> None:
+    """Neither is its end; but the outage of the watch counts."""
+    for now[0] in range(0, 130, 2):
+        outages.failed(failure, 1.0)
+    assert outages.outage() == Outage("services", 128.0, str(failure))
+    outages.recovered()
+    assert {line["log_level"] for line in logged} == {"debug"}
+
+
+@pytest.mark.parametrize(("failure", "second"), [(DEAD, 12), (SILENT, 10)])
+def test_a_watch_that_fails_alone_is_logged(
+    logged: list[dict[str, object]],
+    now: list[float],
+    contact: Contact,
+    outages: OutageLog,
+    failure: Failure,
+    second: int,
+) -> None:
+    """Once it has failed for 10 s, or was silent for so long, while other watches hear the server."""
+    for now[0] in range(2, second + 1, 2):
+        assert not [line for line in logged if line["log_level"] != "debug"]
+        contact.heard()
+        outages.failed(failure, 1.0)
+    outages.recovered()
+    assert [(line["event"], line["log_level"]) for line in logged[-2:]] == [
+        ("watch failed", "warning"),
+        ("watch recovered", "info"),
+    ]
+
+
+def test_an_unavailable_server_is_an_outage_of_each_watch(
+    now: list[float], contact: Contact, outages: OutageLog
+) -> None:
+    """Even before its requests fail."""
+    now[0] = 9.9
+    assert outages.outage() is None
+    now[0] = 10.0
+    assert outages.outage() == Outage("services", 10.0, "the API server sends nothing")
+    contact.heard()
+    assert outages.outage() is None
 
 
 def test_rate_limit(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:

@@ -1,0 +1,111 @@
+"""When the API server was last heard, and the log of its outages: one line for each, whatever watches are affected."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import structlog
+
+from pykubeproxy.sources.attempt import Attempt
+from pykubeproxy.sources.failures import Failure
+
+log = structlog.get_logger()
+
+
+class Contact:
+    """Know when the API server was last heard. Thread-safe.
+
+    It is heard when it sends data. For `quiet` seconds after that, it is also heard when it acknowledges packets on an
+    open response: a watch of objects that do not change carries a bookmark about once a minute, and nothing else. After
+    `limit` seconds of silence, the server is unavailable. `clock` returns seconds.
+    """
+
+    def __init__(
+        self, limit: float = 10.0, quiet: float = 75.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit = limit
+        self._quiet, self._clock = quiet, clock
+        self._lock = threading.Lock()
+        self._heard = -math.inf
+        # Since when a request has no answer; a pause between requests is no silence.
+        self._waiting: float | None = None
+        self._failure = ""  # the last one since the server was heard
+        self._responses: set[Attempt] = set()
+        self._outage: tuple[float, str] | None = None  # start and reason of the outage in the log
+
+    def requested(self) -> None:
+        """Note that a request is about to be sent."""
+        if self._waiting is None:
+            self._waiting = self._clock()
+
+    def heard(self) -> None:
+        """Note data from the server."""
+        self._heard, self._waiting, self._failure = self._clock(), None, ""
+
+    def failed(self, failure: Failure) -> None:
+        """Note a failed request, or a response that broke; it does not count if the server has answered."""
+        if failure.server_wide and self._waiting is None:
+            self._waiting = self._heard
+        if self._waiting is not None:
+            self._failure = str(failure)
+
+    @contextmanager
+    def response(self, attempt: Attempt) -> Iterator[None]:
+        """Count acknowledgements on the connection of an attempt meanwhile."""
+        with self._lock:
+            self._responses.add(attempt)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._responses.remove(attempt)
+
+    def silence(self) -> float:
+        """Return for how many seconds a request or an open response has waited for the server."""
+        now, heard, unacknowledged = self._clock(), self._heard, self._unacknowledged()
+        waiting = self._waiting if unacknowledged is None else heard
+        if waiting is None:
+            return 0.0
+        acknowledged = -math.inf if unacknowledged is None else now - unacknowledged
+        return now - max(waiting, min(acknowledged, heard + self._quiet))
+
+    def outage(self) -> str:
+        """Return why the server is unavailable, empty if it is not."""
+        if self._failure and (self._heard == -math.inf or self.silence() >= self.limit):
+            return self._failure
+        if self.silence() < self.limit:
+            return ""
+        unacknowledged = self._unacknowledged()
+        if unacknowledged is not None and unacknowledged >= self.limit:
+            return "no packets arrive from the API server"
+        return "the API server sends nothing"
+
+    def run(self) -> NoReturn:
+        """Log outages; never return."""
+        while True:
+            self.check()
+            time.sleep(self.limit / 10)
+
+    def check(self) -> None:
+        """Log the start or the end of an outage. Call it from one thread only."""
+        silence, reason = self.silence(), self.outage()
+        last = self._clock() - silence
+        if self._outage is None:
+            if reason:
+                self._outage = last, reason
+                log.warning("api server unavailable", reason=reason, silence=f"{silence:.1f}s")
+        elif not reason and silence < self.limit / 2:
+            started, reason = self._outage
+            self._outage = None
+            log.info("api server available again", reason=reason, after=f"{last - started:.1f}s")
+        elif reason:
+            self._outage = self._outage[0], reason
+
+    def _unacknowledged(self) -> float | None:
+        """Return the seconds since the last acknowledgement on open responses, None without any."""
+        with self._lock:
+            responses = tuple(self._responses)
+        return min((attempt.unacknowledged() for attempt in responses), default=None)
