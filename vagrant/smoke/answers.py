@@ -1,6 +1,7 @@
 """Evaluate what probes saw, without a cluster. Each check returns the reason of the failure, or ""."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ class Seen(NamedTuple):
     pods: Mapping[str, int]
     failed: int = 0
     failures: tuple[str, ...] = ()
+
+
+NOTHING = Seen(0, {})
 
 
 class Reply(NamedTuple):
@@ -27,6 +31,20 @@ def parse(output: str) -> Seen:
         raise ValueError("the probe printed nothing")
     result = json.loads(lines[-1])
     return Seen(result["requests"], result["pods"], result["failed"], tuple(result["failures"]))
+
+
+def combined(one: Seen, other: Seen) -> Seen:
+    """Return the result of two probes as one."""
+    pods = Counter(one.pods) + Counter(other.pods)
+    failures = one.failures + other.failures
+    return Seen(one.requests + other.requests, pods, one.failed + other.failed, failures)
+
+
+def ready(desired: int, ready_now: int) -> str:
+    """Check that there are agents and all are ready."""
+    if not desired:
+        return "the DaemonSet selects no node"
+    return f"{ready_now} of {desired} agents are ready" if ready_now < desired else ""
 
 
 def only(seen: Seen, pods: Collection[str]) -> str:

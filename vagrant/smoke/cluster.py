@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import select
 import socket
 import subprocess
 import time
@@ -101,11 +102,7 @@ class Cluster:
 
     def pods(self) -> set[str]:
         """Return the web server's pods that are ready and not terminating."""
-        return {
-            it["metadata"]["name"]
-            for it in self._items("pods", "-n", NAMESPACE, "-l", "app=web")
-            if _ready(it)
-        }
+        return {_name(it) for it in self._web_pods() if _ready(it)}
 
     # The workload
 
@@ -135,9 +132,11 @@ class Cluster:
         return self.pods()
 
     def restart(self) -> None:
-        """Replace all web servers in a rolling update and wait for its end."""
+        """Replace all web servers in a rolling update and wait until the old ones have ended."""
+        old = {_name(it) for it in self._web_pods()}
         self._run("-n", NAMESPACE, "rollout", "restart", "deployment/web")
         self.rolled_out()
+        self.until(lambda: old.isdisjoint(map(_name, self._web_pods())), "the old web servers to end")
 
     def rolled_out(self) -> None:
         """Wait until the web servers are rolled out."""
@@ -154,7 +153,7 @@ class Cluster:
         return parse(self._run(*_probe(count), seconds=self.seconds))
 
     def load(self) -> Load:
-        """Start continuous requests of the client."""
+        """Start continuous requests of the client; return when the first has ended."""
         process = subprocess.Popen(
             ["kubectl", *self._options, *_probe(0)],
             stdin=subprocess.PIPE,
@@ -163,8 +162,19 @@ class Cluster:
             text=True,
         )
 
+        assert process.stdout
+        if not select.select([process.stdout], [], [], self.seconds)[0]:
+            process.kill()
+            process.communicate()
+            raise Failed(f"the probe made no request within {self.seconds:.0f} s")
+
         def stop() -> Seen:
-            output, errors = process.communicate("\n", timeout=self.seconds)
+            try:
+                output, errors = process.communicate("\n", timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise Failed(f"the probe did not stop within {self.seconds:.0f} s") from None
             if process.returncode:
                 raise Failed(f"the probe exited with status {process.returncode}: {errors.strip()}")
             return parse(output)
@@ -239,6 +249,9 @@ class Cluster:
                 raise Failed(f"timed out after {self.seconds:.0f} s waiting for {what}")
             time.sleep(0.5)
 
+    def _web_pods(self) -> list[dict[str, Any]]:
+        return self._items("pods", "-n", NAMESPACE, "-l", "app=web")
+
     def _get(self, kind: str, name: str, *options: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._run("get", kind, name, *options, "-o", "json"))
         return found
@@ -269,6 +282,10 @@ def _probe(count: int) -> tuple[str, ...]:
         str(PORT),
         str(count),
     )
+
+
+def _name(it: dict[str, Any]) -> str:
+    return str(it["metadata"]["name"])
 
 
 def _placed(pod: dict[str, Any]) -> bool:

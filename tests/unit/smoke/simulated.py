@@ -18,6 +18,7 @@ class Simulated:
         self.labels = dict.fromkeys(NODES, "")
         self.traffic_policy = "Local"
         self.exposed = False
+        self.restarts = 0
         self._names = map("web-{}".format, count())
         self._pods: list[str] = []
         self._programmed: list[str] = []
@@ -54,6 +55,7 @@ class Simulated:
         return set(self._pods)
 
     def restart(self) -> None:
+        self.restarts += 1
         self._pods = [next(self._names) for _ in self._pods]
         self._sync()
 
@@ -68,6 +70,8 @@ class Simulated:
             pods = before if "never updated" in self.faults else [*before, *self._pods]
             if "idle" in self.faults:
                 return Seen(3, dict.fromkeys(pods, 1))
+            if "quick" in self.faults:
+                return Seen(88, dict.fromkeys(pods, 8))
             failed = 1 if "one is lost" in self.faults else 0
             return Seen(500, dict.fromkeys(pods, 80), failed, ("ConnectionRefusedError",) * failed)
 

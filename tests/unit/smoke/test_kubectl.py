@@ -1,5 +1,7 @@
 """A real kubectl accepts the smoke test's commands."""
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,3 +112,37 @@ def test_without_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Failed, match="kubectl is not installed"):
         Cluster(kubectl()).remove()
+
+
+def pods(*names: str) -> str:
+    return json.dumps({"items": [{"metadata": {"name": name}} for name in names]})
+
+
+def test_a_restart_ends_with_the_old_web_servers() -> None:
+    """They serve for some seconds after the new ones are ready."""
+    listed = [pods("old"), pods("old", "new"), pods("new")]
+
+    def run(*arguments: str, text: str = "", seconds: float = 60.0) -> str:
+        return listed.pop(0) if arguments[0] == "get" else ""
+
+    Cluster(run, seconds=5.0).restart()
+    assert not listed
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exec sleep 60", "the probe made no request within 1 s"),
+        ("echo sending; exec sleep 60", "the probe did not stop within 1 s"),
+        ("echo sending; echo gone >&2; exit 1", "the probe exited with status 1: gone"),
+    ],
+)
+def test_a_probe_that_hangs_or_fails_fails_the_scenario(
+    script: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its requests are counted from the first one on."""
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Failed, match=message):
+        Cluster(kubectl(), seconds=1.0).load().stop()

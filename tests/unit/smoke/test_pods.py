@@ -65,10 +65,12 @@ def test_server_responds_after_sigterm(server: subprocess.Popen[bytes], port: in
 
 
 def test_probe_runs_until_its_input_ends(server: subprocess.Popen[bytes], port: int) -> None:
-    """It prints its result at the end."""
+    """It prints a line after the first request, and its result at the end."""
     command = [sys.executable, POD / "probe.py", "127.0.0.1", str(port), "0"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "sending\n"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         output, _ = process.communicate("\n", timeout=20)

@@ -24,7 +24,7 @@ FAULTS = (
     ("all answer", {"client-address"}, "Local: n1 responds without a local endpoint"),
     ("one is lost", {"rolling-update"}, "1 of 500 requests failed: ConnectionRefusedError"),
     ("never updated", {"rolling-update"}, "no request reached a new pod"),
-    ("idle", {"rolling-update"}, "only 3 requests made"),
+    ("idle", {"rolling-update"}, "only 15 requests made, at least 100 needed"),
 )
 
 
@@ -52,6 +52,24 @@ def test_detects_each_fault(fault: str, found_by: set[str], message: str) -> Non
     said = {name: why for name in NAMES if (why := outcome(name, fault))}
     assert said.keys() == found_by
     assert any(message in why for why in said.values()), said
+
+
+def test_agents_may_become_ready_late() -> None:
+    """The scenario waits for them."""
+    cluster = Simulated()
+    found = iter([(0, 0), (3, 2), (3, 3)])
+    cluster.desired_and_ready = lambda: next(found)  # type: ignore[method-assign]
+    assert BY_NAME["agents"].try_(cluster) == ""  # type: ignore[arg-type]
+    assert next(found, None) is None
+
+
+def test_rolling_updates_repeat_until_there_are_enough_requests() -> None:
+    """Each of these sees 88 requests; one failed request ends them."""
+    for faults, restarts in (((), 1), (("quick",), 2), (("idle",), 5), (("one is lost",), 1)):
+        cluster = Simulated(*faults)
+        why = BY_NAME["rolling-update"].try_(cluster)  # type: ignore[arg-type]
+        assert cluster.restarts == restarts
+        assert bool(why) == (not {"idle", "one is lost"}.isdisjoint(faults))
 
 
 @pytest.mark.parametrize("fault", ["rules go with the agent", "hidden", "stays away"])

@@ -1,6 +1,7 @@
 """Send requests to a web server, each on a new connection, and print the result as one line of JSON.
 
-Usage: probe.py HOST PORT COUNT; with COUNT 0, send requests until standard input ends.
+Usage: probe.py HOST PORT COUNT; with COUNT 0, print a line after the first request, and send requests until there is
+something to read from standard input.
 """
 
 import http.client
@@ -40,6 +41,9 @@ def main() -> None:
             pods[ask(host, port)] += 1
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             failures.append(f"{type(error).__name__}: {error}")
+        if requests == 1 and not count:
+            sys.stdout.write("sending\n")
+            sys.stdout.flush()
         time.sleep(PAUSE_SECONDS)
     json.dump(
         {"requests": requests, "pods": pods, "failures": failures[:20], "failed": len(failures)}, sys.stdout
