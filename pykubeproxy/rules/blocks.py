@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedPort
+from pykubeproxy.rules.names import is_endpoint_chain
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,
@@ -121,16 +122,26 @@ def _nat_steps(
         yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
     shared = _written(_of_table("nat", update.shared))
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
-    # Chains to delete may refer to one another: none can be deleted before all are empty.
+    yield from _removed(update, unused, limit)
+
+
+def _removed(update: Update, unused: dict[str, int], limit: int) -> Iterator[Chunk]:
+    """Yield the steps that delete unused chains.
+
+    A chain is emptied and deleted in one block: if another proxy refers to it by now, the kernel rejects the block, and
+    the chain keeps its rules. Only chains that foreign rules refer to are emptied and stay.
+    """
     empty = hash(())
     kept = {name for name in unused if update.applied.can_only_be_emptied(ChainKey("nat", name))}
-    emptied = tuple(name for name in sorted(unused) if name not in kept or unused[name] != empty)
-    deleted = tuple(name for name in emptied if name not in kept)
+    emptied = tuple(name for name in sorted(kept) if unused[name] != empty)
     for names in _portions(emptied, limit):
-        written = tuple(Chain(ChainKey("nat", name), ()) for name in names if name in kept)
-        yield Chunk(empty_chains(names), written)
-    for names in _portions(deleted, limit):
-        yield Chunk(delete_chains(names), deleted=len(names))
+        yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
+    deleted = sorted(unused.keys() - kept)
+    # Chains that may refer to one another are deleted together, and before those of endpoints, to which they refer.
+    endpoints = tuple(filter(is_endpoint_chain, deleted))
+    others = tuple(itertools.filterfalse(is_endpoint_chain, deleted))
+    for names in (others, *_portions(endpoints, limit)):
+        yield Chunk(empty_chains(names) + delete_chains(names), deleted=len(names))
 
 
 def _keep(unused: dict[str, int], batch: ChainUpdate) -> None:

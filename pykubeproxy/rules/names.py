@@ -63,6 +63,11 @@ def is_owned(chain: str) -> bool:
     return chain.startswith(OWNED_PREFIXES)
 
 
+def is_endpoint_chain(chain: str) -> bool:
+    """Return whether a chain belongs to a single endpoint; it jumps to no chain of a service or endpoint."""
+    return chain.startswith(ENDPOINT_PREFIX)
+
+
 def _text(name: PortName) -> str:
     return f"{name}{name.protocol.lower()}"
 

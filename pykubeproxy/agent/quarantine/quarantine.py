@@ -21,8 +21,8 @@ SEARCH_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 # If this many samples of a kind are all rejected, quarantine the whole kind.
 _SAMPLES = 10
-# On legacy, a concurrent writer that takes no lock causes rejections without a reason. So confirm up to _FEW rejected
-# ports by _CONFIRMATIONS further tries.
+# A concurrent writer causes rejections: on legacy without a reason if it takes no lock, on nft if it deletes the chains of
+# a port between two blocks. So confirm up to _FEW rejected ports by _CONFIRMATIONS further tries.
 _FEW, _CONFIRMATIONS = 20, 2
 
 
@@ -113,7 +113,7 @@ class Quarantine:
         if isinstance(failure, Rejected):
             rejected = _rejected_by_kind(bisection, ports, rules)
         rejected = rejected or bisection.split(rules).rejected
-        if (isinstance(failure, TimedOut) or failure.whole_block) and len(rejected) <= _FEW:
+        if len(rejected) <= _FEW:
             for _ in range(_CONFIRMATIONS):
                 rejected = bisection.split({name: rules[name] for name in rejected}).rejected
         # The node may have failed during the search.

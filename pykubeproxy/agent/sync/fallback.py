@@ -69,9 +69,12 @@ class Fallback:
     def no_culprit(self, error: KernelError, update: Update) -> bool:
         """Reject the tree because no service is to blame. Return whether to make another attempt.
 
-        On legacy, a concurrent writer causes a single rejection without a reason: then try the tree once more.
+        A concurrent writer causes single rejections: then try the tree once more. It also keeps chains from being deleted,
+        which no tree does.
         """
-        if isinstance(error, Rejected) and error.whole_block and not self._unexplained:
+        if isinstance(error, Rejected) and error.line.startswith("-X "):
+            return False
+        if isinstance(error, Rejected) and not self._unexplained:
             self._unexplained = True
             return _has_tree(update)
         return self._reject(error, update)

@@ -314,3 +314,21 @@ def test_progress_is_reported_per_restore(synced: SyncedTables) -> None:
     synced.sync(*numbered(*range(5, 9), 1))
     # Not reported: both syncs, the restart of one of them, and three restores that put chains in order.
     assert len(reports) == len(synced.live.texts) - 3 - 3
+
+
+def test_two_rejections_blame_no_service(synced: SyncedTables) -> None:
+    """Another proxy may have deleted a chain of the service, during the sync and during the search."""
+    restore, rejections = synced.live.restore, [True] * 2
+
+    def restore_later(text: str) -> None:
+        if "10.244.0.6:" in text and rejections:
+            rejections.pop()
+            lines = text.split("\n")
+            line = next(line for line in lines if re.search("-A KUBE-SVC-.*-j KUBE-SEP-", line))
+            raise Rejected(lines.index(line) + 1, line, "Chain 'KUBE-SEP-A' does not exist", 2)
+        restore(text)
+
+    synced.live.restore = restore_later  # type: ignore[method-assign]
+    with pytest.raises(SyncFailed):
+        synced.sync(*numbered(6))
+    assert synced.sync().quarantined == ()

@@ -123,20 +123,44 @@ def test_a_rejected_service_does_not_reject_the_tree(synced: SyncedTables) -> No
     assert not synced.is_flat()
 
 
-def test_a_single_rejection_without_a_reason_does_not_reject_the_tree() -> None:
-    """On legacy, another program may have written at the same time."""
+@pytest.mark.parametrize(
+    "rejection",
+    [
+        Rejected(1, "COMMIT", "the kernel rejected the block", 1),
+        Rejected(1, "-A KUBE-SVC-A -j KUBE-SVC-B", "Chain 'KUBE-SVC-B' does not exist", 2),
+    ],
+    ids=["legacy", "nft"],
+)
+def test_a_single_rejection_does_not_reject_the_tree(rejection: Rejected) -> None:
+    """Another program may have written at the same time."""
     synced = SyncedTables(Backend.LEGACY)
-    restore, rejections = synced.live.restore, [1]
+    disturb(synced, [rejection])
+    assert not synced.sync().rejected_tree
+    assert not synced.is_flat()
+
+
+def test_a_chain_that_cannot_be_deleted_does_not_reject_the_tree() -> None:
+    """Another proxy refers to it. The sync fails, and the next one tries again."""
+    synced = SyncedTables(Backend.NFT)
+    busy = Rejected(1, "-X KUBE-SEP-A", "CHAIN_DEL failed (Device or resource busy): chain KUBE-SEP-A", 4)
+    disturb(synced, [busy, busy])
+    for _ in range(2):
+        with pytest.raises(SyncFailed):
+            synced.sync()
+    assert not synced.sync().rejected_tree
+    assert not synced.is_flat()
+
+
+def disturb(synced: SyncedTables, rejections: list[Rejected]) -> None:
+    """Make restores with branches fail, one for each rejection."""
+    restore = synced.live.restore
 
     def disturbed_restore(text: str) -> None:
         if "services at" in text and rejections:
-            rejections.pop()
-            raise Rejected(1, "COMMIT", "the kernel rejected the block", 1)
+            raise rejections.pop()
         restore(text)
 
     synced.live.restore = disturbed_restore  # type: ignore[method-assign]
-    assert not synced.sync().rejected_tree
-    assert (synced.is_flat(), rejections) == (False, [])
 
 
 def test_a_small_cluster_has_no_tree_to_reject() -> None:

@@ -120,6 +120,20 @@ def test_every_chunk_is_a_whole_block() -> None:
     )
 
 
+@pytest.mark.parametrize("chains_per_block", [None, 3, 200])
+def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: int | None) -> None:
+    """If another proxy refers to it by now, the kernel rejects the block; emptied before, it would lose packets."""
+    unused = [f"KUBE-{kind}-OLD{n}" for kind in ("SVC", "EXT", "SEP") for n in range(5)]
+    live = Ruleset(Family.IPV4, {ChainKey("nat", name): ("-j ACCEPT",) for name in unused})
+    text = "".join(chunk.text for chunk in chunks(Rendered().update(live), chains_per_block))
+    changed = [
+        (set(re.findall(r":(\S+-OLD\d)", block)), set(re.findall(r"-X (\S+-OLD\d)", block)))
+        for block in text.split("COMMIT\n")
+    ]
+    assert set().union(*(deleted for _, deleted in changed)) == set(unused)
+    assert all(emptied == deleted for emptied, deleted in changed)
+
+
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
     """Thousands of services without endpoints have a rule each in filter KUBE-SERVICES."""
     key, count = ChainKey("filter", "KUBE-SERVICES"), 300
