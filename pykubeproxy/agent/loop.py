@@ -8,13 +8,14 @@ import structlog
 
 from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.leftovers import LeftoverSchedule, remove_leftovers
 from pykubeproxy.agent.loopback import route_loopback
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.observe.sync_log import SyncLog
 from pykubeproxy.agent.start_gate import StartGate
-from pykubeproxy.agent.startup import Families, remove_nftables_mode, settle_memory
+from pykubeproxy.agent.startup import Families, settle_memory
 from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError
@@ -63,6 +64,8 @@ class Agent:
         ]
         self._gate = StartGate(config, node_name, families.unsupported, wait_for_node, now)
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
+        self._backend = families.backend
+        self._leftovers = LeftoverSchedule(config.iptables.sync_period, now)
         self._sync_log = SyncLog(config.logging.verbosity)
         self._cluster = Cluster()
         self._node: Node | None = None
@@ -137,7 +140,8 @@ class Agent:
         """Return when to wake up even if no message arrives."""
         work = min(family.next_work() for family in self._families) if self._in_sync else math.inf
         gate = self._gate.opens_at(self._cluster, self._node)
-        return min(self._next_retry, work, max(gate, self._limiter.due()))
+        leftovers = self._leftovers.due if self._in_sync else math.inf
+        return min(self._next_retry, work, leftovers, max(gate, self._limiter.due()))
 
     def _retry(self) -> None:
         """Every syncPeriod, bind addresses that were in use; without lists, delete rules that may keep them away."""
@@ -176,10 +180,13 @@ class Agent:
                 self._sync()
 
     def _do_deferred_work(self) -> None:
-        """Sync one deferred Service or retry quarantined ports; no other sync is due."""
+        """Remove leftovers, sync one deferred Service or retry quarantined ports; no other sync is due."""
         if not self._in_sync:
             return
         now = self._clock()
+        if now >= self._leftovers.due:
+            self._remove_leftovers()
+            return
         for family in self._families:
             if now >= family.next_deferred():
                 self._sync_deferred(family)
@@ -188,6 +195,10 @@ class Agent:
                 if family.retry_quarantined(self._cluster):
                     self._request_sync(family)
                 return
+
+    def _remove_leftovers(self) -> None:
+        found = remove_leftovers(self._config, self._backend, self._observers.progress)
+        self._leftovers.looked(found, self._clock())
 
     def _sync_deferred(self, family: FamilyController) -> bool:
         """Sync one large Service of a family. Return whether that succeeded."""
@@ -236,7 +247,7 @@ class Agent:
             self._in_sync = True
             services, slices = self._cluster.counts()
             log.info("rules in place", services=services, endpoint_slices=slices)
-            remove_nftables_mode()
+            self._remove_leftovers()
             settle_memory()
         return succeeded
 

@@ -11,7 +11,7 @@ from pykubeproxy.agent.loopback import guard_loopback
 from pykubeproxy.agent.node_setup import provide_modules
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import leftovers, nfacct, system
+from pykubeproxy.kernel import nfacct, system
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
@@ -70,13 +70,6 @@ def open_families(
     """
     backend = provide_modules(config)
     watch = _watch(backend, on_write) if on_write else None
-    if other := kernel.other_backend_with_chain(backend, skeleton.NAT_SERVICES):
-        log.warning(
-            "service-proxy rules in both iptables backends",
-            used=backend.value,
-            other=other.value,
-            advice="run `pykubeproxy check`",
-        )
     reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
     opened = tuple(
         _open(config, backend, family, watch, progress) for family, reason in reasons.items() if not reason
@@ -135,13 +128,3 @@ def settle_memory() -> None:
     gc.freeze()
     gc.set_threshold(*_DEFAULT_THRESHOLDS)
     system.release_memory()
-
-
-def remove_nftables_mode() -> None:
-    """Remove the table of a kube-proxy in nftables mode; call once our rules are in place."""
-    for family in Family:
-        try:
-            if leftovers.remove_nftables_table(family):
-                log.info("kube-proxy nftables table removed", family=family.value)
-        except OSError as error:
-            log.warning("kube-proxy nftables table not checked", family=family.value, error=error.strerror)

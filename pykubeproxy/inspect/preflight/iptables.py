@@ -125,8 +125,8 @@ def not_in_use(backend: Backend, family: Family, chains: Chains) -> Finding:
     if owned := _owned(chains):
         return check.fail(
             f"{backend.value}, not in use, has {counted(owned, 'chain')} of a service proxy too",
-            f"Packets pass both. If {used.value} is right, stop the proxy that writes {backend.value} rules, run"
-            " `pykubeproxy cleanup` while no proxy runs, and start it again. Else set --iptables-backend.",
+            f"Packets pass both. If {used.value} is right, stop the proxy that writes {backend.value} rules if it still"
+            " runs; the agent removes them after its first sync. Else set --iptables-backend.",
         )
     if hints := sorted({key.chain for key in KUBELET_HINTS if key in chains}):
         message = f"the kubelet writes to {backend.value}, which is not in use ({listed(hints)})"

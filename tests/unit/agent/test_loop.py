@@ -25,7 +25,7 @@ from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config, load
-from pykubeproxy.kernel import ExternalWrite, Failed, KernelError
+from pykubeproxy.kernel import Backend, ExternalWrite, Failed, KernelError
 from pykubeproxy.objects import (
     Deleted,
     EndpointPort,
@@ -115,7 +115,7 @@ class FakeFamily:
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the machine's nftables tables and settings alone."""
-    monkeypatch.setattr(loop, "remove_nftables_mode", lambda: None)
+    monkeypatch.setattr(loop, "remove_leftovers", lambda *_: False)
     monkeypatch.setattr(loop, "route_loopback", lambda _: None)
 
 
@@ -146,7 +146,7 @@ def run(
     script = ScriptedMailbox(clock, *steps)
     opened = family if isinstance(family, tuple) else (family,)
     unsupported = {} if len(opened) == 2 else {Family.IPV6: "no ip6tables"}
-    families = SimpleNamespace(opened=opened, unsupported=unsupported, watch=None)
+    families = SimpleNamespace(backend=Backend.NFT, opened=opened, unsupported=unsupported, watch=None)
     observers = observers or create_autospec(Observers, instance=True)
     flows = create_autospec(FlowCleaner, instance=True)
     agent = Agent(settings or config(), NODE, families, script, observers, flows, clock=clock, **options)  # type: ignore[arg-type]
@@ -606,7 +606,9 @@ def test_a_loop_that_waits_is_idle(family: FakeFamily, clock: Clock) -> None:
             states.append([name for name, _, _ in observers.method_calls if name in ("idle", "progress")][-1])
             return super().take(seconds)
 
-    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
+    families = SimpleNamespace(
+        backend=Backend.NFT, opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None
+    )
     script = Watched(clock, *STARTED, *at(20, STOP))
     flows = create_autospec(FlowCleaner, instance=True)
     assert Agent(config(), NODE, families, script, observers, flows, clock=clock).run() == 0  # type: ignore[arg-type]
@@ -622,7 +624,9 @@ def test_a_change_counts_from_its_arrival(family: FakeFamily, clock: Clock) -> N
         def waiting_since(self) -> float:
             return clock.now - 40
 
-    families = SimpleNamespace(opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None)
+    families = SimpleNamespace(
+        backend=Backend.NFT, opened=(family,), unsupported={Family.IPV6: "no ip6tables"}, watch=None
+    )
     script = Late(clock, *STARTED, *at(20, STOP))
     flows = create_autospec(FlowCleaner, instance=True)
     assert Agent(config(), NODE, families, script, observers, flows, clock=clock).run() == 0  # type: ignore[arg-type]

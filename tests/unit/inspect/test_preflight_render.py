@@ -24,9 +24,8 @@ warn  iptables IPv4      iptables-nft 1.8.2
                          Install 1.8.4 or later.
 fail  other-tables IPv4  legacy, not in use, has 1 chain of a service proxy too
                          Packets pass both. If nft is right, stop the proxy that
-                         writes legacy rules, run `pykubeproxy cleanup` while no
-                         proxy runs, and start it again. Else set
-                         --iptables-backend.
+                         writes legacy rules if it still runs; the agent removes
+                         them after its first sync. Else set --iptables-backend.
 fail  forwarding IPv6    IPv6 packets are not forwarded
                          (net.ipv6.conf.all.forwarding = 0), so pods cannot be
                          reached
