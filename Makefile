@@ -52,6 +52,10 @@ bench: venv ## measure starts, changes, memory and first packets (15 minutes)
 soak: venv ## run changes, faults and traffic together (4 minutes)
 	$(SUDO) $(BIN)/python -m tests.soak
 
+.PHONY: handover
+handover: venv ## open a million connections while the proxy of a node is handed over; none may fail (15 minutes)
+	$(SUDO) $(BIN)/python -m tests.handover
+
 .PHONY: fuzz
 fuzz: venv ## feed broken input to all parsers, and let a hostile tenant change objects (6 minutes)
 	$(BIN)/python -m tests.fuzz

@@ -1,0 +1,51 @@
+"""No connection fails over any hand-over of a node; `make handover` opens a million."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import Backend
+from pykubeproxy.objects import Family
+from tests.handover import handovers
+from tests.handover.handovers import HandOver
+from tests.handover.kube_proxy import KubeProxy, StandIn
+from tests.handover.node import Node
+from tests.handover.proof import Plan, prove
+
+pytestmark = pytest.mark.root
+
+RATE = 1000.0
+
+
+def plan(backend: Backend, captures: Path, *chosen: HandOver) -> Plan:
+    """Return a plan for one round of these hand-overs."""
+    return Plan(backend, random.randrange(1 << 32), 0, RATE, chosen, StandIn(), captures)
+
+
+@pytest.mark.parametrize("backend", Backend, ids=lambda it: it.value)
+def test_no_connection_fails_over_any_handover(backend: Backend, tmp_path: Path) -> None:
+    """Through cluster IPs, node ports, external and load-balancer addresses, in both families, while endpoints change."""
+    seen = prove(plan(backend, tmp_path, *handovers.ALL))
+    assert not seen.failures
+    assert len([name for name in seen.counts if not name.startswith(("held ", "slow "))]) == 26
+    assert min(count for name, count in seen.counts.items() if not name.startswith("slow ")) > 50
+
+
+def test_the_first_failed_connection_is_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The packets show that it left the node untranslated."""
+
+    def lose_rules(node: Node, _: KubeProxy, __: random.Random) -> None:
+        node.agent.stop()
+        node.tables(Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+        node.lab.until(lambda: bool([*tmp_path.glob("*.pcap")]), "there is a capture")
+
+    seen = prove(plan(Backend.NFT, tmp_path, lose_rules))
+    assert seen.failures
+    printed = capsys.readouterr().out.splitlines()
+    (noticed,) = (line for line in printed if line.startswith("first late or failed connection"))
+    assert "during lose_rules" in noticed
+    ends = noticed.rpartition(", ")[2]
+    (captured,) = tmp_path.iterdir()
+    assert len(captured.read_bytes()) > 100
+    assert any(f"out {ends} S seq " in line for line in printed)
