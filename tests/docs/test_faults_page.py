@@ -12,9 +12,9 @@ NAMED = re.compile(r"`((?:system|kernel|unit)/[\w/]+\.py)::(\w+)(?:\[(\w+)\])?`"
 
 
 def rows() -> list[str]:
-    """Return the rows of all tables on the page."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return [line for line in lines if not line.startswith(("| fault |", "| --- |"))]
+    """Return the rows of all tables of faults on the page."""
+    tables = re.findall(r"^\| fault \|.*\n\| --- \|.*\n((?:\| .*\n)+)", PAGE.read_text(), re.MULTILINE)
+    return "".join(tables).splitlines()
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.split("|")[1].strip())
