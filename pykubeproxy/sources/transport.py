@@ -2,6 +2,7 @@
 
 import hashlib
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,17 @@ class Keepalive(msgspec.Struct, frozen=True):
         return [
             *HTTPConnection.default_socket_options,
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.interval),
-            # Replaces TCP_KEEPCNT, and applies to data that waits for an acknowledgement too.
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * self.timeout),
+            *((socket.IPPROTO_TCP, option, value) for option, value in self._by_system()),
         ]
+
+    def _by_system(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the options for `idle` and `timeout`."""
+        if sys.platform == "linux":
+            # TCP_USER_TIMEOUT replaces TCP_KEEPCNT, and applies to data that waits for an acknowledgement too.
+            return (socket.TCP_KEEPIDLE, self.idle), (socket.TCP_USER_TIMEOUT, 1000 * self.timeout)
+        probes = -(-(self.timeout - self.idle) // self.interval)
+        return (socket.TCP_KEEPALIVE, self.idle), (socket.TCP_KEEPCNT, probes)
 
 
 class Transport:
