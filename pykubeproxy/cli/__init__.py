@@ -30,13 +30,13 @@ class _LazyGroup(click.Group):
     """Import the module of a command on use, so that no command loads the libraries of others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return [name for name in _COMMANDS if name != "lab" or _has_lab()]
+        return [name for name in _COMMANDS if name != "lab" or not _no_lab()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        if cmd_name == "lab" and not _has_lab():
-            raise click.ClickException("this installation has no lab; run it from a checkout")
+        if cmd_name == "lab" and (reason := _no_lab()):
+            raise click.ClickException(reason)
         _end_on_sigterm()
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
@@ -50,9 +50,17 @@ def _end_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
-def _has_lab() -> bool:
-    """Return whether the lab is installed; the container image omits it."""
-    return find_spec("pykubeproxy.lab") is not None
+def _no_lab() -> str:
+    """Return why this installation has no lab, "" if it has; the container image omits it."""
+    if find_spec("pykubeproxy.lab") is None:
+        return "this installation has no lab; run it from a checkout"
+    from pykubeproxy.kernel.requirements import NotANode, require_node
+
+    try:
+        require_node()
+    except NotANode as error:
+        return str(error)
+    return ""
 
 
 @click.group(

@@ -11,7 +11,7 @@ from pykubeproxy.cli.client import NoAgent
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
 from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.running_agent import UnusableAnswer, agent_state, check_url, url_option
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.preflight import cluster, iptables, node, report
 from pykubeproxy.inspect.preflight.report import Check, Finding
@@ -19,6 +19,7 @@ from pykubeproxy.kernel import (
     Backend,
     KernelError,
     Missing,
+    NotANode,
     NotPermitted,
     addresses,
     leftovers,
@@ -54,6 +55,7 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
 @url_option(unless="flags of `run`")
 @output_option
 @config_options
+@click_errors(NotANode)
 def check(node_port_range: tuple[int, int], url: str | None, output: str, flags: dict[str, object]) -> None:
     """Check that this node can run the proxy, and print what to do about each problem.
 
@@ -70,6 +72,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     sudo pykubeproxy check --config /var/lib/kube-proxy/config.conf -o json
     """
     check_url(url, flags)
+    kernel.require_node()
     config, configuration, this_node = _configuration(url, flags)
     node_name = config.hostname_override or host_name()
     running = processes.namespace_processes()

@@ -17,11 +17,13 @@ from pykubeproxy.kernel import (
     Iptables,
     KernelError,
     Missing,
+    NotANode,
     NotPermitted,
     Runner,
     has_nat,
     leftovers,
     open_iptables,
+    require_node,
 )
 from pykubeproxy.kernel.system import routes_loopback
 from pykubeproxy.kernel.tools import PACKAGE
@@ -36,6 +38,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 @click.option("--all-modes", is_flag=True, help="Remove what kube-proxy's ipvs and nftables modes left, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the input for iptables-restore and all names too.")
 @output_option
+@click_errors(NotANode)
 def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:
     """Remove all service-proxy chains and jumps, including those of kube-proxy, and nothing else.
 
@@ -51,6 +54,7 @@ def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:
     sudo pykubeproxy cleanup
     sudo pykubeproxy cleanup --all-modes
     """
+    require_node()
     as_json = output == "json"
     if dry_run:
         succeeded = clean_up(True, verbose, as_json=as_json, all_modes=all_modes)

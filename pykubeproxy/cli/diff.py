@@ -7,7 +7,6 @@ import click
 import msgspec
 
 from pykubeproxy import kernel
-from pykubeproxy.agent.startup import kernel_facts
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
@@ -180,6 +179,9 @@ def _with_live(side: _Side, families: tuple[Family, ...]) -> tuple[str, list[Cha
 
 
 def _compare_live(side: _Side, iptables: Iptables) -> Changes:
+    # Importing the agent takes half a second.
+    from pykubeproxy.agent.startup import kernel_facts
+
     features = kernel.probe_features(iptables)
     # The agent would create nfacct counters; assume that it can.
     facts = kernel_facts(iptables.family, features, bool(side.config.node_port_addresses))

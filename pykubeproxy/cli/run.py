@@ -1,28 +1,22 @@
 """`pykubeproxy run`: run the agent."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import msgspec
 import structlog
 
 import pykubeproxy
-from pykubeproxy.agent.loopback import set_up_loopback
-from pykubeproxy.agent.node_setup import provide_modules, set_up
-from pykubeproxy.agent.observe.listeners import BindFailed
-from pykubeproxy.agent.process import RunOptions, serve
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
-from pykubeproxy.config import Config, dump
-from pykubeproxy.kernel import AlreadyRunning, KernelError
-from pykubeproxy.sources import SourceError
+from pykubeproxy.cli.log_queue import LogQueue
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.config import Config, Loaded, dump
+from pykubeproxy.kernel import NotANode, require_node
 
 log = structlog.get_logger()
-
-# The exit status of `run --once` if another agent runs on this node.
-OCCUPIED = 3
 
 
 @click.command(
@@ -37,6 +31,7 @@ OCCUPIED = 3
 @click.option("--once", is_flag=True, help="Sync once and exit.")
 @config_options
 @action_options
+@click_errors(NotANode)
 def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     """Run the agent: keep this node's iptables rules up to date with the Services of the cluster.
 
@@ -51,46 +46,31 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     if is_on(flags, "version"):
         click.echo(f"pykubeproxy {pykubeproxy.__version__}")
         return
-    if is_on(flags, "cleanup"):
+    cleanup, path = is_on(flags, "cleanup"), str(flags.get("write-config-to", ""))
+    if path and not cleanup:
+        _write_config(_load(flags)[0].config, path)
+        return
+    require_node()
+    if cleanup:
         sys.exit(0 if clean_up_alone(all_modes=True) else 1)
+    # Needs the extra `node`, and takes a second. After it the configuration is read, so that the agent misses no change.
+    from pykubeproxy.cli import agent
+
+    loaded, log_queue = _load(flags)
+    if is_on(flags, "init-only"):
+        agent.init(loaded.config)
+    else:
+        sys.exit(agent.start(loaded, flags, manifests, once, log_queue))
+
+
+def _load(flags: Mapping[str, object]) -> tuple[Loaded, LogQueue | None]:
+    """Return the configuration, whose warnings are logged, and the queue of the log."""
     loaded = load_config(flags)
-    config = loaded.config
     log_queue = logs.queue_stderr()
-    logs.set_up(config.logging.format)
+    logs.set_up(loaded.config.logging.format)
     for warning in loaded.warnings:
         log.warning("configuration warning", reason=warning)
-    if path := str(flags.get("write-config-to", "")):
-        _write_config(config, path)
-        return
-    if is_on(flags, "init-only"):
-        _init(config)
-        return
-    order = RunOptions(
-        loaded=loaded,
-        flags=flags,
-        config_file=str(flags.get("config", "")),
-        manifests=manifests,
-        once=once,
-    )
-    if log_queue:
-        order = msgspec.structs.replace(
-            order, dropped_lines=log_queue.dropped_lines, drain_log=log_queue.drain
-        )
-    try:
-        sys.exit(serve(order))
-    except (KernelError, SourceError, BindFailed) as error:
-        log.error("agent failed", error=str(error))
-        sys.exit(OCCUPIED if isinstance(error, AlreadyRunning) else 1)
-
-
-def _init(config: Config) -> None:
-    set_up(config)
-    try:
-        backend = provide_modules(config)
-    except KernelError as error:
-        log.warning("kernel modules not loaded, route_localnet not set", error=str(error))
-    else:
-        set_up_loopback(config, backend)
+    return loaded, log_queue
 
 
 def _write_config(config: Config, path: str) -> None:

@@ -26,6 +26,7 @@ from pykubeproxy.kernel.features import (
 from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
 from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
 from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
+from pykubeproxy.kernel.requirements import NotANode, require_linux, require_node
 from pykubeproxy.kernel.runner import Runner, kill_commands
 from pykubeproxy.kernel.tools import Backend
 from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables

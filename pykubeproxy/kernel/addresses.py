@@ -1,6 +1,7 @@
 """Read the addresses, interfaces and routes of the calling thread's network namespace, and watch the addresses.
 
-Import pyroute2 only where it is needed: the import takes 0.1 s, and most commands do without it.
+Import pyroute2 only where it is needed: the import takes 0.1 s, most commands do without it, and only the extra `node`
+installs it.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import msgspec
 
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.requirements import require_node
 from pykubeproxy.objects import Family
 
 if TYPE_CHECKING:
@@ -153,6 +155,7 @@ def _discard(events: socket.socket) -> None:
 @contextlib.contextmanager
 def _iproute(task: str) -> Iterator["IPRoute"]:
     """Open rtnetlink for a task. Raises KernelError."""
+    require_node(("pyroute2",))
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import node_setup
 from pykubeproxy.agent.node_setup import KernelSetting, set_up, settings
+from pykubeproxy.cli import agent
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Missing
@@ -178,8 +179,8 @@ def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: Config) -> Backend:
         raise Missing("iptables-restore", "iptables")
 
-    monkeypatch.setattr(run_command, "provide_modules", missing)
-    monkeypatch.setattr(run_command, "set_up", made.append)
+    monkeypatch.setattr(agent, "provide_modules", missing)
+    monkeypatch.setattr(agent, "set_up", made.append)
     monkeypatch.setattr(run_command.logs, "set_up", lambda _: None)
     with capture_logs() as logs:
         assert CliRunner().invoke(run_command.run, ["--init-only"]).exit_code == 0
