@@ -24,7 +24,7 @@ venv: $(VENV)/.ready ## set up .venv with pykubeproxy and its tools
 $(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
 	python3_path=$$(tests/setup/python.sh) && "$$python3_path" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[node]' --group dev
 	touch $@
 
 .PHONY: run
@@ -86,7 +86,7 @@ LOCK := --quiet --universal --python-version 3.11 --generate-hashes --no-annotat
 .PHONY: lock
 lock: venv ## renew the pinned versions and hashes of the image
 	$(BIN)/python -m pip install --quiet --group release
-	$(BIN)/uv pip compile $(LOCK) -o requirements.txt pyproject.toml
+	$(BIN)/uv pip compile $(LOCK) --extra node -o requirements.txt pyproject.toml
 	$(BIN)/uv pip compile $(LOCK) -o requirements-build.txt --group build
 
 .PHONY: clean

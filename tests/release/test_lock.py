@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # The requirements of each lock file.
 LOCKS = {
-    "requirements.txt": PROJECT["project"]["dependencies"],
+    "requirements.txt": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["node"],
+    ],
     "requirements-build.txt": [*PROJECT["build-system"]["requires"], *PROJECT["dependency-groups"]["build"]],
 }
 # The version may have an environment marker.

@@ -16,8 +16,9 @@ from tests.sbom.document import document
 
 PACKAGES = {
     "pykubeproxy": "Version: 0.1.0\nLicense-Expression: Apache-2.0\nRequires-Dist: PyYAML>=6\n"
-    "Requires-Dist: colors; extra == 'tty'\nRequires-Dist: absent; python_version < '3'\n",
+    "Requires-Dist: colors; extra == 'tty'\nRequires-Dist: routes; extra == 'node'\nRequires-Dist: absent; python_version < '3'\n",
     "PyYAML": "Version: 6.0.3\nLicense: MIT\n",
+    "routes": "Version: 2\nLicense: MIT\nRequires-Dist: colors; extra == 'node'\n",
     "colors": "Version: 1\nLicense: a text\n        of two lines\nClassifier: License :: OSI Approved :: BSD License\n",
 }
 STATUS = """Package: iptables
@@ -75,7 +76,10 @@ def purls(content: dict[str, Any]) -> set[str]:
 
 
 def test_wheel_is_listed_with_its_requirements(tmp_path: Path) -> None:
-    """The subject is the wheel with its hash; optional and absent requirements are no dependencies."""
+    """The subject is the wheel with its hash.
+
+    Requirements of its extra `node` are dependencies; other optional and absent ones are not.
+    """
     wheel = tmp_path / "wheel"
     wheel.write_bytes(b"contents")
     content = json.loads(sbom.wheel(wheel, site(tmp_path / "site")))
@@ -86,12 +90,14 @@ def test_wheel_is_listed_with_its_requirements(tmp_path: Path) -> None:
         "alg": "SHA-256",
         "content": "d1b2a59fbea7e20077af9f91b27e95e865061b270be03ff539ab3b73587882e8",
     }
-    assert purls(content) == {"pkg:pypi/pyyaml@6.0.3", "pkg:pypi/colors@1"}
+    assert purls(content) == {"pkg:pypi/pyyaml@6.0.3", "pkg:pypi/routes@2", "pkg:pypi/colors@1"}
     required = {it["ref"]: it.get("dependsOn", []) for it in content["dependencies"]}
-    assert required["pkg:pypi/pykubeproxy@0.1.0"] == ["pkg:pypi/pyyaml@6.0.3"]
+    assert required["pkg:pypi/pykubeproxy@0.1.0"] == ["pkg:pypi/pyyaml@6.0.3", "pkg:pypi/routes@2"]
+    assert required.get("pkg:pypi/routes@2", []) == []
     licenses = {it["name"]: it["licenses"] for it in content["components"]}
     assert licenses == {
         "pyyaml": [{"license": {"id": "MIT"}}],
+        "routes": [{"license": {"id": "MIT"}}],
         "colors": [{"license": {"name": "BSD License"}}],
     }
 
@@ -103,6 +109,7 @@ def test_image_lists_debian_and_python_packages(root: Path) -> None:
     assert purls(content) == {
         "pkg:pypi/pykubeproxy@0.1.0",
         "pkg:pypi/pyyaml@6.0.3",
+        "pkg:pypi/routes@2",
         "pkg:pypi/colors@1",
         "pkg:deb/debian/iptables@1.8.9-2?arch=amd64&distro=debian-12",
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64&distro=debian-12&upstream=glibc",

@@ -58,8 +58,10 @@ def _licenses(metadata: PackageMetadata) -> Iterator[License]:
 
 
 def _required(distribution: Distribution) -> Iterator[str]:
-    """Yield the names of the packages that a package requires without any extra."""
+    """Yield the names of the packages that a package requires: the program with its extra `node`, others without any."""
+    is_program = canonicalize_name(distribution.name) == PROGRAM
     for text in distribution.requires or []:
         requirement = Requirement(text)
-        if "extra" not in str(requirement.marker):
+        marker = requirement.marker
+        if "extra" not in str(marker) or (is_program and marker and marker.evaluate({"extra": "node"})):
             yield canonicalize_name(requirement.name)

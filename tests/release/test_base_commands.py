@@ -1,0 +1,81 @@
+"""Without the extra `node`, on Linux and macOS, commands that need no node work, and others say what to do."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubeproxy.kernel import NotANode, local_addresses
+from pykubeproxy.objects import Family
+from pykubeproxy.sources.transport import Keepalive
+from tests.base_commands import OF_RULES, ON_NODES, WORKING, api_server, fails, works
+from tests.fakes.base_system import EXTRA
+
+ROOT = Path(__file__).parents[2]
+# What runs on nodes only, besides the commands that start it.
+NODE_PACKAGES = ("pykubeproxy/agent/", "pykubeproxy/http/", "pykubeproxy/kernel/", "pykubeproxy/lab/")
+
+
+def program(system: str) -> list[str]:
+    return [sys.executable, "-m", "tests.fakes.base_system", system]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with api_server() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs may import tests and pykubeproxy from any folder."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_command_that_needs_no_node_works_on_macos(name: str, url: str, tmp_path: Path) -> None:
+    works(program("darwin"), name, url, tmp_path)
+
+
+@pytest.mark.parametrize("name", ON_NODES)
+def test_command_for_nodes_names_the_extra(name: str) -> None:
+    fails(program("linux"), ON_NODES[name], "; run pip install 'pykubeproxy[node]'")
+
+
+@pytest.mark.parametrize("name", ON_NODES)
+def test_command_for_nodes_says_that_macos_is_none(name: str) -> None:
+    fails(program("darwin"), ON_NODES[name], "macOS has no iptables; run this command on a Linux node")
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_command_that_reads_rules_offers_files_on_macos(name: str) -> None:
+    status = 2 if name == "diff" else 1
+    fails(program("darwin"), OF_RULES[name], "on a Linux node, or use rules from a file", status)
+
+
+def test_addresses_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trace` reads rules without pyroute2, but not the node's addresses."""
+    for name in EXTRA:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NotANode, match=r"not installed: pyroute2; run pip install 'pykubeproxy\[node\]'$"):
+        local_addresses(Family.IPV4)
+
+
+def test_only_packages_for_nodes_use_what_macos_lacks() -> None:
+    """For mypy, the modules of Python have other attributes on macOS."""
+    command = [sys.executable, "-m", "mypy", "--platform=darwin", "--cache-dir=.mypy_cache/darwin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert any("has no attribute" in line for line in lines), done.stdout + done.stderr
+    assert [line for line in lines if not line.startswith(NODE_PACKAGES)] == []
+
+
+def test_dead_connections_are_noticed_on_macos_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS counts unanswered probes, Linux the time."""
+    for name in ("TCP_KEEPALIVE", "TCP_KEEPCNT", "TCP_KEEPINTVL"):
+        monkeypatch.setattr(f"socket.{name}", name, raising=False)
+    monkeypatch.setattr("sys.platform", "darwin")
+    values = {name: value for _, name, value in Keepalive(20, 5, 38).options() if isinstance(name, str)}
+    assert values == {"TCP_KEEPALIVE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
