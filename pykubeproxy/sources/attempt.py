@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Generator
 
@@ -97,6 +98,8 @@ def current() -> Attempt:
 
 def _since_acknowledgement(connection: socket.socket) -> float:
     """Read struct tcp_info: the state is its first byte, tcpi_last_ack_recv has milliseconds."""
+    if sys.platform != "linux":
+        return 0.0  # not reported; keepalive ends a dead connection
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED + 4)
     (milliseconds,) = struct.unpack_from("=I", info, _ACKNOWLEDGED)
     return float(milliseconds) / 1000 if info[0] == _ESTABLISHED else math.inf

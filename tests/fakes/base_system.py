@@ -19,7 +19,15 @@ LINUX_ONLY = {
     os: ("EFD_", "eventfd", "memfd_create", "pidfd_open", "sched_", "setns", "splice", "unshare"),
     select: ("EPOLL", "epoll"),
     signal: ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo"),
-    socket: ("AF_NETLINK", "NETLINK_", "SO_PEERCRED", "SOCK_CLOEXEC", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT"),
+    socket: (
+        "AF_NETLINK",
+        "NETLINK_",
+        "SO_PEERCRED",
+        "SOCK_CLOEXEC",
+        "TCP_INFO",
+        "TCP_KEEPIDLE",
+        "TCP_USER_TIMEOUT",
+    ),
     time: ("CLOCK_BOOTTIME",),
 }
 
