@@ -169,6 +169,7 @@ class FamilyController:
 
     def sync(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
+        self.queue_sync()  # a drift repair comes before the rate limiter
         self._requested = False
         changed, self._changed = self._changed, set()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync(cluster, changed, context))

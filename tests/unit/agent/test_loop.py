@@ -359,6 +359,16 @@ def test_reported_drift_is_repaired_at_once(family: FakeFamily, clock: Clock) ->
     assert len(family.live.texts) == 2
 
 
+def test_a_change_that_a_drift_repair_applies_is_no_longer_queued(family: FakeFamily, clock: Clock) -> None:
+    """A sync reported as queued after it has ended would make the node unhealthy until the next change."""
+    observers = create_autospec(Observers, instance=True)
+    late = Updated(service("late", cluster_ip="10.96.200.1"))
+    drift = ((10, lambda: tamper(family)), *at(10, EXTERNAL_WRITE))
+    run(family, clock, *STARTED, *drift, *at(10.1, late), *at(20, STOP), observers=observers)
+    calls = [name for name, *_ in observers.mock_calls if name in ("sync_queued", "sync_succeeded")]
+    assert calls == ["sync_queued", "sync_succeeded"] * 2
+
+
 def test_observers_get_each_drift_repair(family: FakeFamily, clock: Clock) -> None:
     """With drift, writers and duration."""
     observers = create_autospec(Observers, instance=True)
