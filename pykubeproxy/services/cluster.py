@@ -154,5 +154,5 @@ def _merged(changes: Iterable[Changes]) -> Changes:
     merged: Changes = {}
     for change in changes:
         for key, families in change.items():
-            merged.setdefault(key, Counter()).update(families)
+            merged[key] = merged[key] + families if key in merged else families
     return merged
