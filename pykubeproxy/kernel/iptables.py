@@ -16,16 +16,10 @@ from pykubeproxy.kernel.runner import Outcome, Runner
 from pykubeproxy.kernel.tools import Backend, Tools, find_tools, lock_options
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Counters, Ruleset, parse
-from pykubeproxy.rules.saved import read_counted
+from pykubeproxy.rules.saved import canonical, read_counted
 
 # iptables-nft-save reports this in a comment, omits the table, and exits with 0.
 _UNREADABLE = re.compile(r"^# (Table `\w+' is incompatible.*)$", re.MULTILINE)
-# The line breaks of str.splitlines, and a quoted comment that contains one.
-_BREAKS = "\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029"
-_BREAK = re.compile(f"[{_BREAKS}]")
-_BROKEN_COMMENT = re.compile(
-    rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}](?:[^"\\]|\\.)*"', re.DOTALL
-)
 _NO_CHAIN = "No chain/target/match by that name"
 # Above this many chains it is faster to read whole tables.
 _MOST_CHAINS = 20
@@ -213,14 +207,3 @@ def open_iptables(
     """Return the tables of a family in a backend. Raises Missing if its commands are not installed."""
     runner = runner or Runner()
     return Iptables(find_tools(backend, family, runner), runner, seconds)
-
-
-def canonical(saved: str) -> str:
-    """Return the output of iptables-save, of any version, in the form in which we write rules.
-
-    A rule in this form reads back byte for byte on both backends. Remove the second space that iptables prints before the
-    name of an nfacct object, and the one that nft up to 1.8.7 prints after a rule without a target. Replace line breaks
-    in comments by spaces, so that a rule is one line and no part of a comment looks like a rule.
-    """
-    saved = _BROKEN_COMMENT.sub(lambda comment: _BREAK.sub(" ", comment[0]), saved)
-    return saved.replace("--nfacct-name  ", "--nfacct-name ").replace(" \n", "\n")

@@ -1,5 +1,6 @@
 """Read iptables-save output lazily: chains are parsed on access."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import TypeVar
@@ -11,6 +12,23 @@ _T = TypeVar("_T")
 # Line numbers of each chain's rules, by table and chain. The garbage collector does not track ranges.
 _Lines = dict[str, dict[str, range]]
 _NO_LINES = range(0)
+# The line breaks of str.splitlines, and a quoted comment that contains one.
+_BREAKS = "\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029"
+_BREAK = re.compile(f"[{_BREAKS}]")
+_BROKEN_COMMENT = re.compile(
+    rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}][^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL
+)
+
+
+def canonical(saved: str) -> str:
+    """Return the output of iptables-save, of any version, in the form in which we write rules.
+
+    A rule in this form reads back byte for byte on both backends. Remove the second space that iptables prints before the
+    name of an nfacct object, and the one that nft up to 1.8.7 prints after a rule without a target. Replace line breaks
+    in comments by spaces, so that a rule is one line and no part of a comment looks like a rule.
+    """
+    saved = _BROKEN_COMMENT.sub(lambda comment: _BREAK.sub(" ", comment[0]), saved)
+    return saved.replace("--nfacct-name  ", "--nfacct-name ").replace(" \n", "\n")
 
 
 def read_counted(family: Family, text: str) -> tuple[Ruleset, Counters]:
@@ -37,6 +55,8 @@ def _index(lines: list[str]) -> tuple[_Lines, dict[ChainKey, str]]:
     for chain, group in groupby(line.split(" ", 3)[2] if line[:1] == "[" else "" for line in lines):
         first, start = start, start + len([*group])
         if chain and chains is not None:
+            if chains.get(chain):
+                raise ValueError(f"line {first + 1}: the rules of chain {chain} are not together")
             chains[chain] = range(first, start)
             continue
         for number in range(first, start):

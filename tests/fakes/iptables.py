@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from pykubeproxy.kernel import Backend, Failed, KernelError, Rejected
-from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.saved import canonical
 
 BUILT_IN = {
     "raw": ("PREROUTING", "OUTPUT"),

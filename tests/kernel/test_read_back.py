@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.kernel import Iptables, nfacct
-from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.rules.saved import canonical
 
 COUNTERS = ("ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts")
 

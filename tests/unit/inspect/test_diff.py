@@ -14,13 +14,13 @@ from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.inspect.diff.render import document, unified
 from pykubeproxy.inspect.diff.render import sentences as sentences_of
 from pykubeproxy.inspect.diff.render import text as text_of
-from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import EndpointSlice, Family, Node, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
+from pykubeproxy.rules.saved import canonical
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.wording import TIE
 from tests import strategies
