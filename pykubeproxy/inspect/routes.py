@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.parse import ParsedRule, parse_rule
+from pykubeproxy.rules.parse import ParsedRule, parse_number, parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import QUARANTINED_COMMENT
 from pykubeproxy.services.frontend import ANY_LOCAL, Frontend, FrontendKind
 
+# Several times the rules of table nat in a cluster with 300,000 endpoints.
+_MOST_RULES = 5_000_000
 # The ends of comments in nat KUBE-SERVICES.
 _KINDS = {
     "cluster IP": FrontendKind.CLUSTER_IP,
@@ -49,7 +52,7 @@ def serving_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
     Follow chains of the dispatch tree: a rule belongs to a frontend only if it has a single address and port, or a
     node port.
     """
-    return _nat(ruleset, skeleton.NAT_SERVICES, (), ())
+    return _nat(ruleset, skeleton.NAT_SERVICES, (), (), RuleLimit(_MOST_RULES))
 
 
 def rejecting_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
@@ -86,22 +89,27 @@ def parsed_rules(ruleset: Ruleset, key: ChainKey) -> Iterator[tuple[int, ParsedR
 
 
 def _nat(
-    ruleset: Ruleset, key: ChainKey, path: tuple[RulePosition, ...], node_addresses: tuple[str, ...]
+    ruleset: Ruleset,
+    key: ChainKey,
+    path: tuple[RulePosition, ...],
+    node_addresses: tuple[str, ...],
+    limit: RuleLimit,
 ) -> Iterator[FrontendRule]:
+    limit.count(len(ruleset.chains.get(key, ())))
     for index, rule in parsed_rules(ruleset, key):
         to = ChainKey("nat", rule.target)
         path_here = (*path, RulePosition(key, index))
         if to not in ruleset.chains:
             continue
         if to == skeleton.NAT_NODEPORTS:
-            yield from _nat(ruleset, to, path_here, (rule.destination or ANY_LOCAL,))
+            yield from _nat(ruleset, to, path_here, (rule.destination or ANY_LOCAL,), limit)
         elif rule.port and (node_addresses or rule.destination):
             kind = FrontendKind.NODE_PORT if node_addresses else _kind(rule)
             for address in node_addresses or (rule.destination,):
                 frontend = Frontend(kind, address, rule.port)
                 yield FrontendRule(rule.title, rule.protocol, frontend, rule.target, path_here)
         elif names.is_owned(rule.target):
-            yield from _nat(ruleset, to, path_here, node_addresses)
+            yield from _nat(ruleset, to, path_here, node_addresses, limit)
 
 
 def _kind(rule: ParsedRule) -> FrontendKind:
@@ -115,8 +123,7 @@ def _kind(rule: ParsedRule) -> FrontendKind:
 
 def _comment_port(rule: ParsedRule) -> int:
     """Return the port in the comment "ns/name:port port 80 is quarantined"."""
-    number = rule.comment.removesuffix(QUARANTINED_COMMENT).split()[-1]
-    return int(number) if number.isdecimal() else 0
+    return parse_number(rule.comment.removesuffix(QUARANTINED_COMMENT).rstrip().rpartition(" ")[2])
 
 
 class Policy(enum.Enum):
@@ -166,13 +173,18 @@ def route(ruleset: Ruleset, chain: str) -> PolicyRoute:
     return PolicyRoute(Policy.LOCAL if chain.startswith(names.LOCAL_PREFIX) else Policy.CLUSTER, chain)
 
 
-def shares(ruleset: Ruleset, chain: str) -> tuple[Share, ...]:
+def shares_limit() -> RuleLimit:
+    """Return a limit for the shares of all services of a node."""
+    return RuleLimit(_MOST_RULES)
+
+
+def shares(ruleset: Ruleset, chain: str, limit: RuleLimit | None = None) -> tuple[Share, ...]:
     """Return the endpoints that a chain balances over, in the order of its rules.
 
     Follow jumps and multiply their probabilities; skip rules with other conditions, such as affinity.
     """
     found: dict[str, Share] = {}
-    _distribute(ruleset, chain, 1.0, found)
+    _distribute(ruleset, chain, 1.0, found, limit or shares_limit())
     return tuple(found.values())
 
 
@@ -180,7 +192,7 @@ def affinity_seconds(ruleset: Ruleset, chain: str) -> int | None:
     """Return the timeout of session affinity; None without affinity."""
     for rule in _rules(ruleset, chain):
         if "--rcheck" in rule.options:
-            return int(rule.options.get("--seconds", "0"))
+            return rule.seconds
     return None
 
 
@@ -217,10 +229,13 @@ def _external_route(ruleset: Ruleset, chain: str) -> PolicyRoute:
     return PolicyRoute(Policy.LOCAL if local else Policy.CLUSTER, to, shortcut)
 
 
-def _distribute(ruleset: Ruleset, chain: str, weight: float, found: dict[str, Share]) -> float:
+def _distribute(
+    ruleset: Ruleset, chain: str, weight: float, found: dict[str, Share], limit: RuleLimit
+) -> float:
     """Send a share of all packets into a chain; return the share that leaves the chain again."""
     left, returned = weight, 0.0
     key = ChainKey("nat", chain)
+    limit.count(len(ruleset.chains.get(key, ())))
     for index, rule in parsed_rules(ruleset, key):
         if not rule.unconditional:
             continue
@@ -234,7 +249,7 @@ def _distribute(ruleset: Ruleset, chain: str, weight: float, found: dict[str, Sh
             returned += taken
             left -= taken
         elif ChainKey("nat", rule.target) in ruleset.chains:
-            left += _distribute(ruleset, rule.target, taken, found) - taken
+            left += _distribute(ruleset, rule.target, taken, found, limit) - taken
     return left + returned
 
 

@@ -13,6 +13,8 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _TARGET = re.compile(r"(?:.* )?-[jg] (\S+)")
 _COMMENT = re.compile(r'-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) ?')
+_PROBABILITY = re.compile(r"[01]\.[0-9]{1,20}|[01]")
+_NUMBER = re.compile(r"[0-9]{1,10}")
 # Options that do not narrow which packets a rule applies to, apart from chance and protocol.
 _UNCONDITIONAL = frozenset(
     {"-m", "-p", "-j", "-g", "--comment", "--mode", "--probability", "--to-destination", "--set-xmark"}
@@ -45,8 +47,11 @@ class ParsedRule(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def probability(self) -> float:
-        """The probability with which the rule takes a packet that meets its other conditions."""
-        return float(self.options.get("--probability", "1"))
+        """The probability with which the rule takes a packet that meets its other conditions; 0 if unreadable."""
+        try:
+            return parse_probability(self.options.get("--probability", "1"))
+        except ValueError:
+            return 0.0
 
     @property
     def unconditional(self) -> bool:
@@ -63,8 +68,12 @@ class ParsedRule(msgspec.Struct, frozen=True, gc=False):
     @property
     def port(self) -> int:
         """The single destination port; 0 for ranges and negations."""
-        text = self.options.get("--dport", "")
-        return int(text) if text.isdecimal() else 0
+        return parse_number(self.options.get("--dport", ""))
+
+    @property
+    def seconds(self) -> int:
+        """The timeout of an affinity; 0 if there is none."""
+        return parse_number(self.options.get("--seconds", ""))
 
     @property
     def protocol(self) -> str:
@@ -92,6 +101,18 @@ def _value(text: str) -> str:
     if "\\" not in text and text.count('"') == 2:
         return text[1:].replace('"', "")
     return _QUOTED.sub(lambda quoted: _ESCAPED.sub(r"\1", quoted[1]), text)[1:]
+
+
+def parse_number(text: str) -> int:
+    """Return a port or another number; 0 for any other text."""
+    return int(text) if _NUMBER.fullmatch(text) else 0
+
+
+def parse_probability(text: str) -> float:
+    """Return a probability. Raises ValueError."""
+    if not _PROBABILITY.fullmatch(text) or float(text) > 1:
+        raise ValueError(f"{text!r} is no probability")
+    return float(text)
 
 
 def parse_target(text: str) -> str:

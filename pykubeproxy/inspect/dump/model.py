@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from pykubeproxy.inspect.filter import ServiceFilter, parse_title
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.routes import (
     FrontendRule,
     PacketVerdict,
@@ -17,10 +18,11 @@ from pykubeproxy.inspect.routes import (
     route,
     serving_rules,
     shares,
+    shares_limit,
 )
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.rules import names
-from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.parse import parse_number, parse_rule
 from pykubeproxy.rules.ruleset import ChainKey, Count, Counters, Ruleset
 from pykubeproxy.services.frontend import Frontend, FrontendKind
 from pykubeproxy.services.ports import PortName
@@ -104,10 +106,11 @@ def port_views(
 ) -> tuple[ServiceView, ...]:
     """Return the views of some of the service ports that `find_ports` has found."""
     checks = health_checks(ruleset)
+    limit = shares_limit()
     return tuple(
         view
         for name, rules in ports.items()
-        for view in _PortReader(ruleset, counters, name, checks.get(str(name), 0)).views(rules)
+        for view in _PortReader(ruleset, counters, name, checks.get(str(name), 0), limit).views(rules)
     )
 
 
@@ -132,6 +135,7 @@ class _PortReader(msgspec.Struct, frozen=True):
     counters: Counters
     name: PortName
     health_check_node_port: int
+    limit: RuleLimit
 
     def views(self, rules: PortRules) -> Iterable[ServiceView]:
         policies = {policy: _PolicyRules() for policy in Policy}
@@ -163,14 +167,14 @@ class _PortReader(msgspec.Struct, frozen=True):
         )
 
     def _endpoints(self, chain: str) -> Iterable[EndpointView]:
-        for share in shares(self.ruleset, chain):
+        for share in shares(self.ruleset, chain, self.limit):
             address, _, port = share.target.rpartition(":")
             key, position = share.rule
             counts = self.counters.get(key, ())
             count = counts[position] if position < len(counts) else Count()
             yield EndpointView(
                 address.strip("[]"),
-                int(port) if port.isdecimal() else 0,
+                parse_number(port),
                 share.probability,
                 count.packets,
                 count.bytes,
@@ -256,7 +260,7 @@ def _titles(ruleset: Ruleset, key: ChainKey) -> Iterable[str]:
     if not key.chain.startswith("KUBE-"):
         return ()
     comments = (parse_rule(text).comment for text in ruleset.chains[key] if "/" in text)
-    return (word for comment in comments for word in comment.split() if "/" in word)
+    return (word for comment in comments for word in comment.split() if "/" in word and word.isascii())
 
 
 def _hash(name: PortName) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.trace.packet import Host, Packet, contains, number
-from pykubeproxy.rules.parse import parse_options
+from pykubeproxy.rules.parse import parse_options, parse_probability
 
 # Returns the probability that such a packet meets a condition: 1, 0 or, by chance, something between.
 Probability = Callable[[str, Packet, Host], float]
@@ -176,8 +176,8 @@ _CONDITIONS: Mapping[tuple[str, str], Condition] = {
     ("conntrack", "--ctstate"): _STATE,
     ("state", "--state"): _STATE,
     ("mark", "--mark"): Condition(_mark, _describe_mark),
-    ("statistic", "--probability"): _chance(float),
-    ("statistic", "--every"): _chance(lambda every: 1 / int(every)),
+    ("statistic", "--probability"): _chance(parse_probability),
+    ("statistic", "--every"): _chance(lambda every: 1 / max(int(every), 1)),
     ("recent", "--rcheck"): _FIRST_CONNECTION,
     ("recent", "--update"): _FIRST_CONNECTION,
     ("recent", "--remove"): _FIRST_CONNECTION,

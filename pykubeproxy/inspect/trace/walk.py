@@ -5,9 +5,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet
+from pykubeproxy.inspect.limit import RuleLimit
+from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet, number
 from pykubeproxy.inspect.trace.rule import CompiledRule, Match, compile_rule, mark_and_mask
+from pykubeproxy.rules.parse import parse_number
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+
+# What a step counts as in rules: it takes memory, too.
+_COST_OF_STEP = 100
 
 
 class End(enum.Enum):
@@ -52,7 +57,13 @@ _NO_EFFECT = frozenset(
 
 def apply_target(rule: CompiledRule, packet: Packet) -> Effect:
     """Apply the target of a rule that matches; it must not be a chain."""
-    target, options = rule.target, rule.options
+    try:
+        return _applied(rule.target, rule.options, packet)
+    except ValueError as error:
+        return Effect(packet, remark=f"cannot parse a value in the rule: {error}")
+
+
+def _applied(target: str, options: Mapping[str, str], packet: Packet) -> Effect:
     if target in ("ACCEPT", "DROP", "REJECT"):
         return Effect(packet, End(target))
     if target == "DNAT":
@@ -75,7 +86,7 @@ def _dnat(packet: Packet, to: str) -> Packet:
     return msgspec.structs.replace(
         packet,
         destination=address or packet.destination,
-        port=int(port or packet.port),
+        port=_port(port) if port else packet.port,
         states=(*packet.states, DNAT),
     )
 
@@ -88,7 +99,7 @@ def _snat(packet: Packet, to: str) -> Packet:
 
 
 def _first(text: str) -> tuple[str, str]:
-    """Parse "address:port", "[address]:port" or either part alone; of a range take the first."""
+    """Parse "address:port", "[address]:port" or either part alone; of a range take the first. Raises ValueError."""
     if text.startswith("["):
         address, _, rest = text[1:].partition("]")
         port = rest.rpartition("]")[2].removeprefix(":")
@@ -96,7 +107,16 @@ def _first(text: str) -> tuple[str, str]:
         address, port = text, ""
     else:
         address, _, port = text.partition(":")
-    return address.partition("-")[0], port.partition("-")[0]
+    address = address.partition("-")[0]
+    if address:
+        number(address)
+    return address, port.partition("-")[0]
+
+
+def _port(text: str) -> int:
+    if not 0 < parse_number(text) < 65536:
+        raise ValueError(f"{text!r} is no port")
+    return parse_number(text)
 
 
 def _mark(mark: int, options: Mapping[str, str]) -> int:
@@ -150,11 +170,14 @@ class Walk:
     rules are left out.
     """
 
-    def __init__(self, ruleset: Ruleset, host: Host, start: ChainKey, packet: Packet) -> None:
+    def __init__(
+        self, ruleset: Ruleset, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit
+    ) -> None:
         self.exits: list[Exit] = []
         self.steps: list[Step] = []
         self._ruleset = ruleset
         self._host = host
+        self._limit = limit
         policy = End.DROP if ruleset.policies.get(start) == "DROP" else End.ACCEPT
         step = Step(*start, f"policy {policy.value}", True, "no rule matched; the chain's policy applies")
         for through, probability in self._chain(start, {packet: 1.0}).items():
@@ -167,6 +190,7 @@ class Walk:
         returned: Flows = {}
         for rule in map(compile_rule, self._ruleset.chains.get(key, ())):
             matches = [(packet, rule.match(packet, self._host)) for packet in flows]
+            self._limit.count(len(flows))
             if any(match.relevant for _, match in matches):
                 flows = self._rule(key, rule, flows, matches, returned)
             if not flows:
@@ -209,6 +233,7 @@ class Walk:
         return onward
 
     def _step(self, key: ChainKey, rule: CompiledRule, matched: bool, reason: str) -> Step:
+        self._limit.count(_COST_OF_STEP)
         step = Step(key.table, key.chain, rule.text, matched, reason)
         self.steps.append(step)
         return step

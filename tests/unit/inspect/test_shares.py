@@ -3,6 +3,7 @@
 import pytest
 
 from pykubeproxy.inspect.dump.model import views
+from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
 from pykubeproxy.inspect.routes import affinity_seconds, shares
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
@@ -110,3 +111,23 @@ def test_dispatch_branches_lead_to_services(service: str, ways: list[tuple[str, 
     (view,) = (v for v in views(parse(Family.IPV4, TREE), {}) if v.name.service == service)
     assert [(frontend.address, frontend.port) for frontend in view.frontends] == ways
     assert [endpoint.share for endpoint in view.endpoints] == [1.0]
+
+
+@pytest.mark.parametrize("text", ["x", "nan", "-0.5", "1.5", "9" * 5000])
+def test_an_unreadable_probability_takes_no_packets(text: str) -> None:
+    """iptables writes none, but a file may have one."""
+    ruleset = chains(
+        KUBE_SVC_X=[f"-m statistic --mode random --probability {text} -j KUBE-SEP-A", "-j KUBE-SEP-B"],
+        KUBE_SEP_A=dnat("10.0.0.1"),
+        KUBE_SEP_B=dnat("10.0.0.2"),
+    )
+    assert found(ruleset)["10.0.0.2:80"] == 1.0
+
+
+def test_chains_that_multiply_exceed_the_limit() -> None:
+    """A walk through all paths would not end in a lifetime."""
+    jumps = {
+        ChainKey("nat", f"KUBE-SVC-{number}"): (f"-j KUBE-SVC-{number + 1}",) * 2 for number in range(50)
+    }
+    with pytest.raises(TooManyRules, match="too many times"):
+        shares(Ruleset(Family.IPV4, jumps), "KUBE-SVC-0", RuleLimit(1000))

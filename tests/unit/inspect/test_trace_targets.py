@@ -109,3 +109,20 @@ def test_unknown_targets_are_reported() -> None:
     assert effect.packet == PACKET
     assert effect.end is None
     assert "NFQUEUE" in effect.remark
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "DNAT --to-destination 10.244.1.999:80",
+        "DNAT --to-destination 10.244.1.11:http",
+        "DNAT --to-destination 10.244.1.11:99999",
+        "SNAT --to-source nowhere",
+        "MARK --set-xmark x",
+    ],
+)
+def test_an_unreadable_value_has_no_effect(target: str) -> None:
+    """iptables writes none, but a file may have one. The step says so."""
+    effect = after(target)
+    assert (effect.packet, effect.end) == (PACKET, None)
+    assert effect.remark.startswith("cannot parse a value in the rule: ")
