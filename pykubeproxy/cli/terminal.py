@@ -1,5 +1,6 @@
 """Print documents, styled text and errors; escape anything else that could control a terminal."""
 
+import json
 import os
 import re
 import sys
@@ -29,8 +30,12 @@ def click_errors(*errors: type[Exception]) -> Iterator[None]:
 
 
 def echo_json(document: object) -> None:
-    """Print a document as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+    """Print a document as indented JSON, with the escapes of JSON for anything that could control a terminal."""
+    try:
+        text = msgspec.json.format(msgspec.json.encode(document)).decode()
+    except UnicodeEncodeError:  # a byte that is not UTF-8
+        text = json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False)
+    click.echo(_UNSAFE.sub(lambda it: f"\\u{ord(it[0]):04x}", text))
 
 
 def echo_styled(text: str) -> None:

@@ -98,3 +98,12 @@ def test_traceback_shows_no_local_variables(logged: Callable[[], str], format_: 
     assert token not in text
     if format_ is LogFormat.JSON:
         assert len([json.loads(line) for line in text.splitlines()]) == 1
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_json_with_control_characters_is_valid(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own escapes come first."""
+    terminal.echo_json({"text": text})
+    shown = capsys.readouterr().out
+    assert terminal.printable(shown) == shown
+    assert json.loads(shown) == {"text": text}
