@@ -17,20 +17,22 @@ from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render import document
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render import text as trace_text
 from pykubeproxy.inspect.trace.rule import compile_rule
 from pykubeproxy.kernel import conntrack, ipset, netfilter, nfacct, nftables
-from pykubeproxy.kernel.iptables import canonical
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.inferred import inferred_facts
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.removal import removal
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.rules.ruleset import parse
-from pykubeproxy.rules.saved import read_counted
+from pykubeproxy.rules.saved import canonical, read_counted
+from pykubeproxy.rules.saves import InvalidSave, SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import documents, wire
 from pykubeproxy.sources.failures import Failure
@@ -118,6 +120,21 @@ def saved(raw: bytes) -> None:
     with contextlib.suppress(RecursionError):
         document(views(live, {}))
         trace_text(trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset())))
+
+
+def saves(raw: bytes) -> None:
+    """Read a file with rules of another node: the error is one line, or all walks through the rules end."""
+    try:
+        found = read_saves([SavedFile("rules.txt", raw.decode("utf-8", "surrogateescape"))])
+    except InvalidSave as error:
+        assert str(error).isprintable()
+        return
+    for tables in found:
+        inferred_facts(tables.ruleset, ())
+        with contextlib.suppress(TooManyRules):
+            document(views(tables.ruleset, tables.counters))
+            packet = Packet("tcp", "10.244.1.5", "10.96.0.10", 80)
+            trace_text(trace_packet(tables.ruleset, packet, Host(frozenset())))
 
 
 def rule(raw: bytes) -> None:
