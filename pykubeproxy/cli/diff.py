@@ -6,29 +6,31 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from pykubeproxy import kernel
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
     config_options,
     family_option,
     filename_option,
+    node_address_option,
     read_config,
 )
 from pykubeproxy.cli.inputs import (
     Source,
     agents_objects,
     all_objects,
-    backend_to_read,
     host_name,
     read_objects,
 )
+from pykubeproxy.cli.node_rules import NodeRules, node_rules
+from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import Changes, compare
-from pykubeproxy.kernel import TABLES, Iptables, KernelError
+from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed, own_part
@@ -52,10 +54,10 @@ class _Side(NamedTuple):
     source: Source
     config: Config
 
-    def ruleset(self, family: Family, facts: KernelFacts | None = None) -> Ruleset:
-        """Return the rules of a family; without `facts`, for a kernel with all features."""
+    def ruleset(self, family: Family, facts: KernelFacts) -> Ruleset:
+        """Return the rules of a family; if the facts have no addresses, with those of the Node."""
         cluster, node, api_servers = self.source
-        facts = facts or KernelFacts(addresses=node.addresses)
+        facts = msgspec.structs.replace(facts, addresses=facts.addresses or node.addresses)
         context = rule_context(self.config, node.name, node, facts, family, api_servers)
         return installed(render(cluster, context), context.options)
 
@@ -72,6 +74,8 @@ class _Side(NamedTuple):
     metavar="FILE",
     help="Compare with the rules for this configuration instead of the live rules.",
 )
+@rules_option
+@node_address_option
 @family_option
 @choice_option(
     "-o",
@@ -85,6 +89,8 @@ def diff(
     filename: str | None,
     against: str | None,
     against_config: str | None,
+    files: tuple[str, ...],
+    addresses: tuple[str, ...],
     families: tuple[Family, ...],
     url: str | None,
     output: str,
@@ -95,6 +101,9 @@ def diff(
     By default, the desired rules follow from objects and configuration of the agent on this node. With -f, objects come
     from files. With flags of `run`, or if no agent answers, they come from the API server. The output says which.
 
+    With --rules, compare the rules of another node, from files; --hostname-override names the node. Without -f, objects
+    come from the API server, or from the agent at --url, and flags of `run` say how its proxy is configured.
+
     With --against or --against-config, compare the desired rules with the rules for other objects or another
     configuration instead of the live rules; this needs no root. Only the proxy's own chains and jumps are compared, and
     nothing changes. In chains that services share, an order of rules that means nothing to a packet is no difference:
@@ -104,26 +113,36 @@ def diff(
     sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
+    pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
-    if filename == against == "-":
-        raise _Trouble('only one of -f and --against can be "-" (standard input)')
-    live = against is None and against_config is None
+    if [filename, against, *files].count("-") > 1:
+        raise _Trouble('only one of -f, --against and --rules can be "-" (standard input)')
+    of_node = against is None and against_config is None
+    if files and not of_node:
+        raise _Trouble("--rules cannot be combined with --against or --against-config; remove one of them")
     try:
         config = read_config(flags)
-        agent = ask_agent(url, flags, filename, slices="all")
+        # The agent on this machine knows nothing about the node of a file.
+        agent = None if files and url is None else ask_agent(url, flags, filename, slices="all")
         same_settings = against is not None and against_config is None
         settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
-        side = _agents_side(agent) if agent else _side(filename, config, settings, live)
-        if live:
-            before, found = _with_live(side, families)
+        if agent:
+            side = _agents_side(agent)
+        elif files:
+            side = _side_of_node(filename, config, settings)
+        else:
+            side = _side(filename, _here(config) if of_node else config, settings)
+        if of_node:
+            rules = node_rules(files, side.config.iptables_backend.value, addresses)
+            before, found = rules.title, _compared(rules, side, families)
         else:
             other = _other(side, against, against_config, flags)
-            before = other.title
-            found = [compare(other.ruleset(it), side.ruleset(it)) for it in families]
+            before, facts = other.title, KernelFacts(addresses=addresses)
+            found = [compare(other.ruleset(it, facts), side.ruleset(it, facts)) for it in families]
     except click.ClickException as error:
         raise _Trouble(error.format_message()) from None
-    except KernelError as error:
+    except (KernelError, TooManyRules) as error:
         raise _Trouble(str(error)) from None
     _show(found, before, side.title, output)
     raise SystemExit(_DIFFERENT if any(it.chains for it in found) else 0)
@@ -137,14 +156,25 @@ def _agents_side(agent: AgentState) -> _Side:
     return _Side(title, agents_objects(agent.objects), config)
 
 
-def _side(filename: str | None, config: Config, settings: str, live: bool) -> _Side:
-    """Return the side of the desired rules; that to compare with live rules is for this node."""
-    if live:
-        name = config.hostname_override or host_name()
-        config = msgspec.structs.replace(config, hostname_override=name)
+def _here(config: Config) -> Config:
+    """Return the configuration for this node, unless it names another one."""
+    return msgspec.structs.replace(config, hostname_override=config.hostname_override or host_name())
+
+
+def _side(filename: str | None, config: Config, settings: str) -> _Side:
+    """Return the side of the desired rules."""
     if filename is None:
         return _Side(_title("API server", settings), all_objects(config), config)
     return _Side(_title(filename, settings), Source(*read_objects(filename, config)), config)
+
+
+def _side_of_node(filename: str | None, config: Config, settings: str) -> _Side:
+    """Return the side of the desired rules of a node that the options or the objects name."""
+    if config.hostname_override or filename is not None:
+        side = _side(filename, config, settings)
+        if side.source.node.name:
+            return side
+    raise click.ClickException("--rules does not tell the name of the node; give it with --hostname-override")
 
 
 def _other(
@@ -165,28 +195,12 @@ def _title(objects: str, settings: str) -> str:
     return f"{objects} with {settings}" if settings else objects
 
 
-def _with_live(side: _Side, families: tuple[Family, ...]) -> tuple[str, list[Changes]]:
-    """Return the title of the live rules and the changes. Of both families, skip one that this kernel lacks."""
-    backend = backend_to_read(side.config.iptables_backend.value)
+def _compared(rules: NodeRules, side: _Side, families: tuple[Family, ...]) -> list[Changes]:
     found = []
-    for family in families:
-        reason = kernel.unsupported_reason(backend, family)
-        if reason and len(families) == 1:
-            raise click.ClickException(reason)
-        if not reason:
-            found.append(_compare_live(side, kernel.open_iptables(backend, family)))
-    return f"live rules ({backend.value})", found
-
-
-def _compare_live(side: _Side, iptables: Iptables) -> Changes:
-    # Importing the agent takes half a second.
-    from pykubeproxy.agent.startup import kernel_facts
-
-    features = kernel.probe_features(iptables)
-    # The agent would create nfacct counters; assume that it can.
-    facts = kernel_facts(iptables.family, features, bool(side.config.node_port_addresses))
-    desired = side.ruleset(iptables.family, facts)
-    return compare(own_part(iptables.save(TABLES), desired), desired)
+    for ruleset, facts in rules.with_facts(families, bool(side.config.node_port_addresses)):
+        desired = side.ruleset(ruleset.family, facts)
+        found.append(compare(own_part(ruleset, desired), desired))
+    return found
 
 
 def _show(found: list[Changes], before: str, after: str, output: str) -> None:

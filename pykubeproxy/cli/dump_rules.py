@@ -8,29 +8,23 @@ from typing import Literal
 import click
 import yaml
 
-from pykubeproxy import kernel
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import backend_option, choice_option, family_option
-from pykubeproxy.cli.inputs import backend_to_read, service_filter
+from pykubeproxy.cli.inputs import service_filter
+from pykubeproxy.cli.node_rules import node_rules
+from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
-from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
+from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.kernel import Backend, Iptables, KernelError
+from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family
-from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.ruleset import Counters, Ruleset
 
-_Live = Sequence[tuple[Ruleset, Counters]]
-# The chains with rules for frontends.
-ROOTS = (
-    skeleton.NAT_SERVICES,
-    skeleton.NAT_NODEPORTS,
-    skeleton.FILTER_SERVICES,
-    skeleton.FILTER_EXTERNAL,
-)
+_Tables = Sequence[tuple[Ruleset, Counters]]
 # Seconds between updates of --watch.
 _INTERVAL = 2.0
 
@@ -47,39 +41,45 @@ _INTERVAL = 2.0
     help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
 )
 @family_option
+@rules_option
 @backend_option(help="The backend to read; auto detects the one in use.")
 @click.option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.")
-@click_errors(KernelError)
+@click_errors(KernelError, TooManyRules)
 def dump_rules(
     service: str,
     namespace: str,
     output: str,
     families: tuple[Family, ...],
+    files: tuple[str, ...],
     backend: Literal["auto", "nft", "legacy"],
     watch: bool,
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the live rules of this node.
 
     SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share
-    of new connections. This also reads the rules of kube-proxy, needs no running agent and changes nothing.
+    of new connections. This also reads the rules of kube-proxy, needs no running agent and changes nothing. With --rules,
+    show the rules of another node; this needs neither root nor iptables.
 
     \b
     pykubeproxy dump-rules
     pykubeproxy dump-rules default/web:http -o iptables
     pykubeproxy dump-rules default/web --watch
+    ssh node1 sudo iptables-save -c | pykubeproxy dump-rules --rules -
     """
     if watch and output != "table":
         raise click.UsageError("--watch requires -o table")
+    if watch and files:
+        raise click.UsageError("--watch requires live rules; remove --rules")
     query = service_filter(service, namespace)
-    used = backend_to_read(backend)
+    rules = node_rules(files, backend)
 
-    def read() -> tuple[_Live, Sequence[ServiceView]]:
-        live = _read(used, families, query)
-        return live, in_order(view for tables in live for view in views(*tables, query))
+    def read() -> tuple[_Tables, Sequence[ServiceView]]:
+        tables = rules.counted(families, query)
+        return tables, in_order(view for one in tables for view in views(*one, query))
 
-    live, found = read()
+    tables, found = read()
     if not found:
-        _report_none(query, used, service)
+        _report_none(query, rules.place, service)
     match output:
         case "table" if watch:
             _watch(found, lambda: read()[1])
@@ -88,7 +88,7 @@ def dump_rules(
         case "yaml":
             echo_styled(yaml.safe_dump(render.document(found), sort_keys=False, allow_unicode=True))
         case "iptables":
-            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in live)
+            texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in tables)
             echo_styled("\n".join(f"# {family.value}\n{text}" for family, text in texts if text))
         case "wide":
             echo_styled(render.table(found, render.counters, with_chains=True))
@@ -111,33 +111,9 @@ def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView
         return
 
 
-def _read(backend: Backend, families: Sequence[Family], query: ServiceFilter) -> _Live:
-    """Read the live tables as far as the query needs them. Of both families, skip one that this node lacks."""
-    live = []
-    for family in families:
-        try:
-            live.append(_tables(kernel.open_iptables(backend, family), query))
-        except KernelError as error:
-            if len(families) == 1 or isinstance(error, kernel.NotPermitted):
-                raise
-            if not isinstance(error, kernel.Missing) and kernel.has_nat(backend, family):
-                raise
-    return live
-
-
-def _tables(iptables: Iptables, query: ServiceFilter) -> tuple[Ruleset, Counters]:
-    """Read one family; for a query by name, only the chains about that service if comments name it."""
-    part = None
-    if query.name:
-        word = f"{query.namespace}/{query.name}"
-        part = kernel.live_ruleset_about(iptables, word, ROOTS, OTHER_CHAINS)
-    return part or iptables.save_counted()
-
-
-def _report_none(query: ServiceFilter, backend: Backend, service: str) -> None:
+def _report_none(query: ServiceFilter, place: str, service: str) -> None:
     """Print to standard error that there are no services. Raises ClickException if the query names one."""
-    where = f"in the {backend.value} tables of this node"
     if service:
-        raise click.ClickException(f"there are no rules for {query} {where}")
+        raise click.ClickException(f"there are no rules for {query} {place}")
     scope = f" of namespace {query.namespace}" if query.namespace else ""
-    click.echo(f"There are no rules for services{scope} {where}.", err=True)
+    click.echo(f"There are no rules for services{scope} {place}.", err=True)

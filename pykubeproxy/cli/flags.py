@@ -65,7 +65,7 @@ node_address_option = click.option(
     multiple=True,
     callback=_plain_addresses,
     metavar="CIDR",
-    help="An address of the node in PATH, for nodePortAddresses. Repeatable.  [default: those of the Node]",
+    help="An address of the node, if its rules or objects come from files. Repeatable.  [default: those of its Node]",
 )
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 import click
 import msgspec
 
-from pykubeproxy import kernel
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     config_options,
@@ -14,19 +13,22 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import backend_to_read, context_of, read_objects
+from pykubeproxy.cli.inputs import context_of, read_objects
+from pykubeproxy.cli.node_rules import node_rules
+from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
-from pykubeproxy.inspect.trace.packet import Host, Packet, Route
+from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.kernel import KernelError
-from pykubeproxy.kernel.addresses import routes
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 
+_NO_ADDRESSES = "Note: the rules ask for addresses of the node, which a file does not tell. Give each with --node-address."
 _Origin = Literal["pod", "node", "outside"]
 
 
@@ -58,10 +60,11 @@ _Origin = Literal["pod", "node", "outside"]
     metavar="PATH",
     help='Use the rules for objects in a YAML or JSON file, a folder or "-" instead of the live rules.',
 )
+@rules_option
 @node_address_option
 @output_option
 @config_options
-@click_errors(KernelError)
+@click_errors(KernelError, TooManyRules)
 def trace(
     source: str,
     destination: str,
@@ -69,6 +72,7 @@ def trace(
     origin: _Origin | None,
     in_interface: str,
     filename: str | None,
+    files: tuple[str, ...],
     addresses: tuple[str, ...],
     output: str,
     flags: dict[str, object],
@@ -76,11 +80,14 @@ def trace(
     """Trace the first packet of a connection from SRC to DST:PORT through the rules of this node.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
-    drops or rejects it. This follows foreign rules too, sends no packet and changes nothing. With -f, it needs neither
-    root nor a network; the flags of `run` define the rules.
+    drops or rejects it. This follows foreign rules too, sends no packet and changes nothing.
+
+    With --rules, trace through the rules of another node; name its addresses with --node-address. With -f, the flags of
+    `run` define the rules. Both need neither root nor a network.
 
     \b
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
+    pykubeproxy trace 10.244.1.5 10.96.0.10:80 --rules node1.txt
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     """
     config = read_config(flags)
@@ -88,15 +95,21 @@ def trace(
     if origin == "node" and in_interface:
         raise click.UsageError("a packet from the node has no incoming interface; remove --in-interface")
     family = family_of(packet.destination)
+    if filename is not None and files:
+        raise click.UsageError("--rules cannot be combined with -f; remove one of them")
     if filename is not None:
         ruleset, host = _rendered(config, filename, addresses, family)
-        in_interface = in_interface or (_pod_interface(config) if origin == "pod" else "")
     else:
-        ruleset, host = _live(config, family)
+        rules = node_rules(files, config.iptables_backend.value, addresses)
+        ruleset, host = rules.for_packets(family)
+    if origin == "pod" and not host.routes:
+        in_interface = in_interface or _pod_interface(config)
     from_node = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
     packet = msgspec.structs.replace(packet, starts_here=from_node, received_by=in_interface)
     # Live chains are read when the packet reaches them.
     walked = trace_packet(ruleset, packet, host)
+    if files and not addresses and any("-type LOCAL" in it.rule for it in walked.steps):
+        click.echo(_NO_ADDRESSES, err=True)
     if output == "json":
         echo_json(views.document(walked))
     else:
@@ -130,14 +143,6 @@ def _address(text: str) -> str:
     if "%" in text:
         raise ValueError("rules cannot match zones")
     return str(ipaddress.ip_address(text[1:-1] if text[:1] + text[-1:] == "[]" else text))
-
-
-def _live(config: Config, family: Family) -> tuple[Ruleset, Host]:
-    backend = backend_to_read(config.iptables_backend.value)
-    ruleset, _ = kernel.live_ruleset(kernel.open_iptables(backend, family))
-    local = kernel.local_addresses(family)
-    known_routes = tuple(Route(*route) for route in routes(family))
-    return ruleset, Host(frozenset(it.address for it in local), known_routes)
 
 
 def _rendered(

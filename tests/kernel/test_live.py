@@ -3,7 +3,7 @@
 import pytest
 
 from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.cli.dump_rules import ROOTS
+from pykubeproxy.cli.node_rules import ROOTS
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing

@@ -1,0 +1,166 @@
+"""Read the rules of another node from files, as --rules names them."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Literal, NamedTuple
+
+import click
+
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.trace.packet import Host
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.inferred import inferred_facts
+from pykubeproxy.rules.ruleset import KUBELET_HINTS, Counters, Ruleset
+from pykubeproxy.rules.saves import InvalidSave, SavedFile, SavedTables, read_saves
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.wording import listed
+
+# The rules of 300,000 endpoints.
+_MOST_BYTES = 128 * 1024 * 1024
+_GZIP = b"\x1f\x8b"
+# PowerShell writes UTF-16.
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+rules_option = click.option(
+    "--rules",
+    "files",
+    type=click.Path(allow_dash=True),
+    multiple=True,
+    metavar="FILE",
+    help='Read rules from output of iptables-save or ip6tables-save, plain or gzip, in FILE or "-" instead of the live'
+    " rules; this needs no root. Repeatable.",
+)
+
+
+class SavedRules(NamedTuple):
+    """The rules of a node from elsewhere than its kernel; `source` names where. See NodeRules."""
+
+    source: str
+    tables: Mapping[Family, SavedTables]
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Name the rules, as one side of a comparison."""
+        return f"rules {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Name the place in a sentence."""
+        return f"in {self.source}"
+
+    def counted(
+        self,
+        families: Sequence[Family],
+        query: ServiceFilter,  # noqa: ARG002
+    ) -> Sequence[tuple[Ruleset, Counters]]:
+        """Return the rules and counters of these families."""
+        return [(self.tables[it].ruleset, self.tables[it].counters) for it in self._present(families)]
+
+    def for_packets(self, family: Family) -> tuple[Ruleset, Host]:
+        """Return the rules of a family and what is known about the node; it has no routes."""
+        self._present((family,))
+        return self.tables[family].ruleset, Host(frozenset(self.addresses))
+
+    def with_facts(
+        self,
+        families: Sequence[Family],
+        with_addresses: bool,  # noqa: ARG002
+    ) -> Iterator[tuple[Ruleset, KernelFacts]]:
+        """Yield the rules of these families, and the facts about the kernel that follow from them."""
+        present = self._present(families)
+        for family in families:
+            if family not in present:
+                click.echo(
+                    f"{family.value} is not compared: there are no {family.value} rules {self.place}.",
+                    err=True,
+                )
+        for family in present:
+            ruleset = self.tables[family].ruleset
+            yield ruleset, inferred_facts(ruleset, self.addresses)
+
+    def _present(self, families: Sequence[Family]) -> Sequence[Family]:
+        """Return the families that are there. Raises ClickException if there is none."""
+        if found := [family for family in families if family in self.tables]:
+            return found
+        wanted = families[0]
+        program = "ip6tables-save" if wanted is Family.IPV6 else "iptables-save"
+        raise click.ClickException(
+            f"there are no {wanted.value} rules {self.place}; add the output of {program} with --rules"
+        )
+
+
+def read_rules(
+    paths: Sequence[str], backend: Literal["auto", "nft", "legacy"], addresses: tuple[str, ...]
+) -> SavedRules:
+    """Read the rules of one node from files. Raises ClickException."""
+    if len(set(paths)) < len(paths):
+        raise click.UsageError("--rules names a file twice; give one file, or one for each family")
+    with click_errors(InvalidSave):
+        tables = read_saves(SavedFile("standard input" if it == "-" else it, _text(it)) for it in paths)
+    chosen = {it.ruleset.family: it for it in _of_backend(tables, backend)}
+    names = listed(["standard input" if it == "-" else it for it in paths], len(paths))
+    return SavedRules(names, chosen, addresses)
+
+
+def _of_backend(tables: Sequence[SavedTables], setting: str) -> Sequence[SavedTables]:
+    """Return the tables of one backend; for "auto", the one whose rules serve the node.
+
+    If both backends have service-proxy rules, a note goes to standard error. Raises ClickException.
+    """
+    groups = {name: [it for it in tables if it.backend in (name, "")] for name in ("nft", "legacy")}
+    if setting != "auto":
+        if not groups[setting]:
+            raise click.ClickException(
+                f"--rules has no output of iptables-{setting}-save; remove --iptables-backend, or add that output"
+            )
+        return groups[setting]
+    used = max(groups, key=lambda name: _signs_of_use(groups[name]))
+    other = next(name for name in groups if name != used)
+    if any(NAT_SERVICES in it.ruleset.chains for it in groups[other] if it.backend):
+        click.echo(
+            f"Note: this shows the {used} tables. The {other} tables have service-proxy rules too, and packets pass"
+            f" both. Use --iptables-backend {other} to see them.",
+            err=True,
+        )
+    return groups[used]
+
+
+def _signs_of_use(tables: Sequence[SavedTables]) -> tuple[bool, bool, int]:
+    chains = [it.ruleset.chains for it in tables]
+    return (
+        any(NAT_SERVICES in it for it in chains),
+        any(hint in it for it in chains for hint in KUBELET_HINTS),
+        sum(len(it.ruleset) for it in tables),
+    )
+
+
+def _text(path: str) -> str:
+    """Read a file, with any line ends. Raises ClickException."""
+    try:
+        with click.open_file(path, "rb") as file:
+            raw = _limited(path, file)
+        if raw.startswith(_GZIP):
+            with gzip.open(io.BytesIO(raw)) as unpacked:
+                raw = _limited(path, unpacked)
+        if raw.startswith(_UTF16):
+            return raw.decode("utf-16")
+    except OSError as error:
+        raise click.ClickException(f"--rules: cannot read {path}: {error.strerror or error}") from None
+    except (EOFError, zlib.error, UnicodeError) as error:
+        raise click.ClickException(f"--rules: {path} is damaged: {error}; copy it again") from None
+    # The byte order mark is no text.
+    return raw.decode("utf-8-sig", "surrogateescape")
+
+
+def _limited(path: str, file: IO[bytes] | gzip.GzipFile) -> bytes:
+    raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise click.ClickException(
+            f"--rules: {path} has more than {_MOST_BYTES >> 20} MiB; give the output of iptables-save"
+        )
+    return raw
