@@ -129,7 +129,7 @@ def test_proxy_rules_in_the_other_backend_fail(node: Runner, backend: Backend) -
     before = node_state(node)
     document = checked("--iptables-backend", backend.value, code=1)
     assert levels(document, "other-tables") == ["fail", "ok"]
-    assert "pykubeproxy cleanup" in of(document, "other-tables")[0]["advice"]
+    assert "the agent removes them" in of(document, "other-tables")[0]["advice"]
     assert node_state(node) == before
 
 
