@@ -6,6 +6,7 @@ import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.routes import PacketVerdict
+from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet
 from pykubeproxy.inspect.trace.walk import End, Flows, Step, Walk, add
 from pykubeproxy.objects import address_and_port
@@ -64,7 +65,7 @@ def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
     """
     if not packet.starts_here and not packet.received_by:
         packet = msgspec.structs.replace(packet, received_by=host.interface_to(packet.source))
-    path = _Path(ruleset, host)
+    path = _Path(Chains(ruleset), host)
     delivered = path.run(packet)
     rejections = tuple(Rejection(verdict, total, step) for (verdict, step), total in path.rejected.items())
     return Trace(
@@ -100,10 +101,10 @@ def _endpoints(delivered: Flows) -> tuple[TracedEndpoint, ...]:
 class _Path:
     """A packet's path across the host: the steps, and where packets ended early."""
 
-    def __init__(self, ruleset: Ruleset, host: Host) -> None:
+    def __init__(self, chains: Chains, host: Host) -> None:
         self.steps: list[Step] = []
         self.rejected: dict[tuple[PacketVerdict, Step], float] = {}
-        self._ruleset = ruleset
+        self._chains = chains
         self._host = host
         self._limit = RuleLimit(_MOST_RULES)
 
@@ -148,7 +149,7 @@ class _Path:
     def _hook(self, chain: str, tables: Iterable[str], flows: Flows) -> Flows:
         for table in tables:
             key = ChainKey(table, chain)
-            if key in self._ruleset.chains:
+            if key in self._chains:
                 through: Flows = {}
                 add(through, self._table(key, flows))
                 flows = through
@@ -161,7 +162,7 @@ class _Path:
             if key.table == "nat" and UNTRACKED in packet.states:
                 yield packet, probability
                 continue
-            walk = Walk(self._ruleset, self._host, key, packet, self._limit)
+            walk = Walk(self._chains, self._host, key, packet, self._limit)
             walks.append((packet, walk))
             for left in walk.exits:
                 if left.end is End.ACCEPT:

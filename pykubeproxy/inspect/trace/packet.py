@@ -7,7 +7,7 @@ import msgspec
 
 NEW, UNTRACKED, DNAT, SNAT = "NEW", "UNTRACKED", "DNAT", "SNAT"
 LOCAL = "LOCAL"
-_LOOPBACK = ("127.0.0.0/8", "::1/128")
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 _MULTICAST = ("224.0.0.0/4", "ff00::/8")
 
 
@@ -47,7 +47,7 @@ class Host(msgspec.Struct, frozen=True):
 
     def is_local(self, address: str) -> bool:
         """Return whether the address is the host's own, as all of 127.0.0.0/8 is."""
-        return address in self.addresses or any(contains(network, address) for network in _LOOPBACK)
+        return address in self.addresses or any(contains(network, address) for network in LOOPBACK)
 
     def address_type(self, address: str) -> str:
         """Return the address type as iptables names it: LOCAL, MULTICAST, BROADCAST or UNICAST."""

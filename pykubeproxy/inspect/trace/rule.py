@@ -214,8 +214,9 @@ def _unknown(text: str) -> Condition:
 
 
 class RuleCondition(NamedTuple):
-    """A condition with its value in a rule."""
+    """A condition with its option and value in a rule; an unknown module has no option."""
 
+    option: str
     condition: Condition
     value: str
     negated: bool
@@ -286,7 +287,7 @@ def compile_rule(text: str) -> CompiledRule:
         elif name == "-m":
             module = value
             if found := unknown_module(module):
-                conditions.append(RuleCondition(found, "", False))
+                conditions.append(RuleCondition("", found, "", False))
         elif found := condition(module if name.startswith("--") else "", name):
-            conditions.append(RuleCondition(found, value, negated and found.known))
+            conditions.append(RuleCondition(name, found, value, negated and found.known))
     return CompiledRule(text, tuple(conditions), target, goto, options)

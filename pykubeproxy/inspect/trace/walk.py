@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from pykubeproxy.inspect.limit import RuleLimit
+from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet, number
 from pykubeproxy.inspect.trace.rule import CompiledRule, Match, compile_rule, mark_and_mask
 from pykubeproxy.rules.parse import parse_number
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey
 
 # What a step counts as in rules: it takes memory, too.
 _COST_OF_STEP = 100
@@ -171,14 +172,16 @@ class Walk:
     """
 
     def __init__(
-        self, ruleset: Ruleset, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit
+        self, chains: Chains, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit
     ) -> None:
         self.exits: list[Exit] = []
         self.steps: list[Step] = []
-        self._ruleset = ruleset
+        self._chains = chains
         self._host = host
         self._limit = limit
-        policy = End.DROP if ruleset.policies.get(start) == "DROP" else End.ACCEPT
+        self._destination = packet.destination
+        self._port = packet.port
+        policy = End.DROP if chains.drops(start) else End.ACCEPT
         step = Step(*start, f"policy {policy.value}", True, "no rule matched; the chain's policy applies")
         for through, probability in self._chain(start, {packet: 1.0}).items():
             if policy is End.DROP:
@@ -188,7 +191,7 @@ class Walk:
     def _chain(self, key: ChainKey, flows: Flows) -> Flows:
         """Send packets into a chain; return those that leave it again."""
         returned: Flows = {}
-        for rule in map(compile_rule, self._ruleset.chains.get(key, ())):
+        for rule in map(compile_rule, self._chains.rules(key, self._destination, self._port)):
             matches = [(packet, rule.match(packet, self._host)) for packet in flows]
             self._limit.count(len(flows))
             if any(match.relevant for _, match in matches):
@@ -217,7 +220,7 @@ class Walk:
                     self._step(key, rule, False, match.reason)
                 continue
             probability = flows[packet] * match.probability
-            if rule.target and to in self._ruleset.chains:
+            if rule.target and to in self._chains:
                 self._step(key, rule, True, match.reason)
                 add(returned if rule.goto else onward, self._chain(to, {packet: probability}).items())
             elif rule.target == "RETURN":

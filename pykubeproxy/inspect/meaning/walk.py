@@ -1,0 +1,185 @@
+"""Send all clients at once through the rules: each rule splits them by source address."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pykubeproxy.inspect.meaning.addresses import Addresses, intersection, parse_addresses, subtract
+from pykubeproxy.inspect.trace.chains import Chains
+from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.trace.rule import CompiledRule, RuleCondition, compile_rule
+from pykubeproxy.inspect.trace.walk import End, apply_target
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.ruleset import ChainKey
+
+_FORWARD = ChainKey("filter", "FORWARD")
+
+
+class Affinity(msgspec.Struct, frozen=True):
+    """A list of clients, by the name that `recent` gives it, and for how many seconds it counts."""
+
+    name: str
+    seconds: int
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """Packets that differ only in their source.
+
+    - `packet`: any of them; its source is not used
+    - `clients`: their sources
+    - `probability`: of getting here, for each of them
+    - `remembered_in`: the list that remembers them from now on; "" for none
+    - `recalled`: the list that sent a known client here; None for a new client
+    - `accepted`: a rule accepts it in FORWARD, so the policy of that chain does not count
+    """
+
+    packet: Packet
+    clients: Addresses
+    probability: float = 1.0
+    remembered_in: str = ""
+    recalled: Affinity | None = None
+    accepted: bool = False
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A flow at the end of its path, or of one table. `end` is ACCEPT if it may go on."""
+
+    flow: Flow
+    end: End
+
+
+class Rules:
+    """The rules of one node, to send flows through; `own` are the node's addresses, with loopback."""
+
+    def __init__(self, chains: Chains, host: Host, own: Addresses) -> None:
+        self._chains = chains
+        self._host = host
+        self._own = own
+
+    def send(self, flow: Flow) -> Iterator[Arrival]:
+        """Yield where packets end, those of the node itself if they start there."""
+        if flow.packet.starts_here:
+            yield from self._hooks([("nat", "OUTPUT"), ("filter", "OUTPUT"), ("nat", "POSTROUTING")], flow)
+            return
+        for arrival in self._hooks([("nat", "PREROUTING")], flow):
+            if arrival.end is not End.ACCEPT:
+                yield arrival
+            elif self._host.is_local(arrival.flow.packet.destination):
+                yield from self._hooks([("filter", "INPUT")], arrival.flow)
+            else:
+                yield from self._hooks([("filter", "FORWARD"), ("nat", "POSTROUTING")], arrival.flow)
+
+    def _hooks(self, path: list[tuple[str, str]], flow: Flow) -> Iterator[Arrival]:
+        if not path:
+            yield Arrival(flow, End.ACCEPT)
+            return
+        for arrival in self._table(ChainKey(*path[0]), flow):
+            if arrival.end is End.ACCEPT:
+                yield from self._hooks(path[1:], arrival.flow)
+            else:
+                yield arrival
+
+    def _table(self, key: ChainKey, flow: Flow) -> list[Arrival]:
+        arrived: list[Arrival] = []
+        left = self._chain(key, [flow], arrived)
+        if key == _FORWARD:
+            arrived = [
+                Arrival(msgspec.structs.replace(it.flow, accepted=it.end is End.ACCEPT), it.end)
+                for it in arrived
+            ]
+        policy = End.DROP if self._chains.drops(key) else End.ACCEPT
+        return arrived + [Arrival(one, policy) for one in left]
+
+    def _chain(self, key: ChainKey, flows: list[Flow], arrived: list[Arrival]) -> list[Flow]:
+        """Send flows into a chain; return those that leave it, and add those that end to `arrived`."""
+        returned: list[Flow] = []
+        if not flows:
+            return returned
+        packet = flows[0].packet
+        for rule in map(compile_rule, self._chains.rules(key, packet.destination, packet.port)):
+            onward: list[Flow] = []
+            for flow in flows:
+                taken, others = self._split(rule, flow)
+                onward += others
+                for one in taken:
+                    self._take(key, rule, one, onward, returned, arrived)
+            flows = onward
+            if not flows:
+                break
+        return returned + flows
+
+    def _take(
+        self,
+        key: ChainKey,
+        rule: CompiledRule,
+        flow: Flow,
+        onward: list[Flow],
+        returned: list[Flow],
+        arrived: list[Arrival],
+    ) -> None:
+        """Apply the target of a rule to a flow that matches it."""
+        to = ChainKey(key.table, rule.target)
+        if rule.target and to in self._chains:
+            back = returned if rule.goto else onward
+            back += self._chain(to, [flow], arrived)
+        elif rule.target == "RETURN":
+            returned.append(flow)
+        else:
+            effect = apply_target(rule, flow.packet)
+            moved = msgspec.structs.replace(flow, packet=effect.packet)
+            if effect.end:
+                arrived.append(Arrival(moved, effect.end))
+            else:
+                onward.append(moved)
+
+    def _split(self, rule: CompiledRule, flow: Flow) -> tuple[list[Flow], list[Flow]]:
+        """Return the part that matches a rule, and the part that does not; none matches an unreadable rule."""
+        try:
+            matched = self._matched(rule, flow)
+        except (ValueError, ArithmeticError):
+            return [], [flow]
+        if not matched.clients or not matched.probability:
+            return [], [flow]
+        if matched.recalled != flow.recalled:  # a client is known or new: this is no part of the new ones
+            return [matched], [flow]
+        others = []
+        if missed := subtract(flow.clients, matched.clients):
+            others.append(msgspec.structs.replace(flow, clients=missed))
+        if left := flow.probability - matched.probability:
+            others.append(msgspec.structs.replace(flow, clients=matched.clients, probability=left))
+        return [matched], others
+
+    def _matched(self, rule: CompiledRule, flow: Flow) -> Flow:
+        clients, probability = flow.clients, flow.probability
+        remembered_in, recalled = flow.remembered_in, flow.recalled
+        for one in rule.conditions:
+            if (sources := self._sources(one)) is not None:
+                clients = subtract(clients, sources) if one.negated else intersection(clients, sources)
+            elif one.option == "--rcheck":
+                affinity = _affinity(rule)
+                if flow.recalled not in (None, affinity):
+                    probability = 0.0
+                recalled = affinity
+            elif one.option == "--set":
+                remembered_in = _affinity(rule).name
+            else:
+                probability *= one.probability(flow.packet, self._host)
+            if not clients or not probability:
+                break
+        return msgspec.structs.replace(
+            flow, clients=clients, probability=probability, remembered_in=remembered_in, recalled=recalled
+        )
+
+    def _sources(self, one: RuleCondition) -> Addresses | None:
+        """Return the sources that a condition names; None if it concerns something else."""
+        if one.option in ("-s", "--src-range"):
+            return parse_addresses(one.value)
+        if one.option == "--src-type" and one.value == "LOCAL":
+            return self._own
+        return None
+
+
+def _affinity(rule: CompiledRule) -> Affinity:
+    """Return the list that a rule with `-m recent` names."""
+    options = parse_rule(rule.text).options
+    return Affinity(options.get("--name", ""), int(options.get("--seconds", "0")))

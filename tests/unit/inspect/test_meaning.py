@@ -1,0 +1,167 @@
+"""Compare what rules do with packets: another form is no difference, another result always is."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import msgspec
+import pytest
+
+from pykubeproxy.config import Dispatch
+from pykubeproxy.inspect.meaning.model import MeaningChange, compare_meaning, proxy_part
+from pykubeproxy.inspect.trace.packet import Host
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.difference import installed
+from pykubeproxy.rules.render import render
+from pykubeproxy.rules.ruleset import Ruleset
+from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
+from tests.packet_model import Outcome, Outcomes, Packet, Walker
+
+NODE = Host(frozenset(ADDRESSES))
+RICH = [name for name in NAMES if name.startswith("random-")]
+
+
+def rules_of(name: str, family: Family, dispatch: Dispatch) -> Ruleset:
+    """Return the tables of a case's node as pykubeproxy writes them."""
+    case = load_case(name)
+    config = msgspec.structs.replace(config_of(case), dispatch=dispatch)
+    node = node_of(case)
+    context = rule_context(config, node.name, node, KernelFacts(addresses=ADDRESSES), family)
+    return installed(render(cluster_of(case), context), context.options)
+
+
+def recorded(name: str, family: Family) -> Ruleset:
+    """Return the tables of a case's node as kube-proxy wrote them."""
+    return proxy_part(expected(load_case(name), family))
+
+
+@pytest.mark.parametrize("dispatch", [Dispatch.FLAT, Dispatch.TREE])
+@pytest.mark.parametrize("name", NAMES)
+def test_rules_of_kube_proxy_mean_the_same_as_ours_in_any_form(name: str, dispatch: Dispatch) -> None:
+    for family in Family:
+        assert compare_meaning(recorded(name, family), rules_of(name, family, dispatch), NODE) == ()
+
+
+def without_shortcuts(ruleset: Ruleset) -> Ruleset:
+    """Return the same rules with a rule without effect in every chain, so that no chain equals another by text."""
+    noise = "-m comment --comment x"
+    return Ruleset(
+        ruleset.family,
+        {key: ("-m mark --mark 0x0/0x0 " + noise, *rules) for key, rules in ruleset.chains.items()},
+    )
+
+
+@pytest.mark.parametrize("name", RICH[::5])
+def test_rules_without_effect_change_nothing(name: str) -> None:
+    for family in Family:
+        rules = recorded(name, family)
+        assert compare_meaning(rules, without_shortcuts(rules), NODE) == ()
+
+
+def mutated(rules: Ruleset, chance: random.Random) -> Ruleset | None:
+    """Return the ruleset with one rule of table nat changed; None if that rule cannot be changed so."""
+    keys = [key for key, some in rules.chains.items() if some and key.table == "nat" and "KUBE" in key.chain]
+    key = chance.choice(keys)
+    some = list(rules.chains[key])
+    at, other = chance.randrange(len(some)), chance.randrange(len(some))
+    match chance.choice(("delete", "swap", "share", "port", "source")):
+        case "delete":
+            del some[at]
+        case "swap":
+            some[at], some[other] = some[other], some[at]
+        case "share":
+            some[at] = re.sub(
+                r"--probability 0\.(\d)", lambda it: f"--probability 0.{9 - int(it[1])}", some[at]
+            )
+        case "port":
+            some[at] = re.sub(r":(\d+)$", lambda it: f":{int(it[1]) + 1}", some[at])
+        case _:
+            some[at] = some[at].removeprefix("! ") if some[at].startswith("! -s") else f"! {some[at]}"
+            if "-s" not in some[at][:4]:
+                return None
+    return (
+        None
+        if tuple(some) == rules.chains[key]
+        else Ruleset(rules.family, {**rules.chains, key: tuple(some)})
+    )
+
+
+def packets(*rulesets: Ruleset) -> Iterator[Packet]:
+    """Yield packets to all destinations of rules, from all sources that rules name and from elsewhere."""
+    family = rulesets[0].family
+    own = [it for it in ADDRESSES if (":" in it) is (family is Family.IPV6)]
+    text = "\n".join(rule for one in rulesets for rules in one.chains.values() for rule in rules)
+    sources = {match.partition("/")[0] for match in re.findall(r"-s (\S+)", text)}
+    sources |= (
+        {"203.0.113.250", "10.244.7.7"} if family is Family.IPV4 else {"2001:db8:ff::1", "fd00:10:244:7::7"}
+    )
+    found = set(re.findall(r"-d (\S+?)/(?:32|128) -p (\w+) .*--dport (\d+)", text))
+    found |= {(it, *port) for it in own for port in re.findall(r"-p (\w+) .*--dport (3\d{4})", text)}
+    for address, protocol, port in sorted(found):
+        for source in sorted({*sources, *own}):
+            if source not in own and ip_address(source).is_loopback:
+                continue
+            yield Packet(
+                source,
+                address,
+                protocol,
+                int(port),
+                local_source=source in own,
+                local_destination=address in own,
+            )
+
+
+def outcomes(walker: Walker, packet: Packet) -> Outcomes:
+    """Return what table nat does with a packet, and whether that masquerades it.
+
+    Packets from elsewhere to the node itself do not pass POSTROUTING, so their mark has no effect.
+    """
+    found = walker.walk(packet, "nat", "OUTPUT" if packet.local_source else "PREROUTING")
+    reduced: Counter[Outcome] = Counter()
+    for outcome, probability in found.items():
+        stays = outcome.verdict.removeprefix("to ").rpartition(":")[0].strip("[]") in ADDRESSES
+        mark = 0 if stays and not packet.local_source else outcome.mark
+        reduced[Outcome(outcome.verdict, mark)] += probability
+    return reduced
+
+
+def concerns(change: MeaningChange, packet: Packet) -> bool:
+    """Return whether a change is about such a packet."""
+    if (change.destination.address, change.destination.port) != (packet.destination, packet.port):
+        return False
+    source = int(ip_address(packet.source))
+    return change.origin.on_node is packet.local_source and any(
+        part.clients.first <= source <= part.clients.last
+        for meaning in (change.before, change.after)
+        for parts in meaning.values()
+        for part in parts
+    )
+
+
+@pytest.mark.parametrize("name", RICH[::4])
+def test_a_mutation_is_found_if_and_only_if_a_packet_notices(name: str) -> None:
+    chance = random.Random(name)
+    noticed = 0
+    for family in Family:
+        rules = recorded(name, family)
+        for _ in range(12):
+            mutant = mutated(rules, chance)
+            if mutant is None:
+                continue
+            old, new = Walker(rules), Walker(mutant)
+            differing = [
+                it for it in packets(rules, mutant) if not same(outcomes(old, it), outcomes(new, it))
+            ]
+            changes = compare_meaning(rules, mutant, NODE)
+            for packet in differing:
+                assert any(concerns(it, packet) for it in changes), packet
+            assert bool(changes) >= bool(differing)
+            noticed += bool(differing)
+    assert noticed
+
+
+def same(some: Outcomes, others: Outcomes) -> bool:
+    return all(abs(some.get(it, 0.0) - others.get(it, 0.0)) < 1e-6 for it in {*some, *others})
