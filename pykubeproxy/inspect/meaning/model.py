@@ -64,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True):
     verdict: PacketVerdict
     endpoint: str = ""
     masquerade: bool = False
-    accepted: bool = False
+    accepted: bool | None = False
     affinity: tuple[tuple[str, int], ...] = ()
 
 
