@@ -28,8 +28,11 @@ from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
-from pykubeproxy.inspect.diff.model import Changes, compare
+from pykubeproxy.inspect.diff.model import compare
 from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.inspect.meaning import render as meaning_views
+from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -54,12 +57,24 @@ class _Side(NamedTuple):
     source: Source
     config: Config
 
+    def addresses(self, facts: KernelFacts) -> tuple[str, ...]:
+        """Return the node's addresses: those of the facts, or else those of the Node."""
+        return facts.addresses or self.source.node.addresses
+
     def ruleset(self, family: Family, facts: KernelFacts) -> Ruleset:
         """Return the rules of a family; if the facts have no addresses, with those of the Node."""
         cluster, node, api_servers = self.source
-        facts = msgspec.structs.replace(facts, addresses=facts.addresses or node.addresses)
+        facts = msgspec.structs.replace(facts, addresses=self.addresses(facts))
         context = rule_context(self.config, node.name, node, facts, family, api_servers)
         return installed(render(cluster, context), context.options)
+
+
+class _Pair(NamedTuple):
+    """Two states of one family's tables, and the addresses of the node."""
+
+    before: Ruleset
+    after: Ruleset
+    addresses: tuple[str, ...]
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, short_help="Compare live rules with desired rules.")
@@ -83,6 +98,11 @@ class _Side(NamedTuple):
     choices=("words", "rules", "json"),
     help="Output format; rules is a unified diff of each chain.",
 )
+@click.option(
+    "--meaning",
+    is_flag=True,
+    help="Compare what packets get, whatever the form of the rules: for proxies of other versions.",
+)
 @url_option(unless="-f and flags of `run`")
 @config_options
 def diff(
@@ -94,6 +114,7 @@ def diff(
     families: tuple[Family, ...],
     url: str | None,
     output: str,
+    meaning: bool,
     flags: dict[str, object],
 ) -> None:
     """Show how the live rules of this node differ from the desired rules.
@@ -107,15 +128,23 @@ def diff(
     With --against or --against-config, compare the desired rules with the rules for other objects or another
     configuration instead of the live rules; this needs no root. Only the proxy's own chains and jumps are compared, and
     nothing changes. In chains that services share, an order of rules that means nothing to a packet is no difference:
-    kube-proxy's order varies. The exit code is 0 without differences, 1 with differences and 2 on errors.
+    kube-proxy's order varies.
+
+    With --meaning, compare what the first packet of a connection gets, for every client and every address and port of a
+    service: endpoints with their shares, masqueraded or not, dropped, rejected, and session affinity. Rules of another
+    form, such as those of another version of kube-proxy, are no difference if they mean the same.
+
+    The exit code is 0 without differences, 1 with differences and 2 on errors.
 
     \b
     sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
-    pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1
+    pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1 --meaning
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
+    if meaning and output == "rules":
+        raise _Trouble("--meaning compares no text of rules; remove it, or -o rules")
     if [filename, against, *files].count("-") > 1:
         raise _Trouble('only one of -f, --against and --rules can be "-" (standard input)')
     of_node = against is None and against_config is None
@@ -135,17 +164,16 @@ def diff(
             side = _side(filename, _here(config) if of_node else config, settings)
         if of_node:
             rules = node_rules(files, side.config.iptables_backend.value, addresses)
-            before, found = rules.title, _compared(rules, side, families)
+            before, pairs = rules.title, _pairs_of_node(rules, side, families)
         else:
             other = _other(side, against, against_config, flags)
-            before, facts = other.title, KernelFacts(addresses=addresses)
-            found = [compare(other.ruleset(it, facts), side.ruleset(it, facts)) for it in families]
+            before, pairs = other.title, _pairs(other, side, families, addresses)
+        differs = (_show_meaning if meaning else _show)(pairs, before, side.title, output)
     except click.ClickException as error:
         raise _Trouble(error.format_message()) from None
     except (KernelError, TooManyRules) as error:
         raise _Trouble(str(error)) from None
-    _show(found, before, side.title, output)
-    raise SystemExit(_DIFFERENT if any(it.chains for it in found) else 0)
+    raise SystemExit(_DIFFERENT if differs else 0)
 
 
 def _agents_side(agent: AgentState) -> _Side:
@@ -195,15 +223,26 @@ def _title(objects: str, settings: str) -> str:
     return f"{objects} with {settings}" if settings else objects
 
 
-def _compared(rules: NodeRules, side: _Side, families: tuple[Family, ...]) -> list[Changes]:
-    found = []
+def _pairs_of_node(rules: NodeRules, side: _Side, families: tuple[Family, ...]) -> list[_Pair]:
+    pairs = []
     for ruleset, facts in rules.with_facts(families, bool(side.config.node_port_addresses)):
         desired = side.ruleset(ruleset.family, facts)
-        found.append(compare(own_part(ruleset, desired), desired))
-    return found
+        pairs.append(_Pair(ruleset, desired, side.addresses(facts)))
+    return pairs
 
 
-def _show(found: list[Changes], before: str, after: str, output: str) -> None:
+def _pairs(
+    other: _Side, side: _Side, families: tuple[Family, ...], addresses: tuple[str, ...]
+) -> list[_Pair]:
+    facts = KernelFacts(addresses=addresses)
+    return [
+        _Pair(other.ruleset(it, facts), side.ruleset(it, facts), side.addresses(facts)) for it in families
+    ]
+
+
+def _show(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
+    """Print how the texts of rules differ. Return whether they do."""
+    found = [compare(own_part(it.before, it.after), it.after) for it in pairs]
     match output:
         case "json":
             echo_json(views.document(found, before, after))
@@ -211,5 +250,26 @@ def _show(found: list[Changes], before: str, after: str, output: str) -> None:
             echo_styled(views.unified(found, before, after))
         case _:
             echo_styled(views.text(found, before, after))
-            if not any(it.chains for it in found):
-                click.echo(f"No differences: {before}, {after}.", err=True)
+    return _conclude(any(it.chains for it in found), before, after, output)
+
+
+def _show_meaning(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
+    """Print what packets get instead. Return whether there are such packets."""
+    found = [
+        change
+        for it in pairs
+        for change in compare_meaning(
+            proxy_part(it.before), proxy_part(it.after), Host(frozenset(it.addresses))
+        )
+    ]
+    if output == "json":
+        echo_json(meaning_views.document(found, before, after))
+    else:
+        echo_styled(meaning_views.text(found, before, after))
+    return _conclude(bool(found), before, after, output)
+
+
+def _conclude(differs: bool, before: str, after: str, output: str) -> bool:
+    if output == "words" and not differs:
+        click.echo(f"No differences: {before}, {after}.", err=True)
+    return differs

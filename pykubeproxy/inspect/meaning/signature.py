@@ -11,6 +11,9 @@ from pykubeproxy.inspect.trace.rule import RuleCondition, compile_rule
 from pykubeproxy.rules.parse import parse_options
 from pykubeproxy.rules.ruleset import ChainKey
 
+# Chains that double the rules of the next one would make a signature too long.
+_MOST_INLINED = 10_000
+
 
 class _Met(NamedTuple):
     """A rule for packets that meet its conditions on the destination.
@@ -62,15 +65,19 @@ class Signer:
         self._host = host
         self._numbers = numbers
         self._known: dict[ChainKey, _Signature] = {}
+        self._packet: Packet | None = None
+        self._of_packet: dict[ChainKey, _Signature] = {}  # those that vary
 
     def sign(self, key: ChainKey, packet: Packet) -> tuple[int, frozenset[str]]:
         """Return the number of the rules that a packet can meet in a chain and below, and the endpoints in them."""
+        if packet != self._packet:
+            self._packet, self._of_packet = packet, {}
         signature = self._sign(key, packet)
         return signature.number, signature.endpoints
 
     def _sign(self, key: ChainKey, packet: Packet) -> _Signature:
-        if key in self._known:
-            return self._known[key]
+        if known := self._known.get(key) or self._of_packet.get(key):
+            return known
         rules: list[_Met] = []
         endpoints: set[str] = set()
         returns, varies = False, self._chains.is_long(key)
@@ -83,10 +90,11 @@ class Signer:
                 signature = self._sign(below, packet)
                 endpoints |= signature.endpoints
                 varies |= signature.varies
-                if rule.conditions or signature.rules is None or rule.action != "-j":
+                apart = rule.conditions or signature.rules is None or rule.action != "-j"
+                if apart or len(rules) > _MOST_INLINED:
                     rules.append(_Met(rule.conditions, rule.action, signature.number))
                 else:
-                    rules += signature.rules
+                    rules += signature.rules or ()
             else:
                 returns |= rule.target == "RETURN"
                 rules.append(_Met(rule.conditions, f"{rule.action} {rule.target}", 0))
@@ -95,8 +103,7 @@ class Signer:
         met = tuple(rules)
         number = self._numbers.setdefault(met, len(self._numbers) + 1)
         signature = _Signature(number, None if returns else met, frozenset(endpoints), varies)
-        if not varies:
-            self._known[key] = signature
+        (self._of_packet if varies else self._known)[key] = signature
         return signature
 
 

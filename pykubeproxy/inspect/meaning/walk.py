@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.meaning.addresses import Addresses, intersection, parse_addresses, subtract
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import Host, Packet
@@ -13,6 +14,8 @@ from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import ChainKey
 
 _FORWARD = ChainKey("filter", "FORWARD")
+# Packets to a service with 1000 endpoints visit fewer.
+_MOST_RULES = 1_000_000
 
 
 class Affinity(msgspec.Struct, frozen=True):
@@ -55,9 +58,11 @@ class Rules:
         self._chains = chains
         self._host = host
         self._own = own
+        self._limit = RuleLimit(_MOST_RULES)
 
     def send(self, flow: Flow) -> Iterator[Arrival]:
-        """Yield where packets end, those of the node itself if they start there."""
+        """Yield where packets end, those of the node itself if they start there. Raises TooManyRules."""
+        self._limit = RuleLimit(_MOST_RULES)
         if flow.packet.starts_here:
             yield from self._hooks([("nat", "OUTPUT"), ("filter", "OUTPUT"), ("nat", "POSTROUTING")], flow)
             return
@@ -98,6 +103,7 @@ class Rules:
         packet = flows[0].packet
         for rule in map(compile_rule, self._chains.rules(key, packet.destination, packet.port)):
             onward: list[Flow] = []
+            self._limit.count(len(flows))
             for flow in flows:
                 taken, others = self._split(rule, flow)
                 onward += others

@@ -171,9 +171,7 @@ class Walk:
     rules are left out.
     """
 
-    def __init__(
-        self, chains: Chains, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit
-    ) -> None:
+    def __init__(self, chains: Chains, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit) -> None:
         self.exits: list[Exit] = []
         self.steps: list[Step] = []
         self._chains = chains
