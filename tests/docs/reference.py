@@ -22,6 +22,7 @@ from pykubeproxy.inspect import render_json as render
 from pykubeproxy.inspect.diff import render as diff
 from pykubeproxy.inspect.dump import render as dump
 from pykubeproxy.inspect.explain import render_json as explain
+from pykubeproxy.inspect.meaning import render as meaning
 from pykubeproxy.inspect.preflight import report as preflight
 from pykubeproxy.inspect.trace import render as trace
 from pykubeproxy.lab import report
@@ -257,6 +258,7 @@ _FORMS: dict[str, Callable[..., object]] = {
     "dump-rules": dump.document,
     "explain": explain.document,
     "diff": diff.document,
+    "diff --meaning": meaning.document,
     "trace": trace.document,
     "check": preflight.document,
     "render": render.document,

@@ -120,7 +120,7 @@ def _destination(destination: Destination) -> str:
 def document(changes: Sequence[MeaningChange], before: str, after: str) -> dict[str, object]:
     """The changes as a JSON document of version pykubeproxy/v1.
 
-    {"apiVersion", "before", "after": what was compared,
+    {"apiVersion", "before", "after": the names of both sides, "different": bool,
      "differences": [{"service": "namespace/name:port", "" if unknown,
                       "protocol", "address", "port": the destination,
                       "from": "node"|"elsewhere", "interface": by which packets come in, "" for any other,
@@ -137,6 +137,7 @@ def document(changes: Sequence[MeaningChange], before: str, after: str) -> dict[
         "apiVersion": API_VERSION,
         "before": before,
         "after": after,
+        "different": bool(changes),
         "differences": [
             {
                 "service": change.title,

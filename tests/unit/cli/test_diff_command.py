@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.diff import diff
+from tests.fakes.cluster import node, service, slice_of
 
 OLD = Path(__file__).parents[2] / "data" / "manifests" / "explain.yaml"
 HERE = ("--hostname-override", "node1")
@@ -67,6 +68,58 @@ def test_output_formats(new: Path) -> None:
     assert (result.exit_code, json.loads(result.stdout)["different"]) == (1, True)
     result = compared("-f", OLD, "--against", OLD, *HERE, "-o", "json")
     assert (result.exit_code, json.loads(result.stdout)["different"]) == (0, False)
+
+
+def test_meaning_of_another_form(tmp_path: Path) -> None:
+    """A tree of chains means the same as a flat chain."""
+    objects = tmp_path / "objects.json"
+    items, ports = [node("node1", "10.0.0.1")], {"ports": [{"name": "", "port": 8080}]}
+    for n in range(60):
+        items += [service(f"s{n}", clusterIP=f"10.96.{n}.1"), slice_of(f"s{n}", f"10.244.1.{n}") | ports]
+    objects.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    sides: list[str] = []
+    for dispatch, option in (("flat", "--config"), ("tree", "--against-config")):
+        path = tmp_path / dispatch
+        path.write_text(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+            f"clusterCIDR: 10.244.0.0/16\npykubeproxy: {{dispatch: {dispatch}}}\n"
+        )
+        sides += [option, str(path)]
+    assert compared("-f", objects, *sides, *HERE).exit_code == 1
+    result = compared("-f", objects, *sides, *HERE, "--meaning")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("No differences: ")
+
+
+def test_meaning_names_clients_and_what_they_get(new: Path) -> None:
+    """An endpoint with another address: the same for all clients."""
+    result = compared("-f", new, "--against", OLD, *HERE, "--meaning")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[:2] == [f"- {OLD}", f"+ {new}"]
+    at = lines.index("kube-system/dns:dns at 10.96.0.53:53 UDP")
+    assert lines[at + 1] == "  from this node and elsewhere"
+    assert next(it for it in lines[at:] if "10.244.1.9:53" in it).startswith("    - 10.244.1.9:53 50%")
+    assert next(it for it in lines[at:] if "10.244.1.8:53" in it).startswith("    + 10.244.1.8:53 50%")
+
+
+def test_meaning_as_json(new: Path) -> None:
+    """JSON names ranges of clients, and says when there is no difference."""
+    result = compared("-f", new, "--against", OLD, *HERE, "--meaning", "-o", "json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["different"]) == (1, True)
+    first = document["differences"][0]
+    assert first["from"] == "node"
+    assert {it["endpoint"] for it in first["before"]} != {it["endpoint"] for it in first["after"]}
+    assert sum(it["probability"] for it in first["after"]) == pytest.approx(1)
+    result = compared("-f", OLD, "--against", OLD, *HERE, "--meaning", "-o", "json")
+    assert (result.exit_code, json.loads(result.stdout)["different"]) == (0, False)
+
+
+def test_meaning_has_no_text_of_rules(new: Path) -> None:
+    result = compared("-f", new, "--against", OLD, *HERE, "--meaning", "-o", "rules")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "-o rules" in result.stderr
 
 
 def test_family(new: Path) -> None:
