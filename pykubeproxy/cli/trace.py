@@ -8,9 +8,9 @@ import msgspec
 
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
+    choice_option,
     config_options,
     node_address_option,
-    output_option,
     read_config,
 )
 from pykubeproxy.cli.inputs import context_of, read_objects
@@ -22,6 +22,7 @@ from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.trace.render_svg import svg
 from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.difference import installed
@@ -62,7 +63,9 @@ _Origin = Literal["pod", "node", "outside"]
 )
 @rules_option
 @node_address_option
-@output_option
+@choice_option(
+    "-o", "--output", choices=("text", "json", "svg"), help="Output format; svg is a picture for a browser."
+)
 @config_options
 @click_errors(KernelError, TooManyRules)
 def trace(
@@ -89,6 +92,7 @@ def trace(
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 --rules node1.txt
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
+    pykubeproxy trace 10.244.1.5 10.96.0.10:80 -o svg > trace.svg
     """
     config = read_config(flags)
     packet = _packet(source, destination, proto)
@@ -112,6 +116,8 @@ def trace(
         click.echo(_NO_ADDRESSES, err=True)
     if output == "json":
         echo_json(views.document(walked))
+    elif output == "svg":
+        click.echo(svg(walked), nl=False)
     else:
         echo_styled(views.text(walked))
 

@@ -1,4 +1,4 @@
-"""Generate the reference pages from the code: `python -m tests.docs.reference`."""
+"""Generate the reference pages and a picture from the code: `python -m tests.docs.reference`."""
 
 import copy
 import inspect
@@ -25,7 +25,12 @@ from pykubeproxy.inspect.explain import render_json as explain
 from pykubeproxy.inspect.meaning import render as meaning
 from pykubeproxy.inspect.preflight import report as preflight
 from pykubeproxy.inspect.trace import render as trace
+from pykubeproxy.inspect.trace import render_svg
+from pykubeproxy.inspect.trace.model import trace_packet
+from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.lab import report
+from pykubeproxy.objects import Family
+from tests import cases
 from tests.docs.pages import DOCS
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
@@ -315,19 +320,27 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def traced_path() -> str:
+    """Return docs/assets/trace.svg: a pod connects to a Service of which it is an endpoint."""
+    packet = Packet("tcp", "10.244.1.11", "10.96.1.1", 80)
+    rules = cases.expected(cases.load_case("clusterip-three"), Family.IPV4)
+    return render_svg.svg(trace_packet(rules, packet, Host(frozenset(cases.ADDRESSES))))
+
+
 PAGES: dict[str, Callable[[], str]] = {
-    "configuration.md": configuration,
-    "commands.md": commands,
-    "metrics.md": metrics,
-    "json.md": json_forms,
+    "reference/configuration.md": configuration,
+    "reference/commands.md": commands,
+    "reference/metrics.md": metrics,
+    "reference/json.md": json_forms,
+    "assets/trace.svg": traced_path,
 }
 
 
 def write() -> None:
-    """Write all reference pages."""
+    """Write all generated pages and pictures."""
     (DOCS / "reference").mkdir(exist_ok=True)
     for name, make in PAGES.items():
-        (DOCS / "reference" / name).write_text(make())
+        (DOCS / name).write_text(make())
 
 
 if __name__ == "__main__":

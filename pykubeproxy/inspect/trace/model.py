@@ -8,7 +8,7 @@ from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet
-from pykubeproxy.inspect.trace.walk import End, Flows, Step, Walk, add
+from pykubeproxy.inspect.trace.walk import End, Flows, Passage, Path, Step, Walk, add
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
@@ -40,6 +40,15 @@ class Rejection(msgspec.Struct, frozen=True):
     step: Step
 
 
+class Fate(msgspec.Struct, frozen=True):
+    """One thing that may happen to the packet: the packet at its end, how probable that is, and its path."""
+
+    verdict: PacketVerdict
+    packet: Packet
+    probability: float
+    path: Path
+
+
 class Trace(msgspec.Struct, frozen=True):
     """What happens to a packet.
 
@@ -47,6 +56,7 @@ class Trace(msgspec.Struct, frozen=True):
     - `verdict`: DNAT if it may reach an endpoint; else the most probable one
     - `masquerade`: its source is replaced, whichever endpoint it reaches
     - `endpoints`: in the order of the rules; under DNAT their probabilities and those of the rejections add up to 1
+    - `fates`: all that may happen; their probabilities add up to 1
     """
 
     packet: Packet
@@ -55,6 +65,7 @@ class Trace(msgspec.Struct, frozen=True):
     endpoints: tuple[TracedEndpoint, ...]
     rejections: tuple[Rejection, ...]
     steps: tuple[Step, ...]
+    fates: tuple[Fate, ...]
 
 
 def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
@@ -75,27 +86,34 @@ def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
         endpoints=_endpoints(delivered),
         rejections=rejections,
         steps=tuple(path.steps),
+        fates=(*_delivered_fates(delivered), *path.ended),
     )
 
 
 def _verdict(delivered: Flows, rejections: Iterable[Rejection]) -> PacketVerdict:
     if any(DNAT in packet.states for packet in delivered):
         return PacketVerdict.DNAT
-    totals = {PacketVerdict.PASS: sum(delivered.values())}
+    totals = {PacketVerdict.PASS: sum(passage.probability for passage in delivered.values())}
     for rejection in rejections:
         totals[rejection.verdict] = totals.get(rejection.verdict, 0.0) + rejection.probability
     return max(totals, key=lambda verdict: totals[verdict])
 
 
 def _endpoints(delivered: Flows) -> tuple[TracedEndpoint, ...]:
-    found: dict[tuple[str, int], Flows] = {}
-    for packet, probability in delivered.items():
+    found: dict[tuple[str, int], dict[Packet, float]] = {}
+    for packet, passage in delivered.items():
         if DNAT in packet.states:
-            found.setdefault((packet.destination, packet.port), {})[packet] = probability
+            found.setdefault((packet.destination, packet.port), {})[packet] = passage.probability
     return tuple(
         TracedEndpoint(address, port, sum(some.values()), all(SNAT in packet.states for packet in some))
         for (address, port), some in found.items()
     )
+
+
+def _delivered_fates(delivered: Flows) -> Iterator[Fate]:
+    for packet, passage in delivered.items():
+        verdict = PacketVerdict.DNAT if DNAT in packet.states else PacketVerdict.PASS
+        yield Fate(verdict, packet, passage.probability, passage.path)
 
 
 class _Path:
@@ -104,6 +122,7 @@ class _Path:
     def __init__(self, chains: Chains, host: Host) -> None:
         self.steps: list[Step] = []
         self.rejected: dict[tuple[PacketVerdict, Step], float] = {}
+        self.ended: list[Fate] = []
         self._chains = chains
         self._host = host
         self._limit = RuleLimit(_MOST_RULES)
@@ -112,7 +131,7 @@ class _Path:
         """Return the packets that reach a destination, on this host or beyond."""
         if packet.starts_here:
             return self._from_here(self._to_send(packet))
-        flows = self._hook("PREROUTING", _PREROUTING, {packet: 1.0})
+        flows = self._hook("PREROUTING", _PREROUTING, {packet: Passage(1.0)})
         local, others = self._routed(flows)
         local = self._hook("INPUT", _INPUT, local)
         others = self._leave(self._hook("FORWARD", _FORWARD, others))
@@ -120,16 +139,16 @@ class _Path:
 
     def _from_here(self, packet: Packet) -> Flows:
         """Trace a packet of the host itself; one to the host comes in again by lo, without a second translation."""
-        local, others = self._routed(self._leave(self._hook("OUTPUT", _OUTPUT, {packet: 1.0})))
+        local, others = self._routed(self._leave(self._hook("OUTPUT", _OUTPUT, {packet: Passage(1.0)})))
         local = {
-            msgspec.structs.replace(one, received_by="lo", sent_by=""): probability
-            for one, probability in local.items()
+            msgspec.structs.replace(one, received_by="lo", sent_by=""): passage
+            for one, passage in local.items()
         }
         local = self._hook("PREROUTING", ("raw", "mangle"), local)
         return self._hook("INPUT", ("mangle", "filter", "security"), local) | others
 
     def _leave(self, flows: Flows) -> Flows:
-        out = {self._to_send(packet): probability for packet, probability in flows.items()}
+        out = {self._to_send(packet): passage for packet, passage in flows.items()}
         return self._hook("POSTROUTING", _POSTROUTING, out)
 
     def _to_send(self, packet: Packet) -> Packet:
@@ -139,11 +158,11 @@ class _Path:
         """Split packets into those to the host itself, and the others, with their outgoing interface."""
         local: Flows = {}
         others: Flows = {}
-        for packet, probability in flows.items():
+        for packet, passage in flows.items():
             if self._host.is_local(packet.destination):
-                local[packet] = probability
+                local[packet] = passage
             else:
-                others[self._to_send(packet)] = probability
+                others[self._to_send(packet)] = passage
         return local, others
 
     def _hook(self, chain: str, tables: Iterable[str], flows: Flows) -> Flows:
@@ -155,21 +174,23 @@ class _Path:
                 flows = through
         return flows
 
-    def _table(self, key: ChainKey, flows: Flows) -> Iterator[tuple[Packet, float]]:
+    def _table(self, key: ChainKey, flows: Flows) -> Iterator[tuple[Packet, Passage]]:
         """Yield the packets that one table lets pass; untracked connections skip nat."""
         walks: list[tuple[Packet, Walk]] = []
-        for packet, probability in flows.items():
+        for packet, passage in flows.items():
             if key.table == "nat" and UNTRACKED in packet.states:
-                yield packet, probability
+                yield packet, passage
                 continue
-            walk = Walk(self._chains, self._host, key, packet, self._limit)
+            walk = Walk(self._chains, self._host, key, packet, passage, self._limit)
             walks.append((packet, walk))
             for left in walk.exits:
                 if left.end is End.ACCEPT:
-                    yield left.packet, probability * left.probability
+                    yield left.packet, left.passage
                 else:
-                    known = (_REJECTIONS[left.end], left.step)
-                    self.rejected[known] = self.rejected.get(known, 0.0) + probability * left.probability
+                    verdict, probability = _REJECTIONS[left.end], left.passage.probability
+                    known = (verdict, left.step)
+                    self.rejected[known] = self.rejected.get(known, 0.0) + probability
+                    self.ended.append(Fate(verdict, left.packet, probability, left.passage.path))
         self.steps += _merged(walks)
 
 

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -138,10 +139,6 @@ def _mark(mark: int, options: Mapping[str, str]) -> int:
     return mark
 
 
-# The packets that one packet may become, with their probabilities.
-Flows = dict[Packet, float]
-
-
 class Step(msgspec.Struct, frozen=True, gc=False):
     """A packet meets a rule, and the reason why it matches or not.
 
@@ -155,11 +152,32 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+# The chains that a packet entered and the rules that it matched, in order.
+Path = tuple[ChainKey | Step, ...]
+
+
+class Passage(NamedTuple):
+    """The probability that a packet gets here, and its path."""
+
+    probability: float
+    path: Path = ()
+
+    def part(self, share: float) -> "Passage":
+        return self._replace(probability=self.probability * share)
+
+    def past(self, point: ChainKey | Step) -> "Passage":
+        return self._replace(path=(*self.path, point))
+
+
+# The packets that one packet may become.
+Flows = dict[Packet, Passage]
+
+
 class Exit(msgspec.Struct, frozen=True):
     """A packet that left a table, and the step that decided."""
 
     packet: Packet
-    probability: float
+    passage: Passage
     end: End
     step: Step
 
@@ -171,7 +189,15 @@ class Walk:
     rules are left out.
     """
 
-    def __init__(self, chains: Chains, host: Host, start: ChainKey, packet: Packet, limit: RuleLimit) -> None:
+    def __init__(
+        self,
+        chains: Chains,
+        host: Host,
+        start: ChainKey,
+        packet: Packet,
+        passage: Passage,
+        limit: RuleLimit,
+    ) -> None:
         self.exits: list[Exit] = []
         self.steps: list[Step] = []
         self._chains = chains
@@ -181,13 +207,14 @@ class Walk:
         self._port = packet.port
         policy = End.DROP if chains.drops(start) else End.ACCEPT
         step = Step(*start, f"policy {policy.value}", True, "no rule matched; the chain's policy applies")
-        for through, probability in self._chain(start, {packet: 1.0}).items():
+        for through, left in self._chain(start, {packet: passage}).items():
             if policy is End.DROP:
                 self.steps.append(step)
-            self.exits.append(Exit(through, probability, policy, step))
+            self.exits.append(Exit(through, left.past(step) if policy is End.DROP else left, policy, step))
 
     def _chain(self, key: ChainKey, flows: Flows) -> Flows:
         """Send packets into a chain; return those that leave it again."""
+        flows = {packet: passage.past(key) for packet, passage in flows.items()}
         returned: Flows = {}
         for rule in map(compile_rule, self._chains.rules(key, self._destination, self._port)):
             matches = [(packet, rule.match(packet, self._host)) for packet in flows]
@@ -212,25 +239,25 @@ class Walk:
         to = ChainKey(key.table, rule.target)
         for packet, match in matches:
             if match.probability < 1:
-                add(onward, [(packet, flows[packet] * (1 - match.probability))])
+                add(onward, [(packet, flows[packet].part(1 - match.probability))])
             if not match.probability:
                 if match.relevant:
                     self._step(key, rule, False, match.reason)
                 continue
-            probability = flows[packet] * match.probability
+            passage = flows[packet].part(match.probability)
             if rule.target and to in self._chains:
-                self._step(key, rule, True, match.reason)
-                add(returned if rule.goto else onward, self._chain(to, {packet: probability}).items())
+                step = self._step(key, rule, True, match.reason)
+                add(returned if rule.goto else onward, self._chain(to, {packet: passage.past(step)}).items())
             elif rule.target == "RETURN":
-                self._step(key, rule, True, match.reason)
-                add(returned, [(packet, probability)])
+                step = self._step(key, rule, True, match.reason)
+                add(returned, [(packet, passage.past(step))])
             else:
                 effect = apply_target(rule, packet)
                 step = self._step(key, rule, True, "; ".join(filter(None, (match.reason, effect.remark))))
                 if effect.end:
-                    self.exits.append(Exit(effect.packet, probability, effect.end, step))
+                    self.exits.append(Exit(effect.packet, passage.past(step), effect.end, step))
                 else:
-                    add(onward, [(effect.packet, probability)])
+                    add(onward, [(effect.packet, passage.past(step))])
         return onward
 
     def _step(self, key: ChainKey, rule: CompiledRule, matched: bool, reason: str) -> Step:
@@ -240,7 +267,10 @@ class Walk:
         return step
 
 
-def add(flows: Flows, more: Iterable[tuple[Packet, float]]) -> None:
-    """Add packets to a flow; the probabilities of equal packets add up."""
-    for packet, probability in more:
-        flows[packet] = flows.get(packet, 0.0) + probability
+def add(flows: Flows, more: Iterable[tuple[Packet, Passage]]) -> None:
+    """Add packets to a flow; the probabilities of equal packets add up, and the first path stays."""
+    for packet, passage in more:
+        known = flows.get(packet)
+        flows[packet] = (
+            known._replace(probability=known.probability + passage.probability) if known else passage
+        )

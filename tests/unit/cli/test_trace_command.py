@@ -62,6 +62,15 @@ def test_json(objects: Path) -> None:
     assert made["steps"][0]["chain"] == "PREROUTING"
 
 
+def test_picture(objects: Path) -> None:
+    """Print an SVG document."""
+    result = invoke(OUTSIDE, "10.96.1.1:80", "-f", str(objects), CIDRS, "-o", "svg")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("<svg ")
+    assert result.stdout.endswith("</svg>\n")
+    assert ">10.244.2.12:8080</text>" in result.stdout
+
+
 def test_protocol(objects: Path) -> None:
     """A Service does not match another protocol at the same port."""
     assert document(POD, "10.96.1.1:80", "--proto", "udp", "-f", str(objects), CIDRS)["verdict"] == "pass"

@@ -79,7 +79,7 @@ def trace_to_many(number: int) -> Trace:
     """Return the trace of a packet with this number of possible endpoints."""
     rules = [
         f"-A PREROUTING -m statistic --mode random --probability {1 / (number - i):.11f} "
-        f"-j DNAT --to-destination 10.244.1.{i}:80"
+        f"-j DNAT --to-destination 10.244.{1 + i // 250}.{i % 250}:80"
         for i in range(number)
     ]
     rules.append("-A POSTROUTING -j MASQUERADE")
