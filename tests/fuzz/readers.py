@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from unittest import mock
+from xml.etree import ElementTree
 
 import click
 import msgspec
@@ -22,6 +23,7 @@ from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render import text as trace_text
+from pykubeproxy.inspect.trace.render_svg import svg
 from pykubeproxy.inspect.trace.rule import compile_rule
 from pykubeproxy.kernel import conntrack, ipset, netfilter, nfacct, nftables
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
@@ -120,7 +122,9 @@ def saved(raw: bytes) -> None:
     AppliedState().adopt(live)
     with contextlib.suppress(RecursionError):
         document(views(live, {}))
-        trace_text(trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset())))
+        trace = trace_packet(live, Packet("tcp", "10.244.1.5", "10.96.0.10", 80), Host(frozenset()))
+        trace_text(trace)
+        ElementTree.fromstring(svg(trace))
 
 
 def saves(raw: bytes) -> None:

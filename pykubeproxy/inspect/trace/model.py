@@ -40,7 +40,7 @@ class Rejection(msgspec.Struct, frozen=True):
     step: Step
 
 
-class Fate(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True):
     """One thing that may happen to the packet: the packet at its end, how probable that is, and its path."""
 
     verdict: PacketVerdict
@@ -56,7 +56,7 @@ class Trace(msgspec.Struct, frozen=True):
     - `verdict`: DNAT if it may reach an endpoint; else the most probable one
     - `masquerade`: its source is replaced, whichever endpoint it reaches
     - `endpoints`: in the order of the rules; under DNAT their probabilities and those of the rejections add up to 1
-    - `fates`: all that may happen; their probabilities add up to 1
+    - `outcomes`: all that may happen; their probabilities add up to 1
     """
 
     packet: Packet
@@ -65,7 +65,7 @@ class Trace(msgspec.Struct, frozen=True):
     endpoints: tuple[TracedEndpoint, ...]
     rejections: tuple[Rejection, ...]
     steps: tuple[Step, ...]
-    fates: tuple[Fate, ...]
+    outcomes: tuple[Outcome, ...]
 
 
 def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
@@ -86,7 +86,7 @@ def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
         endpoints=_endpoints(delivered),
         rejections=rejections,
         steps=tuple(path.steps),
-        fates=(*_delivered_fates(delivered), *path.ended),
+        outcomes=(*_delivered(delivered), *path.ended),
     )
 
 
@@ -110,10 +110,10 @@ def _endpoints(delivered: Flows) -> tuple[TracedEndpoint, ...]:
     )
 
 
-def _delivered_fates(delivered: Flows) -> Iterator[Fate]:
+def _delivered(delivered: Flows) -> Iterator[Outcome]:
     for packet, passage in delivered.items():
         verdict = PacketVerdict.DNAT if DNAT in packet.states else PacketVerdict.PASS
-        yield Fate(verdict, packet, passage.probability, passage.path)
+        yield Outcome(verdict, packet, passage.probability, passage.path)
 
 
 class _Path:
@@ -122,7 +122,7 @@ class _Path:
     def __init__(self, chains: Chains, host: Host) -> None:
         self.steps: list[Step] = []
         self.rejected: dict[tuple[PacketVerdict, Step], float] = {}
-        self.ended: list[Fate] = []
+        self.ended: list[Outcome] = []
         self._chains = chains
         self._host = host
         self._limit = RuleLimit(_MOST_RULES)
@@ -190,7 +190,7 @@ class _Path:
                     verdict, probability = _REJECTIONS[left.end], left.passage.probability
                     known = (verdict, left.step)
                     self.rejected[known] = self.rejected.get(known, 0.0) + probability
-                    self.ended.append(Fate(verdict, left.packet, probability, left.passage.path))
+                    self.ended.append(Outcome(verdict, left.packet, probability, left.passage.path))
         self.steps += _merged(walks)
 
 

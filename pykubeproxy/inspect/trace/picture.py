@@ -6,9 +6,17 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.inspect.trace.model import Fate, Trace
+from pykubeproxy.inspect.trace.model import Outcome, Trace
 from pykubeproxy.inspect.trace.packet import SNAT, Packet
-from pykubeproxy.inspect.trace.picture_boxes import Box, Line, choice_box, gate_box, gate_rule, trunk_boxes
+from pykubeproxy.inspect.trace.picture_boxes import (
+    Box,
+    Line,
+    choice_box,
+    decision_box,
+    decision_rule,
+    hooks,
+    trunk_boxes,
+)
 from pykubeproxy.inspect.trace.walk import Path, Step
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.parse import parse_target
@@ -16,7 +24,7 @@ from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 from pykubeproxy.wording import percent
 
 # How many boxes are drawn one below the other and in a row, and how many groups and rows.
-_TRUNK, _GATES, _GROUPS, _ROWS = 14, 4, 5, 12
+_TRUNK, _DECISIONS, _GROUPS, _ROWS = 14, 4, 5, 12
 
 
 class Kind(Enum):
@@ -40,7 +48,7 @@ class Group(NamedTuple):
     """Rows with the same decisions after the choice of the endpoint."""
 
     kind: Kind
-    gates: tuple[Box, ...]
+    decisions: tuple[Box, ...]
     rows: tuple[Row, ...]
 
 
@@ -53,40 +61,35 @@ class Picture(NamedTuple):
     groups: tuple[Group, ...]
 
 
-class _Way(NamedTuple):
-    """A fate, the points of its path before the first gate, and its gates: the later hooks where a rule matches."""
+class _OutcomePath(NamedTuple):
+    """An outcome, its path before the first decision, and its decisions: the later hooks in which a rule matches."""
 
-    fate: Fate
+    outcome: Outcome
     points: Path
-    gates: tuple[Path, ...]
+    decisions: tuple[Path, ...]
 
     @property
     def kind(self) -> Kind:
-        if self.fate.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
+        if self.outcome.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
             return Kind.REJECTED
-        return Kind.MASQUERADED if SNAT in self.fate.packet.states else Kind.KEPT
+        return Kind.MASQUERADED if SNAT in self.outcome.packet.states else Kind.KEPT
 
 
 def picture(trace: Trace) -> Picture:
     """Choose what to draw of a trace; more endpoints, paths and chains than fit are summed up."""
-    ways = [_way(fate) for fate in trace.fates]
-    common = _common(ways)
-    then = dict.fromkeys(point for way in ways for point in way.points[common : common + 1])
-    trunk = trunk_boxes(ways[0].points[:common], list(then), trace.steps)
-    return Picture(_title(trace.packet), _result(trace), _fewer(trunk, _TRUNK), tuple(_groups(ways, common)))
+    paths = [_outcome_path(outcome) for outcome in trace.outcomes]
+    common = _common(paths)
+    then = dict.fromkeys(point for path in paths for point in path.points[common : common + 1])
+    trunk = trunk_boxes(paths[0].points[:common], list(then), trace.steps)
+    return Picture(_title(trace.packet), _result(trace), _fewer(trunk, _TRUNK), tuple(_groups(paths, common)))
 
 
-def _way(fate: Fate) -> _Way:
-    hooks: list[list[ChainKey | Step]] = []
-    for point in fate.path:
-        if isinstance(point, ChainKey) and point.chain in BUILT_IN:
-            hooks.append([])
-        hooks[-1].append(point)
-    matched = [tuple(hook) for hook in hooks if len(hook) > 1]
+def _outcome_path(outcome: Outcome) -> _OutcomePath:
+    matched = [hook for hook in hooks(outcome.path) if len(hook) > 1]
     before = list(takewhile(_translates, matched))
-    if len(before) == len(matched) and fate.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
+    if len(before) == len(matched) and outcome.verdict in (PacketVerdict.DROP, PacketVerdict.REJECT):
         del before[-1:]
-    return _Way(fate, tuple(chain.from_iterable(before)), tuple(matched[len(before) :]))
+    return _OutcomePath(outcome, tuple(chain.from_iterable(before)), tuple(matched[len(before) :]))
 
 
 def _translates(hook: Path) -> bool:
@@ -95,11 +98,11 @@ def _translates(hook: Path) -> bool:
     return builtin in ("PREROUTING", "OUTPUT") and table in ("raw", "mangle", "nat")
 
 
-def _common(ways: Sequence[_Way]) -> int:
+def _common(paths: Sequence[_OutcomePath]) -> int:
     """Return how many points all paths share, up to the jump to the chain that chooses the endpoint."""
-    points = zip(*(way.points for way in ways), strict=False)
+    points = zip(*(path.points for path in paths), strict=False)
     shared = sum(1 for _ in takewhile(lambda alternatives: len(set(alternatives)) == 1, points))
-    return min(shared, *(_before_choice(way.points) for way in ways))
+    return min(shared, *(_before_choice(path.points) for path in paths))
 
 
 def _before_choice(points: Path) -> int:
@@ -110,30 +113,33 @@ def _before_choice(points: Path) -> int:
     return len(points)
 
 
-def _groups(ways: Iterable[_Way], common: int) -> Iterator[Group]:
+def _groups(paths: Iterable[_OutcomePath], common: int) -> Iterator[Group]:
     """Yield groups in the order of the rules; the least probable ones are summed up."""
-    alike: dict[tuple[object, ...], list[_Way]] = {}
-    for way in ways:
-        alike.setdefault((way.kind, *map(gate_rule, way.gates)), []).append(way)
+    alike: dict[tuple[object, ...], list[_OutcomePath]] = {}
+    for path in paths:
+        alike.setdefault((path.kind, *map(decision_rule, path.decisions)), []).append(path)
     groups = list(alike.values())
     shown = sorted(groups, key=_total, reverse=True)[: _GROUPS if len(groups) > _GROUPS + 1 else None]
-    others = [way for group in groups if group not in shown for way in group]
+    others = [path for group in groups if group not in shown for path in group]
     total = sum(map(len, shown))
     for group in groups:
         if group in shown:
             limit = _ROWS if total <= _ROWS else max(2, _ROWS // len(shown))
-            gates = (gate_box([way.gates[number] for way in group]) for number in range(len(group[0].gates)))
-            yield Group(group[0].kind, _fewer(gates, _GATES), tuple(_rows(group, common, limit)))
+            decisions = (
+                decision_box([path.decisions[number] for path in group])
+                for number in range(len(group[0].decisions))
+            )
+            yield Group(group[0].kind, _fewer(decisions, _DECISIONS), tuple(_rows(group, common, limit)))
     if others:
         end = Box((Line(f"and {len(others)} more paths", "strong"), Line(percent(_total(others)))))
         yield Group(Kind.MIXED, (), (Row(_total(others), None, end),))
 
 
-def _rows(ways: Sequence[_Way], common: int, limit: int) -> Iterator[Row]:
-    shown = ways if len(ways) <= limit else ways[: limit - 1]
-    for way in shown:
-        yield Row(way.fate.probability, choice_box(way.points[common:]), _end(way))
-    if others := ways[len(shown) :]:
+def _rows(paths: Sequence[_OutcomePath], common: int, limit: int) -> Iterator[Row]:
+    shown = paths if len(paths) <= limit else paths[: limit - 1]
+    for path in shown:
+        yield Row(path.outcome.probability, choice_box(path.points[common:]), _end(path))
+    if others := paths[len(shown) :]:
         share = _total(others)
         remark = _remark(others[0], share)
         more = Box((Line(f"and {len(others)} more", "strong"), Line(remark)))
@@ -142,18 +148,18 @@ def _rows(ways: Sequence[_Way], common: int, limit: int) -> Iterator[Row]:
         yield Row(share, chosen if others[0].points[common:] else None, None if rejected else more)
 
 
-def _end(way: _Way) -> Box | None:
-    """Return where a packet arrives; None if a gate rejects it."""
-    if way.kind is Kind.REJECTED:
+def _end(path: _OutcomePath) -> Box | None:
+    """Return where a packet arrives; None if a rule rejects it."""
+    if path.kind is Kind.REJECTED:
         return None
-    at = address_and_port(way.fate.packet.destination, way.fate.packet.port)
-    return Box((Line(at, "strong"), Line(_remark(way, way.fate.probability))))
+    at = address_and_port(path.outcome.packet.destination, path.outcome.packet.port)
+    return Box((Line(at, "strong"), Line(_remark(path, path.outcome.probability))))
 
 
-def _remark(way: _Way, share: float) -> str:
-    if way.kind is Kind.MASQUERADED:
+def _remark(path: _OutcomePath, share: float) -> str:
+    if path.kind is Kind.MASQUERADED:
         return f"{percent(share)}, masqueraded"
-    unchanged = way.fate.verdict is PacketVerdict.PASS
+    unchanged = path.outcome.verdict is PacketVerdict.PASS
     return f"{percent(share)}, {'passes unchanged' if unchanged else 'keeps its source'}"
 
 
@@ -167,8 +173,8 @@ def _fewer(boxes: Iterable[Box], limit: int) -> tuple[Box, ...]:
     return (*known[:first], more, *known[len(known) - last :])
 
 
-def _total(ways: Iterable[_Way]) -> float:
-    return sum(way.fate.probability for way in ways)
+def _total(paths: Iterable[_OutcomePath]) -> float:
+    return sum(path.outcome.probability for path in paths)
 
 
 def _title(packet: Packet) -> str:
@@ -183,9 +189,9 @@ def _result(trace: Trace) -> str:
     if endpoints := trace.endpoints:
         masqueraded = sum(endpoint.masquerade for endpoint in endpoints)
         to = "the only endpoint" if len(endpoints) == 1 else f"one of {len(endpoints)} endpoints"
-        source = {0: "and keeps its source", len(endpoints): "masqueraded: its source is replaced"}
-        some = f"masqueraded on the way to {masqueraded} of them"
-        phrases.append(f"goes to {to}, {source.get(masqueraded, some)}".replace(", and", " and"))
+        source = {0: " and keeps its source", len(endpoints): ", masqueraded: its source is replaced"}
+        some = f", masqueraded on the way to {masqueraded} of them"
+        phrases.append(f"goes to {to}{source.get(masqueraded, some)}")
     for verdict, phrase in (
         (
             PacketVerdict.PASS,
@@ -194,7 +200,7 @@ def _result(trace: Trace) -> str:
         (PacketVerdict.DROP, "is dropped"),
         (PacketVerdict.REJECT, "is rejected"),
     ):
-        share = sum(fate.probability for fate in trace.fates if fate.verdict is verdict)
+        share = sum(outcome.probability for outcome in trace.outcomes if outcome.verdict is verdict)
         if share:
             phrases.append(phrase if share > 1 - 1e-9 else f"{phrase} with a probability of {percent(share)}")
     return "; ".join(phrases)

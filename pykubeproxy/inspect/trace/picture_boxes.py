@@ -10,7 +10,6 @@ from pykubeproxy.wording import listed
 
 # How many rules that match, and that do not, a box names.
 _MATCHED, _UNMATCHED = 4, 2
-_DECIDING = frozenset({"ACCEPT", "DROP", "REJECT", "DNAT", "SNAT", "MASQUERADE", "policy DROP"})
 _EVERY = "every packet matches"
 
 
@@ -58,24 +57,34 @@ class _Visit:
                 yield from visit.marks()
 
 
+def hooks(points: Path) -> Iterator[Path]:
+    """Divide a path: each part begins with a built-in chain."""
+    start = 0
+    for position, point in enumerate(points):
+        if position and isinstance(point, ChainKey) and point.chain in BUILT_IN:
+            yield points[start:position]
+            start = position
+    if points:
+        yield points[start:]
+
+
 def trunk_boxes(points: Path, then: Collection[ChainKey | Step], steps: Iterable[Step]) -> Iterator[Box]:
     """Yield the chains that all packets pass; `then` are the first points after them, `steps` all of the trace."""
     met: dict[ChainKey, list[Step]] = {}
     for step in steps:
         met.setdefault(ChainKey(step.table, step.chain), []).append(step)
-    hooks = list(_hooks(points))
-    for hook in hooks:
-        following = [point for point in then if isinstance(point, Step) and hook is hooks[-1]]
+    for hook in (parted := list(hooks(points))):
+        following = [point for point in then if isinstance(point, Step) and hook is parted[-1]]
         for visit in _visits(hook, following[0] if following else None):
             parts = [step for step in following if (step.table, step.chain) == visit.key]
             yield _chain_box(visit, parts, met.get(visit.key, []))
 
 
 def _chain_box(visit: _Visit, parts: Sequence[Step], met: Sequence[Step]) -> Box:
-    """Return a chain; `parts` are the rules by which packets leave it on different ways, `met` all that they meet."""
+    """Return a chain; `parts` are the rules by which packets leave it on different paths, `met` all that they meet."""
     lines = list(visit.lines())
     if len(parts) > 1:
-        lines.append((parts[0], Line(f"each packet takes one of {len(parts)} ways at random")))
+        lines.append((parts[0], Line(f"each packet takes one of {len(parts)} paths at random")))
     elif parts:
         lines.append((parts[0], Line(_text(parts[0]))))
     end = max((met.index(step) for step, _ in lines if step in met), default=len(met))
@@ -110,49 +119,39 @@ def choice_box(points: Path) -> Box | None:
     return Box(tuple(lines[:3]), _rules(points))
 
 
-def gate_rule(hook: Path) -> tuple[object, ...]:
+def decision_rule(hook: Path) -> tuple[object, ...]:
     """Return the hook and the rule that decides in it; equal for packets that meet the same decision."""
     step = _deciding(hook)
     return (hook[0], step and (step.table, step.chain, step.rule))
 
 
-def gate_box(hooks: Sequence[Path]) -> Box:
+def decision_box(alike: Sequence[Path]) -> Box:
     """Return the decision of a hook on all of some packets; it is the same rule for each."""
-    step = _deciding(hooks[0])
-    title = Line(f"{hooks[0][0].table} {hooks[0][0].chain}", "soft")
+    step = _deciding(alike[0])
+    title = Line(f"{alike[0][0].table} {alike[0][0].chain}", "soft")
     if step is None:
-        passed = [it.chain for it in hooks[0][1:] if isinstance(it, ChainKey)]
+        passed = [it.chain for it in alike[0][1:] if isinstance(it, ChainKey)]
         through = [Line(f"passes {listed(passed, 1)}")] if passed else []
-        return Box((title, Line("no rule decides", "strong"), *through), _rules(hooks[0]))
+        return Box((title, Line("no rule decides", "strong"), *through), _rules(alike[0]))
     target = parse_target(step.rule) or step.rule
-    reasons = {it.reason for hook in hooks if (it := _deciding(hook))}
+    reasons = {it.reason for hook in alike if (it := _deciding(hook))}
     comment = _comment(step)
     if comment and (target in ("DROP", "REJECT") or reasons == {_EVERY}):
         reason = comment
     else:
         reason = step.reason if len(reasons) == 1 else without_comment(step.rule)
     chain = [Line(step.chain, "chain")] if step.chain not in BUILT_IN else []
-    return Box((title, *chain, Line(target, "strong"), Line(reason)), _rules(hooks[0]))
+    return Box((title, *chain, Line(target, "strong"), Line(reason)), _rules(alike[0]))
 
 
 def _deciding(hook: Path) -> Step | None:
-    """Return the rule that ends a packet's way through a table, else the last one that is not a jump."""
+    """Return the rule that ends a packet's path through a table, else the last one that is not a jump."""
     steps = [
         point
         for point, after in zip(hook, (*hook[1:], None), strict=True)
         if isinstance(point, Step) and not isinstance(after, ChainKey)
     ]
     return steps[-1] if steps else None
-
-
-def _hooks(points: Path) -> Iterator[Path]:
-    start = 0
-    for position, point in enumerate(points):
-        if position and isinstance(point, ChainKey) and point.chain in BUILT_IN:
-            yield points[start:position]
-            start = position
-    if points:
-        yield points[start:]
 
 
 def _visits(points: Path, then: Step | None = None) -> list[_Visit]:

@@ -14,7 +14,7 @@ from pykubeproxy.inspect.trace.picture_boxes import Box
 # The band of all packets; its left edge; the radius of its bends.
 FULL, _BAND, _RADIUS = 48.0, 40.0, 8.0
 _MARGIN, _GAP, _PAD, _LINE = 20, 24, 9, 16
-_CHOICE_WIDTH, _GATE_WIDTH, _WIDE_GATE, _END_WIDTH, _LEAST_WIDTH = 210, 184, 300, 200, 720
+_CHOICE_WIDTH, _DECISION_WIDTH, _WIDE_DECISION, _END_WIDTH, _LEAST_WIDTH = 210, 184, 300, 200, 720
 _ROW_HEIGHT, _ROW_GAP, _GROUP_GAP = 64, 10, 16
 # Estimated widths of characters: monospace; narrow, other, and broad ones of the usual proportional fonts; East Asian.
 _MONO, _NARROW, _OTHER, _BROAD, _EAST = 7.3, 4.2, 7.4, 9, 12.5
@@ -64,16 +64,16 @@ text { fill: #e4e6ee }
 
 
 class _Columns(NamedTuple):
-    """Where the boxes of the rows begin, and how wide gates and the picture are."""
+    """Where the boxes of the rows begin, and how wide decisions and the picture are."""
 
     choice: float
-    gates: float
-    gate_width: float
+    decisions: float
+    decision_width: float
     end: float
     width: float
 
-    def gate(self, number: int) -> float:
-        return self.gates + number * (self.gate_width + _GAP)
+    def decision(self, number: int) -> float:
+        return self.decisions + number * (self.decision_width + _GAP)
 
 
 def svg(trace: Trace) -> str:
@@ -98,7 +98,9 @@ def svg(trace: Trace) -> str:
 
 
 def _description(drawn: Picture) -> str:
-    boxes = (box for group in drawn.groups for row in group.rows for box in (*group.gates, row.end) if box)
+    boxes = (
+        box for group in drawn.groups for row in group.rows for box in (*group.decisions, row.end) if box
+    )
     ends = dict.fromkeys(", ".join(line.text for line in box.lines)[:_DETAIL] for box in boxes)
     return f"The packet {drawn.result}. The last boxes: {'; '.join(ends)}."
 
@@ -107,15 +109,15 @@ def _columns(groups: Iterable[Group]) -> _Columns:
     groups = list(groups)
     rows = [row for group in groups for row in group.rows]
     choice = _BAND + FULL + _RADIUS + _GAP
-    gates = choice + (_CHOICE_WIDTH + _GAP if any(row.choice for row in rows) else 0)
+    decisions = choice + (_CHOICE_WIDTH + _GAP if any(row.choice for row in rows) else 0)
     # A group whose packets arrive nowhere needs no column for an end.
     ends = [group for group in groups if any(row.end for row in group.rows)]
-    number = max(len(group.gates) for group in groups)
+    number = max(len(group.decisions) for group in groups)
     tail = (_END_WIDTH if ends else -_GAP) + _MARGIN
-    free = _LEAST_WIDTH - gates - tail - number * _GAP
-    gate_width = max(_GATE_WIDTH, min(free / max(number, 1), _WIDE_GATE))
-    end = gates + number * (gate_width + _GAP)
-    return _Columns(choice, gates, gate_width, end, max(end + tail, _LEAST_WIDTH))
+    free = _LEAST_WIDTH - decisions - tail - number * _GAP
+    decision_width = max(_DECISION_WIDTH, min(free / max(number, 1), _WIDE_DECISION))
+    end = decisions + number * (decision_width + _GAP)
+    return _Columns(choice, decisions, decision_width, end, max(end + tail, _LEAST_WIDTH))
 
 
 def _trunk(drawn: Picture, width: float) -> tuple[list[str], float]:
@@ -144,15 +146,15 @@ def _rows(groups: Iterable[Group], columns: _Columns, top: float) -> tuple[list[
     boxes: list[str] = []
     right, y = _BAND + FULL, top + _GAP
     for group in groups:
-        gates = [_wrapped(gate, columns.gate_width) for gate in group.gates]
+        decisions = [_wrapped(decision, columns.decision_width) for decision in group.decisions]
         rows_height = len(group.rows) * (_ROW_HEIGHT + _ROW_GAP) - _ROW_GAP
-        height = max(rows_height, *(_height(len(gate.lines)) for gate in gates), 0)
+        height = max(rows_height, *(_height(len(decision.lines)) for decision in decisions), 0)
         kind = group.kind.value
         row_y = y + (height - rows_height) / 2
         for row in group.rows:
             size = row.probability * FULL
             center = row_y + _ROW_HEIGHT / 2
-            end = columns.end if row.end else columns.gate(len(gates) - 1)
+            end = columns.end if row.end else columns.decision(len(decisions) - 1)
             bands.append(_bend(kind, right, top, size, center))
             bands.append(_straight(kind, right + _RADIUS, center - size / 2, end - right - _RADIUS, size))
             right -= size
@@ -161,10 +163,10 @@ def _rows(groups: Iterable[Group], columns: _Columns, top: float) -> tuple[list[
             if row.end:
                 boxes += _centered(kind, row.end, columns.end, center, _END_WIDTH)
             row_y += _ROW_HEIGHT + _ROW_GAP
-        for number, gate in enumerate(gates):
-            last = group.kind is Kind.REJECTED and number == len(gates) - 1
-            x = columns.gate(number)
-            boxes += _box(kind if last else "box", gate, x, y, columns.gate_width, height)
+        for number, decision in enumerate(decisions):
+            last = group.kind is Kind.REJECTED and number == len(decisions) - 1
+            x = columns.decision(number)
+            boxes += _box(kind if last else "box", decision, x, y, columns.decision_width, height)
         y += height + _GROUP_GAP
     legend = _texts(columns.choice, y - _LINE / 2, [("soft", _LEGEND)]) if len(bands) > 2 else ()
     return [*bands, *boxes, *legend], y + (_LINE if len(bands) > 2 else -_GROUP_GAP)

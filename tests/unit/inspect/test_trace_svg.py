@@ -104,8 +104,8 @@ def test_widths_are_the_shares(world: World, choice: tuple[str, str, int, str, i
     root = drawn(trace)
     assert sum(bands(root)) == pytest.approx(1, abs=1e-3)
     assert bends(root) == pytest.approx(bands(root), abs=1e-4)
-    if len(trace.fates) <= 12:
-        assert sorted(bands(root)) == pytest.approx(sorted(it.probability for it in trace.fates), abs=1e-4)
+    if len(trace.outcomes) <= 12:
+        assert sorted(bands(root)) == pytest.approx(sorted(it.probability for it in trace.outcomes), abs=1e-4)
     masqueraded = sum(endpoint.probability for endpoint in trace.endpoints if endpoint.masquerade)
     assert sum(bands(root, "masqueraded")) == pytest.approx(masqueraded, abs=1e-3)
     assert overlap(root) == []
@@ -123,7 +123,7 @@ def test_chains_endpoints_and_masquerading() -> None:
         "its destination is 10.96.1.1, it is TCP, its port is 80 (ns1/web:http cluster IP)",
         "nat KUBE-SVC-4LVCYZMTA5CQO6SX",
         "no match: its source 10.244.1.11 is in 10.244.0.0/16 (ns1/web:http cluster IP)",
-        "each packet takes one of 2 ways at random",
+        "each packet takes one of 2 paths at random",
         *("KUBE-SEP-LXRUOG7B5IJ5LW4S", "sets the mark 0x4000", "its source is 10.244.1.11"),
         *("10.244.1.11:8080", "50%, masqueraded"),
         *("filter FORWARD", "KUBE-FORWARD", "ACCEPT", "it has the mark 0x4000"),
