@@ -140,7 +140,7 @@ def diff(
     sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
-    pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1 --meaning
+    pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
     if meaning and output == "rules":
