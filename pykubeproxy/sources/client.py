@@ -53,7 +53,7 @@ class Client:
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
     connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
-    without any packets breaks; `contact` knows when the server was last heard.
+    without any packets breaks; `contact` notes when the server last sent something.
     """
 
     def __init__(

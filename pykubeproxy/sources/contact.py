@@ -1,4 +1,4 @@
-"""When the API server was last heard, and the log of its outages: one line for each, whatever watches are affected."""
+"""Note when the API server was last heard, and log its outages: one line for each, for all watches."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Contact:
-    """Know when the API server was last heard. Thread-safe.
+    """Note when the API server was last heard. Thread-safe.
 
     It is heard when it sends data. For `quiet` seconds after that, it is also heard when it acknowledges packets on an
     open response: a watch of objects that do not change carries a bookmark about once a minute, and nothing else. After
@@ -54,7 +54,7 @@ class Contact:
 
     @contextmanager
     def response(self, attempt: Attempt) -> Iterator[None]:
-        """Count acknowledgements on the connection of an attempt meanwhile."""
+        """Count acknowledgements on the connection of an attempt while the context lasts."""
         with self._lock:
             self._responses.add(attempt)
         try:

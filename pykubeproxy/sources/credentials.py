@@ -18,7 +18,7 @@ from urllib3.util import make_headers
 
 from pykubeproxy.sources import plugin
 from pykubeproxy.sources.impersonation import impersonation_headers
-from pykubeproxy.sources.kubeconfig import Cluster, User, current, effective
+from pykubeproxy.sources.kubeconfig import KubeconfigCluster, KubeconfigUser, current, effective
 from pykubeproxy.sources.proxies import proxy_for, user_of
 from pykubeproxy.sources.watch import SourceError
 
@@ -45,7 +45,7 @@ class Credentials(msgspec.Struct, frozen=True):
     compression: bool = True
 
     def headers(self) -> HTTPHeaderDict:
-        """Return the headers that authenticate a request, without a token or user name only those to impersonate."""
+        """Return the headers that authenticate a request, if there is a token or user name, and those to impersonate."""
         headers = HTTPHeaderDict(self.impersonation)
         token = self.configuration.auth_settings().get("BearerToken")
         user, password = user_of(str(self.configuration.host))
@@ -110,7 +110,7 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
     configuration.retries = False
-    fresh_until, cluster, user = time.monotonic() + _FRESH, Cluster(), User()
+    fresh_until, cluster, user = time.monotonic() + _FRESH, KubeconfigCluster(), KubeconfigUser()
     if kubeconfig:
         fresh_until, cluster, user = _load_kubeconfig(kubeconfig, master, configuration, with_plugin)
     elif master:
@@ -127,7 +127,7 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
 
 def _load_kubeconfig(
     path: str, master: str, configuration: Configuration, with_plugin: bool
-) -> tuple[float, Cluster, User]:
+) -> tuple[float, KubeconfigCluster, KubeconfigUser]:
     """Return until when the credentials are fresh, and what applies to requests."""
     file = Path(path).expanduser()
     if not file.is_file():
@@ -146,7 +146,7 @@ def _load_kubeconfig(
     return fresh_until, cluster, user
 
 
-def _single(cluster: Cluster, user: dict[str, Any]) -> dict[str, Any]:
+def _single(cluster: KubeconfigCluster, user: dict[str, Any]) -> dict[str, Any]:
     """Return a kubeconfig with one cluster and one user."""
     return {
         "current-context": "current",
@@ -156,7 +156,7 @@ def _single(cluster: Cluster, user: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _login(user: User, folder: Path) -> dict[str, str]:
+def _login(user: KubeconfigUser, folder: Path) -> dict[str, str]:
     """Return the token of a token file, which wins over a token, or the password, which may be empty."""
     if not user.token_file:
         return {"password": user.password} if user.username else {}
@@ -172,7 +172,9 @@ def _login(user: User, folder: Path) -> dict[str, str]:
     raise SourceError(f"cannot read the token in {file}: {reason}")
 
 
-def _replace_plugin(user: dict[str, Any], cluster: Cluster, folder: Path, with_plugin: bool) -> float:
+def _replace_plugin(
+    user: dict[str, Any], cluster: KubeconfigCluster, folder: Path, with_plugin: bool
+) -> float:
     """Replace `exec` by the credentials of the plugin; return until when they are fresh.
 
     The client's loader runs a plugin without a time limit.

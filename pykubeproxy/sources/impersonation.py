@@ -2,13 +2,13 @@
 
 import string
 
-from pykubeproxy.sources.kubeconfig import User
+from pykubeproxy.sources.kubeconfig import KubeconfigUser
 
 # The characters of a header's name, except "%", which escapes the others.
 _LEGAL = frozenset((string.ascii_letters + string.digits + "!#$&'*+-.^_`|~").encode())
 
 
-def impersonation_headers(user: User) -> tuple[tuple[str, str], ...]:
+def impersonation_headers(user: KubeconfigUser) -> tuple[tuple[str, str], ...]:
     """Return the headers for `as` and its siblings in a kubeconfig, one for each group and value; none without `as`."""
     if not user.as_:
         return ()

@@ -9,7 +9,7 @@ from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
 
 
-class Cluster(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     """How to reach an API server."""
 
     server: str = ""
@@ -27,7 +27,7 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
         return bool(self.certificate_authority or self.certificate_authority_data)
 
 
-class User(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
     """How to authenticate, and which user to impersonate."""
 
     client_certificate: str = ""
@@ -58,12 +58,12 @@ class _Context(msgspec.Struct):
 
 class _NamedCluster(msgspec.Struct):
     name: str = ""
-    cluster: Cluster = Cluster()
+    cluster: KubeconfigCluster = KubeconfigCluster()
 
 
 class _NamedUser(msgspec.Struct):
     name: str = ""
-    user: User = User()
+    user: KubeconfigUser = KubeconfigUser()
 
 
 class _NamedContext(msgspec.Struct):
@@ -78,7 +78,7 @@ class _File(msgspec.Struct, rename="kebab"):
     contexts: tuple[_NamedContext, ...] = ()
 
 
-def current(content: object) -> tuple[Cluster, User]:
+def current(content: object) -> tuple[KubeconfigCluster, KubeconfigUser]:
     """Return cluster and user of the current context of a decoded kubeconfig, empty where it names none.
 
     Raises SourceError.
@@ -95,10 +95,12 @@ def current(content: object) -> tuple[Cluster, User]:
     context = contexts.get(file.current_context, _Context())
     clusters = {named.name: named.cluster for named in file.clusters}
     users = {named.name: named.user for named in file.users}
-    return clusters.get(context.cluster, Cluster()), users.get(context.user, User())
+    return clusters.get(context.cluster, KubeconfigCluster()), users.get(context.user, KubeconfigUser())
 
 
-def effective(cluster: Cluster, user: User, master: str) -> tuple[Cluster, User]:
+def effective(
+    cluster: KubeconfigCluster, user: KubeconfigUser, master: str
+) -> tuple[KubeconfigCluster, KubeconfigUser]:
     """Return what applies to requests; `master` replaces the server unless it is empty.
 
     A server without a scheme gets https if there are settings for TLS, else http. Without TLS, the client sends no
@@ -113,10 +115,10 @@ def effective(cluster: Cluster, user: User, master: str) -> tuple[Cluster, User]
         if cluster.has_authority and cluster.insecure_skip_tls_verify:
             raise SourceError("insecure-skip-tls-verify and a certificate authority exclude each other")
         return cluster, user
-    impersonated = User(
+    impersonated = KubeconfigUser(
         as_=user.as_, as_uid=user.as_uid, as_groups=user.as_groups, as_user_extra=user.as_user_extra
     )
-    plain = Cluster(
+    plain = KubeconfigCluster(
         server=cluster.server, proxy_url=cluster.proxy_url, disable_compression=cluster.disable_compression
     )
     return plain, impersonated
@@ -136,7 +138,7 @@ def server_url(server: str, *, tls: bool) -> str:
     return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
 
-def _check(cluster: Cluster, user: User) -> None:
+def _check(cluster: KubeconfigCluster, user: KubeconfigUser) -> None:
     """Raise SourceError for settings that client-go refuses."""
     mistakes = {
         "the current context has no server": not cluster.server,

@@ -17,8 +17,8 @@ log = structlog.get_logger()
 class OutageLog:
     """Log the failures of one watch, each reason once a minute, and the recovery.
 
-    An outage counts from the last data received. Silence for `quiet` seconds is an outage too. What belongs to an outage
-    of the whole server, which `contact` logs, has the level debug.
+    An outage counts from the last data received. Silence for `quiet` seconds is an outage too. Lines about an outage
+    of the whole server, which `contact` logs, have the level debug.
     """
 
     def __init__(self, resource: str, quiet: float, contact: Contact) -> None:
@@ -52,7 +52,7 @@ class OutageLog:
         self._in_log |= own
 
     def _is_own(self, failure: Failure, now: float) -> bool:
-        """Return whether only this watch fails, as far as can be told: the server is heard, but not by this watch."""
+        """Return whether only this watch fails: the server sends data, but not to this watch."""
         since = self._heard if failure.persistent else self._failed
         limit = self._contact.limit
         return not failure.server_wide or (now - since >= limit and self._contact.silence() < limit)

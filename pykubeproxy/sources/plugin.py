@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pykubeproxy.sources.failures import one_line
-from pykubeproxy.sources.kubeconfig import Cluster
+from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from pykubeproxy.sources.watch import SourceError
 
 _SECONDS = 30.0  # a plugin that takes longer is killed
@@ -58,7 +58,7 @@ class _ExecCredential(msgspec.Struct):
     status: Status
 
 
-def run(plugin: Plugin, folder: Path, cluster: Cluster) -> Status:
+def run(plugin: Plugin, folder: Path, cluster: KubeconfigCluster) -> Status:
     """Run a plugin in the folder of its kubeconfig. Kill it with its children if it takes too long. Raises SourceError."""
     exit_code, output, errors = _run(plugin, folder, _environment(plugin, folder, cluster))
     if exit_code:
@@ -81,7 +81,7 @@ def run(plugin: Plugin, folder: Path, cluster: Cluster) -> Status:
     return status
 
 
-def _environment(plugin: Plugin, folder: Path, cluster: Cluster) -> dict[str, str]:
+def _environment(plugin: Plugin, folder: Path, cluster: KubeconfigCluster) -> dict[str, str]:
     spec: dict[str, Any] = {"interactive": False}
     if plugin.provideClusterInfo:
         spec["cluster"] = _cluster_info(cluster, folder)
@@ -90,7 +90,7 @@ def _environment(plugin: Plugin, folder: Path, cluster: Cluster) -> dict[str, st
     return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
 
 
-def _cluster_info(cluster: Cluster, folder: Path) -> dict[str, Any]:
+def _cluster_info(cluster: KubeconfigCluster, folder: Path) -> dict[str, Any]:
     """Return the cluster in the form of the ExecCredential API: with the contents of files, not their paths."""
     info: dict[str, Any] = msgspec.to_builtins(cluster)
     if authority := info.pop("certificate-authority", ""):

@@ -1,4 +1,4 @@
-"""Ask a SOCKS5 proxy for a connection (RFC 1928), with user and password if it wants them (RFC 1929)."""
+"""Ask a SOCKS5 proxy for a connection (RFC 1928), with user and password if it requires them (RFC 1929)."""
 
 import errno
 import socket
@@ -26,7 +26,7 @@ class _Refused(OSError):
 
 
 def request_connection(connection: socket.socket, host: str, port: int, user: str, password: str) -> None:
-    """Let the proxy connect to a host, whose name it resolves; then the connection leads there. Raises OSError."""
+    """Have the proxy connect to a host; the proxy resolves its name. Raises OSError."""
     methods = bytes([_NO_LOGIN, _LOGIN] if user else [_NO_LOGIN])
     connection.sendall(bytes([_VERSION, len(methods)]) + methods)
     version, method = _receive(connection, 2)

@@ -34,8 +34,8 @@ _PORTS = {"http": 80, "https": 443} | dict.fromkeys(SOCKS, 1080)
 class Keepalive(msgspec.Struct, frozen=True):
     """When the kernel probes an idle connection and gives it up, in seconds.
 
-    A peer that acknowledges nothing is noticed at the first probe after `timeout`. Before an outage is logged, after 10
-    seconds, two probes are lost.
+    A peer that acknowledges nothing is noticed at the first probe after `timeout`. An outage is logged after 10 seconds,
+    when two probes are lost.
     """
 
     idle: int = 4

@@ -104,7 +104,7 @@ def page(
 
 
 def _whole(body: Iterator[bytes], limit: int, max_commas: int) -> memoryview:
-    # Not in the heap, which would keep the memory.
+    # Outside the heap, which would keep the memory after use.
     text = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE)
     length = commas = 0
     for piece in body:

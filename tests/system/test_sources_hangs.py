@@ -16,7 +16,7 @@ from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
 from pykubeproxy.sources.failures import Failure
-from pykubeproxy.sources.kubeconfig import Cluster
+from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
 from tests.fakes.certificates import certificate
 from tests.fakes.cluster import SHORT, kubeconfig, server, service, watches
@@ -224,5 +224,5 @@ def test_a_plugin_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
     settings = plugin.Plugin("yes", PROGRAM)
     started = time.monotonic()
     with pytest.raises(SourceError, match="credential plugin yes printed more than 1048576 bytes"):
-        plugin.run(settings, tmp_path, Cluster())
+        plugin.run(settings, tmp_path, KubeconfigCluster())
     assert time.monotonic() - started < 5
