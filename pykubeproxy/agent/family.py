@@ -77,7 +77,7 @@ class FamilyController:
         self._change_since = min(self._change_since, since)
 
     def queue_sync(self) -> None:
-        """Report that only the rate limiter delays the requested sync; call it when that is so."""
+        """Report that only the rate limiter delays the requested sync. Call it only then."""
         if self._change_since < math.inf:
             self._observers.sync_queued(self.family, self._change_since)
             self._change_since = math.inf

@@ -27,22 +27,22 @@ log = structlog.get_logger()
 
 
 class LeftoverSchedule:
-    """Schedule the looks for leftovers. It reads no clock: the caller passes the time in, in seconds.
+    """Schedule the checks for leftovers. It reads no clock: the caller passes the time in, in seconds.
 
-    A proxy that ends only now may have written its rules again, so look again after 1, 2, 4, … seconds, up to `period`.
-    While each of these later looks finds rules, a second proxy runs all the time: wait up to an hour.
+    A proxy that ends late may have written its rules again, so check again after 1, 2, 4, … seconds, up to `period`.
+    If every check finds rules, a second proxy keeps running: wait longer, up to an hour.
     """
 
     def __init__(self, period: float, now: float) -> None:
         self._period = period
-        self._looks = self._found = 0
+        self._checks = self._found = 0
         self.due = now
 
-    def looked(self, found: bool, now: float) -> None:
-        """Note a look, and whether it found leftovers."""
-        self._looks += 1
+    def checked(self, found: bool, now: float) -> None:
+        """Note a check, and whether it found leftovers."""
+        self._checks += 1
         self._found = self._found + 1 if found else 0
-        pause = backoff(self._looks, self._period)
+        pause = backoff(self._checks, self._period)
         self.due = now + (max(pause, backoff(self._found, MAX_PERIOD)) if self._found else pause)
 
 

@@ -198,7 +198,7 @@ class Agent:
 
     def _remove_leftovers(self) -> None:
         found = remove_leftovers(self._config, self._backend, self._observers.progress)
-        self._leftovers.looked(found, self._clock())
+        self._leftovers.checked(found, self._clock())
 
     def _sync_deferred(self, family: FamilyController) -> bool:
         """Sync one large Service of a family. Return whether that succeeded."""

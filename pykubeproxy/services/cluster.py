@@ -22,8 +22,8 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.services.endpoints import slice_skip_reason
 
-# The changed Services, each with the families in which its rules may change: how many objects have changed there.
-Changes = dict[Key, Counter[Family]]
+# For each changed Service, the families in which its rules may change, and how many objects have changed there.
+ChangedServices = dict[Key, Counter[Family]]
 
 
 def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
@@ -52,7 +52,7 @@ class Cluster:
             Kind.NODE: self._nodes,
         }
 
-    def apply(self, event: Event) -> Changes:
+    def apply(self, event: Event) -> ChangedServices:
         """Apply one event and return what it changes."""
         match event:
             case Listed(kind, objects):
@@ -91,13 +91,13 @@ class Cluster:
         """Return the number of Services and of EndpointSlices."""
         return len(self._services), len(self._slices)
 
-    def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> Changes:
+    def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> ChangedServices:
         self._listed.add(kind)
         present = {object_.key for object_ in objects}
         removed = [self._remove(kind, key) for key in self._objects[kind].keys() - present]
         return _merged(itertools.chain(removed, map(self._put, objects)))
 
-    def _put(self, object_: Object) -> Changes:
+    def _put(self, object_: Object) -> ChangedServices:
         key = object_.key
         match object_:
             case Node():
@@ -121,7 +121,7 @@ class Cluster:
                 changes[service_key] = changes.get(service_key, Counter()) | Counter(families_of(object_))
                 return changes
 
-    def _remove(self, kind: Kind, key: Key) -> Changes:
+    def _remove(self, kind: Kind, key: Key) -> ChangedServices:
         match kind:
             case Kind.NODE:
                 return {}
@@ -150,8 +150,8 @@ def _with_last_known(node: Node, before: Node | None) -> Node:
     )
 
 
-def _merged(changes: Iterable[Changes]) -> Changes:
-    merged: Changes = {}
+def _merged(changes: Iterable[ChangedServices]) -> ChangedServices:
+    merged: ChangedServices = {}
     for change in changes:
         for key, families in change.items():
             merged[key] = merged[key] + families if key in merged else families

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from pykubeproxy.objects import Deleted, EndpointSlice, Event, Family, Kind, Listed, Service, Updated
-from pykubeproxy.services.cluster import Changes, families_of
+from pykubeproxy.services.cluster import ChangedServices, families_of
 
 
-def count_event(event: Event, changes: Changes, families: Collection[Family]) -> tuple[Kind, int]:
+def count_event(event: Event, changes: ChangedServices, families: Collection[Family]) -> tuple[Kind, int]:
     """Return the kind of an event and how often it counts.
 
     An event about a Service counts in all served `families`, even if it changes nothing. One about an EndpointSlice

@@ -23,7 +23,7 @@ def exposition(registry: CollectorRegistry) -> http.Response:
 
 
 def scraped(page: http.Response, request: http.Request, started: float) -> http.Response:
-    """Complete a page of metrics for a request: compressed if the client accepts gzip. `started`: of the process."""
+    """Complete a page of metrics, compressed if the client accepts gzip; `started` is when the process started."""
     headers: tuple[tuple[str, str], ...] = (("Process-Start-Time-Unix", str(int(started))),)
     body = page.body
     if accept.accepts_gzip(request.headers.get("accept-encoding", "")):

@@ -15,7 +15,7 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.kernel import nfacct
 from pykubeproxy.objects import Event, Family, Key, Kind
 from pykubeproxy.rules import skeleton
-from pykubeproxy.services.cluster import Changes
+from pykubeproxy.services.cluster import ChangedServices
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.sources import Watch
 
@@ -171,7 +171,7 @@ class Metrics:
         """Call this function at each scrape; it returns how many log lines were dropped."""
         self._dropped_lines = dropped_lines
 
-    def event_applied(self, event: Event, changes: Changes) -> None:
+    def event_applied(self, event: Event, changes: ChangedServices) -> None:
         """Count an event as kube-proxy does, and what waits for a sync because of it."""
         kind, count = count_event(event, changes, self._families)
         if kind not in self._changes:

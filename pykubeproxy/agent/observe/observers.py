@@ -23,7 +23,7 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import system
 from pykubeproxy.objects import Deleted, Event, Family, Key, Kind, Node
-from pykubeproxy.services.cluster import Changes
+from pykubeproxy.services.cluster import ChangedServices
 
 # How long `close` waits for queued events to be sent.
 _CLOSE_SECONDS = 2.0
@@ -100,7 +100,7 @@ class Observers:
         """Note that the loop waits for messages."""
         self._heartbeat.idle()
 
-    def event_applied(self, event: Event, changes: Changes) -> None:
+    def event_applied(self, event: Event, changes: ChangedServices) -> None:
         """Note that an event was applied to the cluster, with these changes."""
         if event == Deleted(Kind.NODE, Key("", self._node_name)):
             log.warning("node deleted, serving with its last state", node=self._node_name)

@@ -21,8 +21,8 @@ SEARCH_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 # If this many samples of a kind are all rejected, quarantine the whole kind.
 _SAMPLES = 10
-# A concurrent writer causes rejections: on legacy without a reason if it takes no lock, on nft if it deletes the chains of
-# a port between two blocks. So confirm up to _FEW rejected ports by _CONFIRMATIONS further tries.
+# A concurrent writer causes rejections: on legacy without a reason, if it takes no lock; on nft, if it deletes the chains
+# of a port between two blocks. So confirm up to _FEW rejected ports by _CONFIRMATIONS further tries.
 _FEW, _CONFIRMATIONS = 20, 2
 
 

@@ -69,8 +69,8 @@ class Fallback:
     def no_culprit(self, error: KernelError, update: Update) -> bool:
         """Reject the tree because no service is to blame. Return whether to make another attempt.
 
-        A concurrent writer causes single rejections: then try the tree once more. It also keeps chains from being deleted,
-        which no tree does.
+        A concurrent writer causes single rejections, so try the tree once more. If a chain cannot be deleted, another proxy
+        refers to it, and the tree is not the cause.
         """
         if isinstance(error, Rejected) and error.line.startswith("-X "):
             return False
