@@ -77,7 +77,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     node_name = config.hostname_override or host_name()
     running = processes.namespace_processes()
     agents = [process for process in running if node.is_agent(process)]
-    found_node, cluster_findings = _cluster(config, node_name, _is_agents_connection(config, flags, agents))
+    found_node, cluster_findings = _cluster(config, node_name, _is_agent_connection(config, flags, agents))
     this_node = found_node or this_node
     backend, table_findings = _tables(config, this_node)
     findings = [
@@ -110,8 +110,8 @@ def _configuration(url: str | None, flags: Mapping[str, object]) -> tuple[Config
     return config, f"agent at {agent.url}", this_node
 
 
-def _is_agents_connection(config: Config, flags: Mapping[str, object], agents: Iterable[Process]) -> bool:
-    """Return whether the agent uses the same address and account: the flags name them, or it runs in this container."""
+def _is_agent_connection(config: Config, flags: Mapping[str, object], agents: Iterable[Process]) -> bool:
+    """Return whether the agent uses the same address and account: flags name them, or it runs in this container."""
     named = bool(flags and (config.client.kubeconfig or config.client.master))
     return named or any(map(processes.shares_container, agents))
 
@@ -213,7 +213,7 @@ def _reason(error: KernelError) -> str:
 def _other_modes(chains: iptables.Chains) -> Finding:
     try:
         tables = [leftovers.nftables_name(family) for family in leftovers.nftables_tables()]
-        servers = leftovers.virtual_servers().kube_proxys
+        servers = leftovers.virtual_servers().of_kube_proxy
     except PermissionError:
         return iptables.LEFTOVERS.skip(
             "could not look for leftovers of other modes of kube-proxy: not permitted"
@@ -276,13 +276,13 @@ def _reverse_path(interface: str) -> str:
     return max(_read(f"net/ipv4/conf/{name}/rp_filter") or "0" for name in ("all", interface))
 
 
-def _cluster(config: Config, node_name: str, agents: bool) -> tuple[Node | None, tuple[Finding, ...]]:
-    """Check the access to the API server, which is the agent's or not; return its Node object too."""
+def _cluster(config: Config, node_name: str, as_agent: bool) -> tuple[Node | None, tuple[Finding, ...]]:
+    """Check the access to the API server, and return its Node object too; `as_agent`: see `cluster.cluster`."""
     connection = config.client
     if not (connection.kubeconfig or connection.master or _in_pod()):
         return None, cluster.not_configured()
     try:
         found = access(open_client(config), node_name)
     except SourceError as error:
-        return None, cluster.unusable(str(error), agents)
-    return found.node, cluster.cluster(found, node_name, agents)
+        return None, cluster.unusable(str(error), as_agent)
+    return found.node, cluster.cluster(found, node_name, as_agent)

@@ -17,7 +17,7 @@ from pykubeproxy.cli.flags import (
 )
 from pykubeproxy.cli.inputs import (
     Source,
-    agents_objects,
+    agent_objects,
     all_objects,
     host_name,
     read_objects,
@@ -157,7 +157,7 @@ def diff(
         same_settings = against is not None and against_config is None
         settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
         if agent:
-            side = _agents_side(agent)
+            side = _agent_side(agent)
         elif files:
             side = _side_of_node(filename, config, settings)
         else:
@@ -176,12 +176,12 @@ def diff(
     raise SystemExit(_DIFFERENT if differs else 0)
 
 
-def _agents_side(agent: AgentState) -> _Side:
+def _agent_side(agent: AgentState) -> _Side:
     if quarantined := sorted({str(it.port_name) for it in agent.objects.quarantined}):
         click.echo(f"The agent has quarantined {listed(quarantined, 5)}; their rules differ.", err=True)
     title = "objects and configuration of the agent"
     config = msgspec.structs.replace(agent.config, hostname_override=agent.objects.node.name)
-    return _Side(title, agents_objects(agent.objects), config)
+    return _Side(title, agent_objects(agent.objects), config)
 
 
 def _here(config: Config) -> Config:

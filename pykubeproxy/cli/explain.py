@@ -14,7 +14,7 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
-from pykubeproxy.cli.inputs import Source, agents_objects, context_of, objects_of, service_filter
+from pykubeproxy.cli.inputs import Source, agent_objects, context_of, objects_of, service_filter
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config
@@ -85,7 +85,7 @@ def explain(
     if agent:
         config = agent.config
         quarantined = {(it.family, it.port_name): it.reason for it in agent.objects.quarantined}
-        source = agents_objects(agent.objects)
+        source = agent_objects(agent.objects)
     else:
         source = objects_of(query, filename, config, [node_name] if node_name else [])
     cluster, here, _ = source

@@ -83,7 +83,7 @@ def context_of(
     return rule_context(config, node.name, node, facts, family, api_servers)
 
 
-def agents_objects(objects: "Objects") -> Source:
+def agent_objects(objects: "Objects") -> Source:
     """Return the objects of an agent and its Node. Other Nodes are known only by the zone of their endpoints."""
     cluster = Cluster()
     endpoints = (it for slice_ in objects.slices for it in slice_.endpoints)
@@ -156,12 +156,12 @@ def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend
     other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
     if other is None:
         return chosen
-    from pykubeproxy.cli.running_agent import agents_backend
+    from pykubeproxy.cli.running_agent import agent_backend
 
-    agents = agents_backend() if backend == "auto" else ""
-    if agents == other.value:
+    written = agent_backend() if backend == "auto" else ""
+    if written == other.value:
         chosen, other = other, chosen
-    writer = ", which the agent writes" if agents == chosen.value else ""
+    writer = ", which the agent writes" if written == chosen.value else ""
     click.echo(
         f"Note: this shows the {chosen.value} tables{writer}. The {other.value} tables have service-proxy rules too,"
         " and packets pass both. Run `pykubeproxy check` for advice.",

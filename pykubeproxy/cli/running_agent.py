@@ -10,14 +10,14 @@ from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.cli.client import DEFAULT_URL, Busy, NoAgent, NoAnswer, fetch
 from pykubeproxy.config import Config, ConfigError, load
 
-# How often to ask an agent that is busy with a sync; each answer takes it 2 s.
+# How often to ask an agent that is busy with a sync. It answers each time after 2 s.
 _TRIES = 5
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def url_option(unless: str) -> Callable[[_Command], _Command]:
-    """Add --url, the address of the agent to ask; `unless` names the options without which it has a default."""
+    """Add --url, the address of the agent to ask; `unless` names the options that rule out the default."""
     help_ = f"Metrics address of the agent to ask, on loopback.  [default: {DEFAULT_URL} without {unless}]"
     return click.option("--url", metavar="URL", help=help_)
 
@@ -39,7 +39,7 @@ def ask_agent(
 ) -> AgentState | None:
     """Return the state of the agent on this node. `query` selects its Services, as for /servicez.
 
-    Return None if -f or flags say where to read, or if there is no agent, which is printed to standard error. Raises
+    Return None if -f or flags say where to read. Without an agent, print that to standard error and return None. Raises
     ClickException if there is none at `url`, or it gives no usable answer.
     """
     check_url(url, flags, filename)
@@ -80,7 +80,7 @@ def agent_state(url: str | None, **query: str) -> AgentState:
         ) from None
 
 
-def agents_backend() -> str:
+def agent_backend() -> str:
     """Return the backend that the agent on this node writes; "" if there is none."""
     try:
         return status.decode(fetch(DEFAULT_URL, "/statusz", limit="0")).backend

@@ -1,6 +1,6 @@
 """Find and remove what kube-proxy leaves besides iptables rules: in ipvs mode, and in nftables mode.
 
-Everything works on the network namespace of the calling thread. A failure to remove one object does not stop the others.
+Everything works on the network namespace of the calling thread. If one object cannot be removed, the others still are.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     """Objects of one kind from one mode: those removed, or to be removed in a dry run.
 
     - `addresses`: those of the interface
-    - `kept`: objects of this kind that others than kube-proxy created
+    - `kept`: objects of this kind that other programs created
     - `failure`: what could not be removed and why, or ""
     """
 
@@ -39,7 +39,7 @@ class Leftovers(msgspec.Struct, frozen=True):
 class VirtualServers(NamedTuple):
     """The virtual servers of IPVS: those of kube-proxy, and those of other programs such as keepalived."""
 
-    kube_proxys: tuple[VirtualServer, ...]
+    of_kube_proxy: tuple[VirtualServer, ...]
     others: tuple[VirtualServer, ...]
 
 
@@ -47,9 +47,9 @@ def remove_virtual_servers(dry_run: bool = False) -> Leftovers:
     """Remove the virtual servers of kube-proxy. Call this first: interface and ipsets tell which they are."""
     try:
         found = virtual_servers()
-        remover = ipvs.remover() if found.kube_proxys and not dry_run else contextlib.nullcontext()
+        remover = ipvs.remover() if found.of_kube_proxy and not dry_run else contextlib.nullcontext()
         with remover as remove:
-            removed, failure = _remove({str(server): server for server in found.kube_proxys}, remove)
+            removed, failure = _remove({str(server): server for server in found.of_kube_proxy}, remove)
     except (KernelError, OSError) as error:
         return Leftovers("ipvs", "virtual server", failure=f"cannot use IPVS: {_reason(error)}")
     return Leftovers("ipvs", "virtual server", removed, kept=tuple(map(str, found.others)), failure=failure)
@@ -105,8 +105,8 @@ def virtual_servers() -> VirtualServers:
         if name in present
         for port in ipset.ports(name)
     }
-    kube_proxys = [server for server in servers if ipvs_mode.is_from_kube_proxy(server, bound, node_ports)]
-    return VirtualServers(tuple(kube_proxys), tuple(it for it in servers if it not in kube_proxys))
+    of_kube_proxy = [server for server in servers if ipvs_mode.is_from_kube_proxy(server, bound, node_ports)]
+    return VirtualServers(tuple(of_kube_proxy), tuple(it for it in servers if it not in of_kube_proxy))
 
 
 def has_interface() -> bool:

@@ -13,7 +13,7 @@ from pykubeproxy import config, http
 from pykubeproxy.agent.observe import object_documents as told
 from pykubeproxy.agent.observe import pages, status
 from pykubeproxy.cli import explain, terminal
-from pykubeproxy.cli.inputs import agents_objects
+from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render import document
@@ -174,7 +174,7 @@ def objects_of_an_agent(raw: bytes) -> None:
     with contextlib.suppress(ValueError, config.ConfigError):
         answer = told.decode(raw)
         on = config.load(answer.config.encode(), {}).config
-        source = agents_objects(answer.objects)
+        source = agent_objects(answer.objects)
         here = source.node
         with contextlib.suppress(click.ClickException):
             found = explain._explanations(source, on, here, ServiceFilter("", "web", ""), [*Family])

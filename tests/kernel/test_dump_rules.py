@@ -181,15 +181,15 @@ def test_rules_in_both_backends_cause_a_note(inside: str, iptables: Iptables) ->
     assert f"The {other.value} tables have service-proxy rules too" in both.stderr
 
 
-def test_of_both_backends_the_agents_is_shown(
+def test_the_backend_of_the_agent_is_shown_if_both_have_rules(
     inside: str, iptables: Iptables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever has more rules; without an agent, that decides."""
+    """Even if the other one has more rules. Without an agent, the one with more rules is shown."""
     other = Backend.LEGACY if iptables.backend is Backend.NFT else Backend.NFT
     write_rules(iptables, "clusterip-one")
     open_iptables(other, Family.IPV4).restore("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
     assert f"this shows the {iptables.backend.value} tables." in dumped("-o", "json").stderr
-    monkeypatch.setattr(running_agent, "agents_backend", lambda: other.value)
+    monkeypatch.setattr(running_agent, "agent_backend", lambda: other.value)
     assert f"this shows the {other.value} tables, which the agent writes." in dumped("-o", "json").stderr
     chosen = dumped("-o", "json", "--iptables-backend", iptables.backend.value)
     assert f"this shows the {iptables.backend.value} tables." in chosen.stderr

@@ -31,7 +31,7 @@ CREATED = (
     VirtualServer("TCP", "fd00:96::1", 80),
     VirtualServer("UDP", "10.96.0.10", 53),
 )
-KEEPALIVEDS = (VirtualServer("TCP", "192.0.2.1", 80), VirtualServer("UDP", "192.0.2.1", 30080))
+OF_KEEPALIVED = (VirtualServer("TCP", "192.0.2.1", 80), VirtualServer("UDP", "192.0.2.1", 30080))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def servers(inside: str) -> Iterator[None]:
     with IPRoute() as route:
         route.link("set", index=1, state="up")
     with IPVS() as client:
-        for server in (*CREATED, *KEEPALIVEDS):
+        for server in (*CREATED, *OF_KEEPALIVED):
             # pyroute2 writes the prefix length of IPv6, 128, as an address.
             mask = {"netmask": "128.0.0.0"} if server.family is Family.IPV6 else {}
             protocol = getattr(socket, f"IPPROTO_{server.protocol}")
@@ -71,7 +71,7 @@ def test_virtual_servers_of_kube_proxy_have_its_addresses_and_node_ports() -> No
     bound = {"10.96.0.1", "10.96.0.10", "fd00:96::1"}
     node_ports = {(Family.IPV4, "TCP", 30080)}
     assert all(ipvs_mode.is_from_kube_proxy(server, bound, node_ports) for server in CREATED)
-    assert not any(ipvs_mode.is_from_kube_proxy(server, bound, node_ports) for server in KEEPALIVEDS)
+    assert not any(ipvs_mode.is_from_kube_proxy(server, bound, node_ports) for server in OF_KEEPALIVED)
 
 
 def test_ipset_names_fit_the_kernels_limit() -> None:
@@ -89,7 +89,7 @@ def test_only_virtual_servers_of_kube_proxy_are_removed(servers: None) -> None:
     create_ipsets()
     dry = leftovers.remove_virtual_servers(dry_run=True)
     assert (dry.names, dry.failure) == (tuple(map(str, CREATED)), "")
-    assert len(ipvs.virtual_servers()) == len(CREATED) + len(KEEPALIVEDS)
+    assert len(ipvs.virtual_servers()) == len(CREATED) + len(OF_KEEPALIVED)
     assert leftovers.remove_virtual_servers() == dry
-    assert ipvs.virtual_servers() == KEEPALIVEDS
+    assert ipvs.virtual_servers() == OF_KEEPALIVED
     assert leftovers.remove_virtual_servers().names == ()

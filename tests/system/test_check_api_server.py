@@ -80,12 +80,12 @@ def api(
         thread.join()
 
 
-def asked_of(url: str, name: str = "n1", agents: bool = True) -> dict[str, Finding]:
-    return asked_by(Client(master=url, qps=-1), name, agents)
+def asked_of(url: str, name: str = "n1", as_agent: bool = True) -> dict[str, Finding]:
+    return asked_by(Client(master=url, qps=-1), name, as_agent)
 
 
-def asked_by(client: Client, name: str = "n1", agents: bool = True) -> dict[str, Finding]:
-    found = cluster.cluster(access(client, name), name, agents)
+def asked_by(client: Client, name: str = "n1", as_agent: bool = True) -> dict[str, Finding]:
+    found = cluster.cluster(access(client, name), name, as_agent)
     return {finding.check: finding for finding in found}
 
 
@@ -151,7 +151,7 @@ def test_a_server_that_forbids_everything_answers() -> None:
 def test_another_account_tells_nothing_about_the_agent() -> None:
     """Its permissions, its address of the server and its host name are not the agent's: these checks are skipped."""
     with api(lambda _: False, nodes=403) as (url, _):
-        found = asked_of(url, agents=False)
+        found = asked_of(url, as_agent=False)
     assert levels(found) == ("ok", "skip", "skip")
     message = found["permissions"].message
     assert message.startswith(
@@ -159,9 +159,9 @@ def test_another_account_tells_nothing_about_the_agent() -> None:
     )
     assert found["permissions"].advice == "Once the agent runs, run `pykubeproxy check` in its pod."
     with api() as (url, _):
-        assert levels(asked_of(url, "node-debugger-x", agents=False)) == ("ok", "skip", "skip")
-        assert levels(asked_of(url, agents=False)) == ("ok", "ok", "skip")
-    assert levels(asked_of("http://127.0.0.1:1", agents=False)) == ("skip", "skip", "skip")
+        assert levels(asked_of(url, "node-debugger-x", as_agent=False)) == ("ok", "skip", "skip")
+        assert levels(asked_of(url, as_agent=False)) == ("ok", "ok", "skip")
+    assert levels(asked_of("http://127.0.0.1:1", as_agent=False)) == ("skip", "skip", "skip")
 
 
 def test_without_access_reviews_permissions_are_unknown() -> None:

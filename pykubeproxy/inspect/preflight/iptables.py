@@ -25,14 +25,14 @@ _REMOVE_LEFTOVERS = "Stop every proxy on this node and run `pykubeproxy cleanup 
 
 
 def privileges(
-    capabilities: frozenset[str], agents: frozenset[str] | None = None, in_pod: bool = False
+    capabilities: frozenset[str], of_agent: frozenset[str] | None = None, in_pod: bool = False
 ) -> Finding:
-    """Check the privileges to change iptables: of the agent if it runs, with the capabilities `agents`.
+    """Check the privileges to change iptables: of the agent, if it runs, with the capabilities `of_agent`.
 
-    `capabilities` are those of this process. Without them, checks are skipped that read tables or try features.
+    `capabilities` are those of this process. Without them, checks that read tables or try features are skipped.
     """
     check = Check("privileges")
-    if agents is not None and (missing := _lacking(agents)):
+    if of_agent is not None and (missing := _lacking(of_agent)):
         advice = f"Grant it {missing}: in a pod, in the securityContext of its container."
         return check.fail(f"the agent lacks {missing}", advice)
     if missing := _lacking(capabilities):

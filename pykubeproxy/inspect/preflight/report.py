@@ -13,7 +13,7 @@ from pykubeproxy.wording import WIDTH, wrapped
 
 
 class Level(enum.Enum):
-    """How a check ended; SKIP if it could not run, which tells nothing about the node."""
+    """How a check ended; SKIP if it could not run. That says nothing about the node."""
 
     OK = "ok"
     WARN = "warn"
@@ -112,7 +112,7 @@ def document(
      "complete": true if no check was skipped,
      "checks": [{"check": "privileges"|"iptables"|"kernel"|"tables"|"other-tables"|"leftovers"|"proxies"|"ports"|
                           "node-ports"|"forwarding"|"rp-filter"|"br-netfilter"|"conntrack"|"api-server"|"node"|
-                          "permissions",
+                          "permissions"|"networks",
                  "level": "ok"|"warn"|"fail"|"skip"; "skip" if it could not run, with the reason as "message",
                  "message": what the check found, "advice": what to do, or "",
                  "family": "IPv4"|"IPv6", null for both}]}
