@@ -140,7 +140,7 @@ def check_header(content: Mapping[str, object]) -> None:
 
 
 def fields(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of known fields by path, less each null that means the default.
+    """Return the values of known fields by path, without nulls that mean the default.
 
     Raises ConfigError if a section is not a mapping.
     """

@@ -1,4 +1,4 @@
-"""Kinds of values that only klog has, the logging of Kubernetes."""
+"""Kinds of values that only klog has, the logging library of Kubernetes."""
 
 import re
 from dataclasses import replace
@@ -13,11 +13,11 @@ from pykubeproxy.config.numbers import COUNT, DURATION, OPTIONAL_DURATION, not_n
 _DIGITS = re.compile("[0-9]{1,100}")
 
 
-def _verbosity(text: str) -> object:
+def _parse_verbosity(text: str) -> object:
     return COUNT.read(int(text) if _DIGITS.fullmatch(text) else None)
 
 
-VERBOSITY = replace(COUNT, parse=_verbosity)
+VERBOSITY = replace(COUNT, parse=_parse_verbosity)
 
 
 def _flush_frequency(value: object) -> float:
@@ -57,7 +57,7 @@ def _read_quantity(value: object) -> str:
 QUANTITY = ValueKind("QUANTITY", _read_quantity, _quantity, same, plain_text)
 
 
-class _Verbosity(msgspec.Struct):
+class _VmoduleItem(msgspec.Struct):
     filePattern: str  # noqa: N815
     verbosity: int = 0
 
@@ -71,7 +71,7 @@ def _vmodule_item(text: str) -> str:
 
 def _read_vmodule(value: object) -> tuple[str, ...]:
     try:
-        items = msgspec.convert(value, list[_Verbosity])
+        items = msgspec.convert(value, list[_VmoduleItem])
     except ValueError:
         raise ValueError("must be a list of mappings with filePattern and verbosity") from None
     return tuple(_vmodule_item(f"{item.filePattern}={COUNT.read(item.verbosity)}") for item in items)

@@ -107,7 +107,7 @@ def _read_cluster_cidrs(value: object) -> tuple[str, ...]:
 
 
 IP = of_text("IP", _ip)
-# As given: mode ClusterCIDR checks them. To kube-proxy, an empty flag is one CIDR, and an invalid one.
+# Kept as given: only mode ClusterCIDR checks them. kube-proxy reads an empty flag as one invalid CIDR.
 CLUSTER_CIDRS = ValueKind("CIDR[,CIDR]", _read_cluster_cidrs, _split, plain_text, plain_text)
 NODE_PORT_ADDRESSES = list_of("CIDR,...|primary", _node_port_addresses)
 TEXTS = list_of("TEXT,...", lambda items: items)

@@ -1,4 +1,4 @@
-"""Kinds of numbers and durations, which a flag has in Go's notation."""
+"""Kinds of numbers and durations. Flags have them in Go's notation."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ _MAX_DIGITS = 100
 _FLOAT = re.compile(
     r"[+-]?([0-9](_?[0-9])*\.?([0-9](_?[0-9])*)?|\.[0-9](_?[0-9])*)([eE][+-]?[0-9](_?[0-9])*)?"
 )
-# With these client-go sets no limit, as with negative numbers.
+# client-go reads these as no limit, like negative numbers.
 _NO_LIMIT = re.compile("[+-]?(inf|infinity)|nan", re.IGNORECASE)
 
 

@@ -41,7 +41,7 @@ class Setting:
     omitted: whether /configz omits the default (Go's omitempty).
     instead: the replacement of a deprecated setting.
     optional: whether an unknown value in the file is ignored with a warning.
-    strict: whether it is an error although the setting has no effect.
+    strict: whether an invalid value is an error although the setting has no effect.
     """
 
     field: str

@@ -1,4 +1,4 @@
-"""What the headers Accept and Accept-Encoding of a request allow (RFC 9110, 12.5)."""
+"""Read the headers Accept and Accept-Encoding of a request (RFC 9110, 12.5)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _CHARSET = "charset"
 
 
 class Range(NamedTuple):
-    """One entry of such a header: a media range or a coding, in lower case, its parameters and its weight."""
+    """An entry of Accept or Accept-Encoding: a media range or a coding in lower case, its parameters, its weight."""
 
     value: str
     parameters: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Decode JSON of the API to validated values.
 
-An invalid value costs only the entry of the list that it is part of, or its own effect; `rejected` names it. An object
+An invalid value costs only its entry of a list, or its own effect; `rejected` names it. An object
 with an invalid name or with a field of a wrong type is rejected as a whole.
 """
 

@@ -50,7 +50,7 @@ def address_and_port(address: str, port: int) -> str:
 
 
 class RejectedValue(NamedTuple):
-    """An invalid value of a field, which costs only what it is part of: `skipped`, such as "the port".
+    """An invalid value of a field. It costs only `skipped`, the part of the object around it, such as "the port".
 
     `reason` is such as "not an IP address" or "a loopback address".
     """

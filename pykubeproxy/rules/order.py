@@ -1,4 +1,4 @@
-"""Which rules of a chain may change places: those that no packet can match both, or that do the same to it."""
+"""Align the order of rules: two may change places if no packet matches both, or if both do the same to it."""
 
 import heapq
 import ipaddress
@@ -19,7 +19,7 @@ _Key = tuple[str, str, str]
 _FIXED = frozenset(
     {"-s", "-d", "-p", "-i", "-o", "--dport", "--sport", "--dst-type", "--src-type", "--ctstate"}
 )
-# Matches that depend on earlier rules, or that count the packets which get to them.
+# Matches that depend on earlier rules, or that count the packets that reach them.
 _DEPENDENT = frozenset({"--mark", "--nfacct-name"})
 _TARGET = frozenset({"-j", "-g", "--reject-with"})
 _REMARKS = frozenset({"-m", "--comment"})
@@ -30,7 +30,7 @@ _ANY_PROTOCOL = ("all", "0")
 class _Rule(msgspec.Struct, frozen=True, gc=False):
     """The packets that a rule may match, and what it does to them; None and "" stand for any.
 
-    `replaceable`: the rule may change places with one that does the same to the same packet.
+    `swappable`: the rule may change places with one that does the same to the same packet.
     """
 
     key: _Key = ("", "", "")
@@ -38,11 +38,11 @@ class _Rule(msgspec.Struct, frozen=True, gc=False):
     destination: _Network | None = None
     ports: _Ports | None = None
     effect: Mapping[str, str] = {}
-    replaceable: bool = False
+    swappable: bool = False
 
     def may_swap(self, other: "_Rule") -> bool:
-        """Return whether no packet can tell which of two rules comes first."""
-        same_effect = self.replaceable and other.replaceable and self.effect == other.effect
+        """Return whether the order of two rules makes no difference to any packet."""
+        same_effect = self.swappable and other.swappable and self.effect == other.effect
         return same_effect or not self._may_meet(other)
 
     def _may_meet(self, other: "_Rule") -> bool:
@@ -62,8 +62,8 @@ class _Rule(msgspec.Struct, frozen=True, gc=False):
 def aligned(rules: Sequence[str], like: Sequence[str]) -> tuple[str, ...]:
     """Return the rules of a chain in the order of `like`, as far as this changes nothing for any packet.
 
-    The result equals `like` if and only if both hold the same rules, and do the same to every packet because of the
-    rules that may change places. Unknown matches keep their place.
+    The result equals `like` if and only if swaps of neighbours that may change places lead there. A rule with an unknown
+    match swaps with none.
     """
     if tuple(rules) == tuple(like):
         return tuple(rules)
@@ -145,7 +145,7 @@ def _parse(text: str) -> _Rule:
         destination=destination,
         ports=ports,
         effect={name: value for name, value, _ in options if name in _TARGET},
-        replaceable=not any(name in _DEPENDENT for name, _, _ in options),
+        swappable=not any(name in _DEPENDENT for name, _, _ in options),
     )
 
 
