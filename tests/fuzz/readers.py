@@ -10,8 +10,7 @@ import click
 import msgspec
 
 from pykubeproxy import config, http
-from pykubeproxy.agent.observe import object_documents as told
-from pykubeproxy.agent.observe import pages, status
+from pykubeproxy.agent.observe import object_documents, pages, status
 from pykubeproxy.cli import explain, terminal
 from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.http.accept import preferred
@@ -172,7 +171,7 @@ def status_of_an_agent(raw: bytes) -> None:
 def objects_of_an_agent(raw: bytes) -> None:
     """Decode an agent's object document and explain its objects."""
     with contextlib.suppress(ValueError, config.ConfigError):
-        answer = told.decode(raw)
+        answer = object_documents.decode(raw)
         on = config.load(answer.config.encode(), {}).config
         source = agent_objects(answer.objects)
         here = source.node

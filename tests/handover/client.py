@@ -1,11 +1,11 @@
-"""Open new connections without pause, many at a time, and print what becomes of them as lines of JSON.
+"""Open new connections without pause, many at a time, and print the results as lines of JSON.
 
 Usage: client.py FILE, with a JSON document of the routes. On SIGTERM it ends, after the connections under way. Runs as a
 script in the namespace of a client.
 
 A new connection succeeds if the pod's greeting arrives and no SYN was sent twice; a datagram succeeds if it is answered.
-Each route also keeps a connection open and sends a message every moment. What takes longer than SUSPECT seconds is
-reported at once, for the packet capture, and fails after TIMEOUT seconds.
+Each route also keeps a connection open and sends a message every TICK. An answer that takes longer than SUSPECT seconds
+is reported at once, for the packet capture. After TIMEOUT seconds it counts as a failure.
 """
 
 import errno
@@ -128,7 +128,7 @@ class Client:
         self._stopping = True
 
     def run(self) -> None:
-        """Open connections until told to stop."""
+        """Open connections until SIGTERM."""
         for route in self._routes:
             if route.affine:
                 self._learn_pods(route)

@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy import http
-from pykubeproxy.agent.observe import object_documents as told
-from pykubeproxy.agent.observe.object_documents import Objects
+from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects, encode
 from pykubeproxy.cli import running_agent
 from pykubeproxy.cli.explain import explain
 from pykubeproxy.objects import Node
@@ -102,7 +101,7 @@ def answering(serve: Serve, body: bytes) -> str:
 
 def test_another_version(serve: Serve) -> None:
     """explain rejects objects of another version."""
-    body = told.encode(told.ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
+    body = encode(ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
     assert "its version is 0.0.1, this is" in asked("web", "--url", answering(serve, body)).stderr
 
 
@@ -114,8 +113,8 @@ OBJECTS_OF_WEB = Objects(Node("n"), (service("web"),))
     [
         (b"{", "truncated"),
         (b'{"x":' + b"[" * 100_000, "it is nested too deeply"),
-        (told.encode(told.ObjectDocument(OBJECTS_OF_WEB, "mode: ipvs")), "kind: is missing"),
-        (told.encode(told.ObjectDocument(OBJECTS_OF_WEB, "x" * 200_000)), "its configuration is longer than"),
+        (encode(ObjectDocument(OBJECTS_OF_WEB, "mode: ipvs")), "kind: is missing"),
+        (encode(ObjectDocument(OBJECTS_OF_WEB, "x" * 200_000)), "its configuration is longer than"),
     ],
 )
 def test_other_server(serve: Serve, body: bytes, reason: str) -> None:
@@ -141,7 +140,7 @@ def test_an_agent_without_a_usable_answer_is_not_replaced_by_default_settings(
     """The settings of the API server's default would explain other rules than the agent's."""
     monkeypatch.setattr(running_agent, "DEFAULT_URL", agent(serve, busy=5))
     assert "returned status 503; retry, or pass --config" in asked("web").stderr
-    body = told.encode(told.ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
+    body = encode(ObjectDocument(Objects(Node("n")), "", version="0.0.1"))
     monkeypatch.setattr(running_agent, "DEFAULT_URL", answering(serve, body))
     assert "its version is 0.0.1" in asked("web").stderr
 
