@@ -24,7 +24,7 @@ def start(
     loaded: Loaded, flags: Mapping[str, object], manifests: str | None, once: bool, log_queue: LogQueue | None
 ) -> int:
     """Run the agent until it is stopped, and return the exit status. Log why it cannot start."""
-    order = RunOptions(
+    options = RunOptions(
         loaded=loaded,
         flags=flags,
         config_file=str(flags.get("config", "")),
@@ -32,11 +32,11 @@ def start(
         once=once,
     )
     if log_queue:
-        order = msgspec.structs.replace(
-            order, dropped_lines=log_queue.dropped_lines, drain_log=log_queue.drain
+        options = msgspec.structs.replace(
+            options, dropped_lines=log_queue.dropped_lines, drain_log=log_queue.drain
         )
     try:
-        return serve(order)
+        return serve(options)
     except (KernelError, SourceError, BindFailed) as error:
         log.error("agent failed", error=str(error))
         return OCCUPIED if isinstance(error, AlreadyRunning) else 1

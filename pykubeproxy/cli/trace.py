@@ -29,7 +29,9 @@ from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 
-_NO_ADDRESSES = "Note: the rules ask for addresses of the node, which a file does not tell. Give each with --node-address."
+_NO_ADDRESSES = (
+    "Note: rules match addresses of the node, which a file does not contain. Give each with --node-address."
+)
 _Origin = Literal["pod", "node", "outside"]
 
 

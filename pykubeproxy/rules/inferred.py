@@ -1,4 +1,4 @@
-"""Infer from a node's rules what its kernel and its iptables have, where nobody can ask them."""
+"""Infer from the rules of another node what its kernel and its iptables support."""
 
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
