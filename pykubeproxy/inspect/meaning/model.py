@@ -19,7 +19,7 @@ from pykubeproxy.inspect.routes import PacketVerdict, rejecting_rules, serving_r
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, SNAT, Host, Packet
 from pykubeproxy.inspect.trace.walk import End
-from pykubeproxy.objects import Family, address_and_port, family_of
+from pykubeproxy.objects import Family, Protocol, address_and_port, family_of
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
 from pykubeproxy.services.frontend import ANY_LOCAL
@@ -27,6 +27,7 @@ from pykubeproxy.services.frontend import ANY_LOCAL
 # iptables keeps probabilities in 31 bits; smaller differences are noise.
 _NOISE = 1e-6
 _LOCALHOST = "127.0.0.1"
+_PROTOCOLS = frozenset(it.value for it in Protocol)
 _HOOKS = (
     ChainKey("nat", "PREROUTING"),
     ChainKey("nat", "OUTPUT"),
@@ -57,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     - `endpoint`: "ip:port" under DNAT
     - `masquerade`: the endpoint sees an address of the node
-    - `accepted`: it reaches the endpoint even if the policy of FORWARD is DROP
+    - `accepted`: it reaches the endpoint even if the policy of FORWARD is DROP; None if that does not count
     - `affinity`: where a client's next connections go, and for how many seconds; usually the same endpoint
     """
 
@@ -162,6 +163,8 @@ def _destinations(rulesets: Iterable[Ruleset], host: Host) -> dict[Destination, 
     for ruleset in rulesets:
         own = [it for it in (*sorted(host.addresses), _LOCALHOST) if family_of(it) is ruleset.family]
         for rule in (*serving_rules(ruleset), *rejecting_rules(ruleset)):
+            if rule.protocol not in _PROTOCOLS:
+                continue
             address, port = rule.frontend.address, rule.frontend.port
             for each in own if address == ANY_LOCAL else [address]:
                 found.setdefault(Destination(rule.protocol, each, port), rule.title)

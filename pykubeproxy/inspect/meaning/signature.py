@@ -108,7 +108,11 @@ class Signer:
 
 
 def _meets(one: RuleCondition, packet: Packet, host: Host) -> bool:
-    return bool(one.probability(packet, host))
+    """Return whether a packet meets a condition; none meets one with an unreadable value."""
+    try:
+        return bool(one.probability(packet, host))
+    except (ValueError, ArithmeticError):
+        return False
 
 
 @lru_cache(maxsize=1 << 18)
