@@ -16,8 +16,7 @@ from pykubeproxy.kernel import system
 from tests.fakes.http_client import fetch
 
 CHECK = (sys.executable, "-c", "from pykubeproxy.cli.check import check; check()", "-o", "json")
-_SOURCE = "from pykubeproxy.cli import main; main()"
-PROGRAM = (sys.executable, "-c", _SOURCE, "run")
+PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
 HEALTH, METRICS = 10256, 10249
 
 
@@ -44,12 +43,13 @@ def inside_a_namespace(*addresses: str) -> Iterator[str]:
 
 @contextmanager
 def running(
-    log: Path, *flags: str, environment: Mapping[str, str] | None = None, program: str = _SOURCE
+    log: Path, *flags: str, environment: Mapping[str, str] | None = None, program: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run an agent, or another Python `program` with its arguments, that writes its log to a file; kill it on exit."""
     with log.open("wb") as errors:
+        command = (sys.executable, "-c", program, "run") if program else PROGRAM
         process = subprocess.Popen(
-            [sys.executable, "-c", program, "run", *flags],
+            [*command, *flags],
             stderr=errors,
             env={**os.environ, **(environment or {})},
         )

@@ -38,11 +38,10 @@ def recorded(name: str, family: Family) -> Ruleset:
     return proxy_part(expected(load_case(name), family))
 
 
-@pytest.mark.parametrize("dispatch", [Dispatch.FLAT, Dispatch.TREE])
 @pytest.mark.parametrize("name", NAMES)
-def test_rules_of_kube_proxy_mean_the_same_as_ours_in_any_form(name: str, dispatch: Dispatch) -> None:
+def test_rules_of_kube_proxy_mean_the_same_as_ours_in_a_tree(name: str) -> None:
     for family in Family:
-        assert compare_meaning(recorded(name, family), rules_of(name, family, dispatch), NODE) == ()
+        assert compare_meaning(recorded(name, family), rules_of(name, family, Dispatch.TREE), NODE) == ()
 
 
 def padded(ruleset: Ruleset) -> Ruleset:
@@ -152,7 +151,7 @@ def concerns(change: MeaningChange, packet: Packet) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", RICH[::4])
+@pytest.mark.parametrize("name", RICH[::8])
 def test_a_mutation_is_found_if_and_only_if_a_packet_notices(name: str) -> None:
     chance = random.Random(name)
     noticed = 0
