@@ -16,7 +16,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
-from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, expected, load_case, node_of
 from tests.packet_model import Outcome, Outcomes, Packet, Walker
 
@@ -65,10 +65,13 @@ def test_unreadable_rules_match_nothing() -> None:
         "-s 1.2.3.4-x -j DROP",
         "-m tcp --dport x:y -j DROP",
         "-m recent --rcheck --seconds x -j DROP",
-        "-p icmp -m icmp --dport 7 -j KUBE-MARK-MASQ",
     ):
         chains = {key: (broken, *some) for key, some in rules.chains.items()}
         assert compare_meaning(rules, Ruleset(rules.family, chains), NODE) == ()
+    key = ChainKey("nat", "KUBE-SERVICES")
+    of_icmp = "-d 10.96.0.99/32 -p icmp -m icmp --dport 7 -j KUBE-MARK-MASQ"
+    chains = {**rules.chains, key: (of_icmp, *rules.chains[key])}
+    assert compare_meaning(rules, Ruleset(rules.family, chains), NODE) == ()
 
 
 def mutated(rules: Ruleset, chance: random.Random) -> Ruleset | None:
