@@ -14,28 +14,20 @@ from pykubeproxy.inspect.meaning.addresses import (
     union,
 )
 from pykubeproxy.inspect.meaning.signature import Numbers, Signer
-from pykubeproxy.inspect.meaning.walk import Arrival, Flow, Rules
+from pykubeproxy.inspect.meaning.walk import HOOKS, Arrival, Flow, Rules
 from pykubeproxy.inspect.routes import PacketVerdict, rejecting_rules, serving_rules
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, SNAT, Host, Packet
 from pykubeproxy.inspect.trace.walk import End
 from pykubeproxy.objects import Family, Protocol, address_and_port, family_of
 from pykubeproxy.rules.parse import parse_rule
-from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import BUILT_IN, Ruleset
 from pykubeproxy.services.frontend import ANY_LOCAL
 
 # iptables keeps probabilities in 31 bits; smaller differences are noise.
 _NOISE = 1e-6
 _LOCALHOST = "127.0.0.1"
 _PROTOCOLS = frozenset(it.value for it in Protocol)
-_HOOKS = (
-    ChainKey("nat", "PREROUTING"),
-    ChainKey("nat", "OUTPUT"),
-    ChainKey("nat", "POSTROUTING"),
-    ChainKey("filter", "INPUT"),
-    ChainKey("filter", "FORWARD"),
-    ChainKey("filter", "OUTPUT"),
-)
 
 
 class Destination(NamedTuple):
@@ -115,8 +107,8 @@ class _Side:
 
     def signature(self, packet: Packet) -> tuple[int, ...] | None:
         """Return numbers that are equal only if the same happens to packets; None if they cannot tell."""
-        signatures = [self._signer.sign(key, packet) for key in _HOOKS]
-        for endpoint in signatures[0][1] | signatures[1][1]:
+        signatures = [self._signer.sign(key, packet) for key in HOOKS]
+        for endpoint in frozenset[str]().union(*(endpoints for _, endpoints in signatures)):
             address, _, port = endpoint.rpartition(":")
             if address.strip("[]") in self._named[0] or port in self._named[1]:
                 return None

@@ -1,6 +1,6 @@
 """Send all clients at once through the rules: each rule splits them by source address."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,6 +14,13 @@ from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import ChainKey
 
 _FORWARD = ChainKey("filter", "FORWARD")
+_POSTROUTING = ChainKey("nat", "POSTROUTING")
+# The built-in chains on the paths of packets, in order; those from elsewhere are routed after the first one.
+_FROM_NODE = (ChainKey("nat", "OUTPUT"), ChainKey("filter", "OUTPUT"), _POSTROUTING)
+_FROM_ELSEWHERE = (ChainKey("nat", "PREROUTING"),)
+_TO_NODE = (ChainKey("filter", "INPUT"),)
+_THROUGH_NODE = (_FORWARD, _POSTROUTING)
+HOOKS = tuple(dict.fromkeys((*_FROM_NODE, *_FROM_ELSEWHERE, *_TO_NODE, *_THROUGH_NODE)))
 # Packets to a service with 1000 endpoints visit fewer.
 _MOST_RULES = 1_000_000
 
@@ -64,21 +71,21 @@ class Rules:
         """Yield where packets end, those of the node itself if they start there. Raises TooManyRules."""
         self._limit = RuleLimit(_MOST_RULES)
         if flow.packet.starts_here:
-            yield from self._hooks([("nat", "OUTPUT"), ("filter", "OUTPUT"), ("nat", "POSTROUTING")], flow)
+            yield from self._hooks(_FROM_NODE, flow)
             return
-        for arrival in self._hooks([("nat", "PREROUTING")], flow):
+        for arrival in self._hooks(_FROM_ELSEWHERE, flow):
             if arrival.end is not End.ACCEPT:
                 yield arrival
             elif self._host.is_local(arrival.flow.packet.destination):
-                yield from self._hooks([("filter", "INPUT")], arrival.flow)
+                yield from self._hooks(_TO_NODE, arrival.flow)
             else:
-                yield from self._hooks([("filter", "FORWARD"), ("nat", "POSTROUTING")], arrival.flow)
+                yield from self._hooks(_THROUGH_NODE, arrival.flow)
 
-    def _hooks(self, path: list[tuple[str, str]], flow: Flow) -> Iterator[Arrival]:
+    def _hooks(self, path: Sequence[ChainKey], flow: Flow) -> Iterator[Arrival]:
         if not path:
             yield Arrival(flow, End.ACCEPT)
             return
-        for arrival in self._table(ChainKey(*path[0]), flow):
+        for arrival in self._table(path[0], flow):
             if arrival.end is End.ACCEPT:
                 yield from self._hooks(path[1:], arrival.flow)
             else:
