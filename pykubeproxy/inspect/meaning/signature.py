@@ -46,7 +46,7 @@ class _Compiled(msgspec.Struct, frozen=True, gc=False):
 class _Signature(NamedTuple):
     """The number of a chain with all chains below it.
 
-    - `rules`: of the chain, with those of chains to which every packet goes; None if one of them returns early
+    - `rules`: of the chain, with those of chains to which every packet goes; None if one of them leaves the chain early
     - `endpoints`: the targets of DNAT rules
     - `varies`: other destinations may meet other rules
     """
@@ -80,11 +80,12 @@ class Signer:
             return known
         rules: list[_Met] = []
         endpoints: set[str] = set()
-        returns, varies = False, self._chains.is_long(key)
+        leaves, varies = False, self._chains.is_long(key)
         for rule in map(_compile, self._chains.rules(key, packet.destination, packet.port)):
             varies |= bool(rule.destination)
             if not rule.target or not all(_meets(one, packet, self._host) for one in rule.destination):
                 continue
+            leaves |= rule.target == "RETURN" or rule.action.startswith("-g")
             below = ChainKey(key.table, rule.target)
             if below in self._chains:
                 signature = self._sign(below, packet)
@@ -96,13 +97,12 @@ class Signer:
                 else:
                     rules += signature.rules or ()
             else:
-                returns |= rule.target == "RETURN"
                 rules.append(_Met(rule.conditions, f"{rule.action} {rule.target}", 0))
                 if rule.endpoint:
                     endpoints.add(rule.endpoint)
         met = tuple(rules)
         number = self._numbers.setdefault(met, len(self._numbers) + 1)
-        signature = _Signature(number, None if returns else met, frozenset(endpoints), varies)
+        signature = _Signature(number, None if leaves else met, frozenset(endpoints), varies)
         (self._of_packet if varies else self._known)[key] = signature
         return signature
 

@@ -74,6 +74,24 @@ def test_unreadable_rules_match_nothing() -> None:
     assert compare_meaning(rules, Ruleset(rules.family, chains), NODE) == ()
 
 
+def test_a_goto_returns_further_than_a_jump() -> None:
+    """After `-g`, packets skip the rest of the chain that was jumped to, not of the one above it."""
+    to = "-d 10.96.0.10/32 -p tcp -m tcp --dport 80"
+    endpoint = "-p tcp -m tcp -j DNAT --to-destination 10.244.1.5:80"
+
+    def rules(**chains: tuple[str, ...]) -> Ruleset:
+        named = {ChainKey("nat", f"KUBE-{name}"): some for name, some in chains.items()}
+        start = {ChainKey("nat", "PREROUTING"): ("-j KUBE-SERVICES",)}
+        return Ruleset(Family.IPV4, {**start, ChainKey("nat", "KUBE-NONE"): (), **named})
+
+    jumped = rules(
+        SERVICES=(f"{to} -j KUBE-SVC-X",),
+        **{"SVC-X": ("-j KUBE-SVC-Y", endpoint), "SVC-Y": ("-g KUBE-NONE",)},
+    )
+    went = rules(SERVICES=(f"{to} -j KUBE-SVC-X",), **{"SVC-X": ("-g KUBE-NONE", endpoint)})
+    assert compare_meaning(jumped, went, NODE)
+
+
 def mutated(rules: Ruleset, chance: random.Random) -> Ruleset | None:
     """Return the ruleset with one rule of table nat changed; None if that rule cannot be changed so."""
     keys = [key for key, some in rules.chains.items() if some and key.table == "nat" and "KUBE" in key.chain]
