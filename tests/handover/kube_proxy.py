@@ -21,6 +21,7 @@ from pykubeproxy.lab.machine import SYSTEM_PATH
 from pykubeproxy.lab.network import CLUSTER_CIDRS
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
+from tests.fakes.kube_proxy import without_unknown
 from tests.handover.node import Node
 from tests.handover.services import NODE
 
@@ -29,7 +30,6 @@ _KINDS = {
     SLICES: {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"},
     NODES: {"apiVersion": "v1", "kind": "Node"},
 }
-_PER_SERVICE = re.compile("KUBE-(SVC|SVL|FW|EXT|SEP)-")
 _FAMILY = re.compile(r"^# (IPv[46]), .*\n", re.MULTILINE)
 _NFACCT = re.compile(r" -m nfacct --nfacct-name +\S+")
 _SYNC_SECONDS = 30.0
@@ -110,11 +110,7 @@ def _write(node: Node, family: Family, text: str) -> None:
     while True:
         live = tables.save(["nat"]).chains
         written = _by_table(text, jumps=not live.get(ChainKey("nat", "PREROUTING")))
-        nat = written["nat"]
-        stale = [key.chain for key in live if _PER_SERVICE.match(key.chain)]
-        stale = [chain for chain in stale if f":{chain} - [0:0]" not in nat]
-        nat[:0] = [f":{chain} - [0:0]" for chain in stale]
-        nat += [f"-X {chain}" for chain in stale]
+        written["nat"] = without_unknown(written["nat"], live)
         blocks = ["\n".join([f"*{table}", *lines, "COMMIT\n"]) for table, lines in written.items()]
         with suppress(KernelError):  # an agent has changed the tables meanwhile: read them again
             tables.restore("".join(blocks))

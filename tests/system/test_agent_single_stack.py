@@ -68,26 +68,25 @@ def test_only_ipv4_is_served(
     assert reason in log.read_text()
 
 
+def failed_start(folder: Path, api: ApiServer, flag: str) -> str:
+    """Return the last line of an agent that cannot start without IPv6."""
+    log = folder / "agent.log"
+    disable_ipv6(folder)
+    with running(log, "--hostname-override=node1", "--master", api.url, flag) as process:
+        assert process.wait(20) == 1
+    return log.read_text().splitlines()[-1]
+
+
 def test_an_ipv6_cluster_cidr_fails_the_start_without_ipv6(api: ApiServer, tmp_path: Path) -> None:
     """With one line that names both."""
-    log = tmp_path / "agent.log"
-    flags = ("--hostname-override=node1", "--master", api.url, "--cluster-cidr=fd00:10::/48")
-    disable_ipv6(tmp_path)
-    with running(log, *flags) as process:
-        assert process.wait(20) == 1
-    last = log.read_text().splitlines()[-1]
+    last = failed_start(tmp_path, api, "--cluster-cidr=fd00:10::/48")
     assert "clusterCIDR: fd00:10::/48 has no IPv4 network, which this node needs; IPv6 is disabled" in last
     assert not any("KUBE-SERVICES" in rule for rule in saved())
 
 
 def test_a_node_with_ipv6_addresses_only_fails_the_start_without_ipv6(tmp_path: Path, api: ApiServer) -> None:
     """Its first family must be supported."""
-    log = tmp_path / "agent.log"
-    flags = ("--hostname-override=node1", "--master", api.url, "--bind-address=fd00::1")
-    disable_ipv6(tmp_path)
-    with running(log, *flags) as process:
-        assert process.wait(20) == 1
-    assert "IPv6 is disabled" in log.read_text().splitlines()[-1]
+    assert "IPv6 is disabled" in failed_start(tmp_path, api, "--bind-address=fd00::1")
 
 
 def test_cleanup_removes_ipv6_rules_of_a_node_without_ipv6(api: ApiServer, tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
 """kube-proxy and the agent at the same time."""
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pykubeproxy.kernel import Iptables, KernelError
-from tests.cases import load_case
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, answers, running
 from tests.fakes.traffic import Traffic
-from tests.system.test_continuity_handover import CASES, KubeProxy, tables
+from tests.system.test_continuity_handover import CASES, KubeProxy, agent_flags, tables
 
 __all__ = ["tables"]
 pytestmark = pytest.mark.root
@@ -29,12 +26,7 @@ def written(kube_proxy: KubeProxy) -> bool:
 def test_no_connection_fails_while_both_run(tables: Iptables, tmp_path: Path) -> None:
     """Each replaces the rules of the other, three times; the agent's form is a dispatch tree."""
     ways, _ = CASES["nodeport"]
-    document = load_case("nodeport")
-    settings = {"iptablesBackend": tables.backend.value, "dispatch": "tree"}
-    (tmp_path / "config").write_text(yaml.safe_dump(document["config"] | {"pykubeproxy": settings}))
-    items = [*document["objects"], document["node"]]
-    (tmp_path / "objects.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    flags = (f"--config={tmp_path}/config", f"--manifests={tmp_path}/objects.json")
+    flags = agent_flags("nodeport", tables, tmp_path)
     kube_proxy = KubeProxy("nodeport", tables)
     kube_proxy.start()
     with Traffic(ways) as traffic, running(tmp_path / "log", *flags):

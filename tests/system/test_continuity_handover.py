@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.cases import as_restore_input, comparable, load_case
 from tests.fakes.follower import eventually
+from tests.fakes.kube_proxy import without_unknown
 from tests.fakes.process import HEALTH, answers, inside_a_namespace, running
 from tests.fakes.traffic import Traffic, TrafficRoute, echo_command
 
@@ -42,16 +42,10 @@ class KubeProxy:
         nat = self._tables.save(["nat"]).chains
         jumps = not nat.get(ChainKey("nat", "PREROUTING"))
         text = as_restore_input(self._case, Family.IPV4, jumps=jumps)
-        stale = [
-            key.chain
-            for key in nat
-            if re.match("KUBE-(SVC|SVL|FW|EXT|SEP)-", key.chain) and f":{key.chain} " not in text
-        ]
-        declared = "".join(f":{chain} - [0:0]\n" for chain in stale)
-        deleted = "".join(f"-X {chain}\n" for chain in stale)
         head, _, rest = text.partition("*nat\n")
         body, _, end = rest.rpartition("COMMIT\n")
-        self._tables.restore(f"{head}*nat\n{declared}{body}{deleted}COMMIT\n{end}")
+        lines = without_unknown(body.splitlines(), nat)
+        self._tables.restore("\n".join([f"{head}*nat", *lines, f"COMMIT\n{end}"]))
 
     def is_in_force(self) -> bool:
         """Return whether filter and nat equal kube-proxy's."""
@@ -59,6 +53,16 @@ class KubeProxy:
         live = comparable(self._tables.save(["filter", "nat"]))
         rules = {f"-A {key.chain} {rule}" for key, rules in live.items() for rule in rules}
         return rules == {line for line in recorded_input.splitlines() if line.startswith("-A")}
+
+
+def agent_flags(case: str, tables: Iptables, folder: Path) -> tuple[str, ...]:
+    """Return flags for an agent with the configuration and the objects of a case, which dispatches by a tree."""
+    document = load_case(case)
+    settings = {"iptablesBackend": tables.backend.value, "dispatch": "tree"}
+    (folder / "config").write_text(yaml.safe_dump(document["config"] | {"pykubeproxy": settings}))
+    items = [*document["objects"], document["node"]]
+    (folder / "objects.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    return f"--config={folder}/config", f"--manifests={folder}/objects.json"
 
 
 @pytest.fixture(params=["nft", "legacy"])
@@ -84,12 +88,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iptables]
 def test_no_connection_fails_during_handovers(tables: Iptables, case: str, tmp_path: Path) -> None:
     """Whether our agent is stopped or killed; none of our chains remain."""
     ways, end = CASES[case]
-    document = load_case(case)
-    settings = {"iptablesBackend": tables.backend.value, "dispatch": "tree"}
-    (tmp_path / "config").write_text(yaml.safe_dump(document["config"] | {"pykubeproxy": settings}))
-    items = [*document["objects"], document["node"]]
-    (tmp_path / "objects.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    flags = (f"--config={tmp_path}/config", f"--manifests={tmp_path}/objects.json")
+    flags = agent_flags(case, tables, tmp_path)
     kube_proxy = KubeProxy(case, tables)
     kube_proxy.start()
     assert kube_proxy.is_in_force()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from itertools import pairwise
 from types import SimpleNamespace
@@ -671,6 +671,19 @@ def test_a_large_service_delays_no_small_one(
     assert not any(len(services) > 1 for _, services in synced)
 
 
+def fail_on(target: str, family: FakeFamily, note: Callable[[], None] = lambda: None) -> None:
+    """Let each restore of rules with this text fail, after a note."""
+    restore = family.live.restore
+
+    def fail(text: str) -> None:
+        if target in text:
+            note()
+            raise BROKEN
+        restore(text)
+
+    family.live.restore = fail  # type: ignore[method-assign]
+
+
 def test_once_syncs_large_services_too(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,14 +697,7 @@ def test_once_syncs_large_services_after_a_failing_one(
     family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
-    restore = family.live.restore
-
-    def fail(text: str) -> None:
-        if "10.244.2.1:" in text:
-            raise BROKEN
-        restore(text)
-
-    family.live.restore = fail  # type: ignore[method-assign]
+    fail_on("10.244.2.1:", family)
     services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
     slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
     lists = at(1, services, slices, Listed(Kind.NODE, (HERE,)))
@@ -706,15 +712,7 @@ def test_a_failing_large_service_causes_ever_fewer_syncs(
     """After each failure, the agent goes through all Services."""
     monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
     failed: list[float] = []
-    restore = family.live.restore
-
-    def fail(text: str) -> None:
-        if "10.244.1.66:" in text:
-            failed.append(clock.now - 1000)
-            raise BROKEN
-        restore(text)
-
-    family.live.restore = fail  # type: ignore[method-assign]
+    fail_on("10.244.1.66:", family, lambda: failed.append(clock.now - 1000))
     change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
     run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
     assert failed == [10, 11, 13, 17, 25, 41, 71, 101]
