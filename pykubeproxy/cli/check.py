@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy import kernel
 from pykubeproxy.cli.client import NoAgent
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
+from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
 from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.running_agent import UnusableAnswer, agent_state, check_url, url_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
@@ -43,14 +44,19 @@ def _port_range(_context: click.Context, _option: click.Parameter, value: str) -
     raise click.BadParameter(f'"{value}" is not a port range such as 30000-32767')
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Check that this node can run the proxy.")
-@click.option(
+@command(
+    context_settings=CONTEXT_SETTINGS,
+    exit_codes={0: "No check failed.", 1: "A check failed.", 2: "Not checked: wrong usage or a failure."},
+    short_help="Check that this node can run the proxy.",
+)
+@option(
     "--node-port-range",
     metavar="FIRST-LAST",
     callback=_port_range,
     default="30000-32767",
     show_default=True,
     help="The --service-node-port-range of the API server.",
+    group=SOURCE,
 )
 @url_option(unless="flags of `run`")
 @output_option
@@ -64,8 +70,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     node. Run it at any time, even before installation.
 
     The configuration is that of the agent on this node, if one answers, or follows from the flags of `run`. A check that
-    cannot run is skipped, with the reason: a debug pod, for example, does not have the agent's permissions. The exit
-    code is 1 if a check fails, else 0.
+    cannot run is skipped, with the reason: a debug pod, for example, does not have the agent's permissions.
 
     \b
     sudo pykubeproxy check
@@ -93,7 +98,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     else:
         echo_styled(report.text(findings, configuration))
     if not report.passed(findings):
-        raise SystemExit(1)
+        raise SystemExit(DIFFERENT)
 
 
 def _configuration(url: str | None, flags: Mapping[str, object]) -> tuple[Config, str, Node | None]:

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.help import ACTION, FAILED, OUTPUT, command, option
 from pykubeproxy.cli.terminal import click_errors, echo_json
 from pykubeproxy.inspect import cleanup as report
 from pykubeproxy.inspect.cleanup import Cleaned
@@ -33,10 +34,21 @@ from pykubeproxy.rules.removal import kubelet_guards_loopback, removal
 from pykubeproxy.rules.ruleset import Ruleset
 
 
-@click.command(short_help="Remove all service-proxy chains and jumps.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
-@click.option("--all-modes", is_flag=True, help="Remove what kube-proxy's ipvs and nftables modes left, too.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the input for iptables-restore and all names too.")
+@command(failure=FAILED, short_help="Remove all service-proxy chains and jumps.")
+@option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.", group=ACTION)
+@option(
+    "--all-modes",
+    is_flag=True,
+    help="Remove what kube-proxy's ipvs and nftables modes left, too.",
+    group=ACTION,
+)
+@option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print the input for iptables-restore and all names too.",
+    group=OUTPUT,
+)
 @output_option
 @click_errors(NotANode)
 def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
 
+from pykubeproxy.cli.help import command
 from pykubeproxy.services.ports import PortName
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
@@ -36,7 +37,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
-@click.command(short_help="Print a shell completion script.")
+@command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

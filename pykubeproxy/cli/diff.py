@@ -15,6 +15,7 @@ from pykubeproxy.cli.flags import (
     node_address_option,
     read_config,
 )
+from pykubeproxy.cli.help import DIFFERENT, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.inputs import (
     Source,
     agent_objects,
@@ -25,7 +26,7 @@ from pykubeproxy.cli.inputs import (
 from pykubeproxy.cli.node_rules import NodeRules, node_rules
 from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import compare
@@ -40,14 +41,6 @@ from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import listed
-
-_DIFFERENT = 1  # the exit code of diff
-
-
-class _Trouble(click.ClickException):
-    """The comparison failed; the exit code is that of diff."""
-
-    exit_code = 2
 
 
 class _Side(NamedTuple):
@@ -77,17 +70,23 @@ class _Pair(NamedTuple):
     addresses: tuple[str, ...]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Compare live rules with desired rules.")
+@command(
+    context_settings=CONTEXT_SETTINGS,
+    exit_codes={0: "No differences.", 1: "Differences.", 2: "Not compared: wrong usage or a failure."},
+    short_help="Compare live rules with desired rules.",
+)
 @filename_option
-@click.option(
+@option(
     "--against",
     metavar="PATH",
     help="Compare with the rules for the objects in PATH instead of the live rules.",
+    group=QUESTION,
 )
-@click.option(
+@option(
     "--against-config",
     metavar="FILE",
     help="Compare with the rules for this configuration instead of the live rules.",
+    group=QUESTION,
 )
 @rules_option
 @node_address_option
@@ -97,14 +96,17 @@ class _Pair(NamedTuple):
     "--output",
     choices=("words", "rules", "json"),
     help="Output format; rules is a unified diff of each chain.",
+    group=OUTPUT,
 )
-@click.option(
+@option(
     "--meaning",
     is_flag=True,
     help="Compare what packets get, whatever the form of the rules: for proxies of other versions.",
+    group=QUESTION,
 )
 @url_option(unless="-f and flags of `run`")
 @config_options
+@click_errors(KernelError, TooManyRules)
 def diff(
     filename: str | None,
     against: str | None,
@@ -134,8 +136,6 @@ def diff(
     service: endpoints with their shares, masqueraded or not, dropped, rejected, and session affinity. Rules of another
     form, such as those of another version of kube-proxy, are no difference if they mean the same.
 
-    The exit code is 0 without differences, 1 with differences and 2 on errors.
-
     \b
     sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
@@ -144,36 +144,33 @@ def diff(
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
     if meaning and output == "rules":
-        raise _Trouble("--meaning compares no text of rules; remove it, or -o rules")
+        raise click.UsageError("--meaning compares no text of rules; remove it, or -o rules")
     if [filename, against, *files].count("-") > 1:
-        raise _Trouble('only one of -f, --against and --rules can be "-" (standard input)')
+        raise click.UsageError('only one of -f, --against and --rules can be "-" (standard input)')
     of_node = against is None and against_config is None
     if files and not of_node:
-        raise _Trouble("--rules cannot be combined with --against or --against-config; remove one of them")
-    try:
-        config = read_config(flags)
-        # The agent on this machine knows nothing about the node of a file.
-        agent = None if files and url is None else ask_agent(url, flags, filename, slices="all")
-        same_settings = against is not None and against_config is None
-        settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
-        if agent:
-            side = _agent_side(agent)
-        elif files:
-            side = _side_of_node(filename, config, settings)
-        else:
-            side = _side(filename, _here(config) if of_node else config, settings)
-        if of_node:
-            rules = node_rules(files, side.config.iptables_backend.value, addresses)
-            before, pairs = rules.title, _pairs_of_node(rules, side, families)
-        else:
-            other = _other(side, against, against_config, flags)
-            before, pairs = other.title, _pairs(other, side, families, addresses)
-        differs = (_show_meaning if meaning else _show)(pairs, before, side.title, output)
-    except click.ClickException as error:
-        raise _Trouble(error.format_message()) from None
-    except (KernelError, TooManyRules) as error:
-        raise _Trouble(str(error)) from None
-    raise SystemExit(_DIFFERENT if differs else 0)
+        raise click.UsageError(
+            "--rules cannot be combined with --against or --against-config; remove one of them"
+        )
+    config = read_config(flags)
+    # The agent on this machine knows nothing about the node of a file.
+    agent = None if files and url is None else ask_agent(url, flags, filename, slices="all")
+    same_settings = against is not None and against_config is None
+    settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
+    if agent:
+        side = _agent_side(agent)
+    elif files:
+        side = _side_of_node(filename, config, settings)
+    else:
+        side = _side(filename, _here(config) if of_node else config, settings)
+    if of_node:
+        rules = node_rules(files, side.config.iptables_backend.value, addresses)
+        before, pairs = rules.title, _pairs_of_node(rules, side, families)
+    else:
+        other = _other(side, against, against_config, flags)
+        before, pairs = other.title, _pairs(other, side, families, addresses)
+    differs = (_show_meaning if meaning else _show)(pairs, before, side.title, output)
+    raise SystemExit(DIFFERENT if differs else 0)
 
 
 def _agent_side(agent: AgentState) -> _Side:

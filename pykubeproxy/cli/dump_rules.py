@@ -11,6 +11,7 @@ import yaml
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import backend_option, choice_option, family_option
+from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.node_rules import node_rules
 from pykubeproxy.cli.rules_files import rules_option
@@ -29,21 +30,27 @@ _Tables = Sequence[tuple[Ruleset, Counters]]
 _INTERVAL = 2.0
 
 
-@click.command("dump-rules", short_help="Show services, endpoints and shares in the live rules.")
+@command("dump-rules", short_help="Show services, endpoints and shares in the live rules.")
 @click.argument("service", default="", shell_complete=services)
-@click.option(
-    "-n", "--namespace", default="", shell_complete=namespaces, help="Show services of this namespace only."
+@option(
+    "-n",
+    "--namespace",
+    default="",
+    shell_complete=namespaces,
+    help="Show services of this namespace only.",
+    group=QUESTION,
 )
 @choice_option(
     "-o",
     "--output",
     choices=("table", "wide", "json", "yaml", "iptables"),
     help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
+    group=OUTPUT,
 )
 @family_option
 @rules_option
-@backend_option(help="The backend to read; auto detects the one in use.")
-@click.option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.")
+@backend_option(help="The backend to read; auto detects the one in use.", group=SOURCE)
+@option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.", group=OUTPUT)
 @click_errors(KernelError, TooManyRules)
 def dump_rules(
     service: str,

@@ -14,6 +14,7 @@ from pykubeproxy.cli.flags import (
     output_option,
     read_config,
 )
+from pykubeproxy.cli.help import QUESTION, command, option
 from pykubeproxy.cli.inputs import Source, agent_objects, context_of, objects_of, service_filter
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
@@ -30,21 +31,20 @@ from pykubeproxy.services.selection import NodeTopology
 _Quarantined = Mapping[tuple[str, PortName], str]
 
 
-@click.command(
-    context_settings=CONTEXT_SETTINGS, short_help="Explain which endpoints a Service uses, and why."
-)
+@command(context_settings=CONTEXT_SETTINGS, short_help="Explain which endpoints a Service uses, and why.")
 @click.argument("service", metavar="SERVICE[:PORT]", shell_complete=services)
-@click.option(
+@option(
     "-n",
     "--namespace",
     default="",
     shell_complete=namespaces,
     help="Namespace of the Service.  [default: all]",
+    group=QUESTION,
 )
 @family_option
 @filename_option
-@click.option("--node", "node_name", default="", metavar="NAME", help="Explain for another node.")
-@click.option("--zone", metavar="NAME", help="Explain as if the node were in this zone.")
+@option("--node", "node_name", default="", metavar="NAME", help="Explain for another node.", group=QUESTION)
+@option("--zone", metavar="NAME", help="Explain as if the node were in this zone.", group=QUESTION)
 @url_option(unless="-f and flags of `run`")
 @output_option
 @config_options

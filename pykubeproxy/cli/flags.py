@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, option
+from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.objects import Family
@@ -35,37 +37,41 @@ def _plain_addresses(
         raise click.BadParameter(f"{error}; use the form 192.168.1.10/24", param=parameter) from None
 
 
-def choice_option(*names: str, choices: tuple[str, ...], **attributes: Any) -> Callable[[_Command], _Command]:
-    """Make an option with a few values; the first is the default."""
-    return click.option(
-        *names, type=click.Choice(choices), default=choices[0], show_default=True, **attributes
-    )
+def choice_option(
+    *names: str, choices: tuple[str, ...], group: str, **attributes: Any
+) -> Callable[[_Command], _Command]:
+    """Make an option of a group with a few values; the first is the default."""
+    type_ = click.Choice(choices)
+    return option(*names, type=type_, default=choices[0], show_default=True, group=group, **attributes)
 
 
-output_option = choice_option("-o", "--output", choices=("text", "json"), help="Output format.")
+output_option = choice_option("-o", "--output", choices=("text", "json"), help="Output format.", group=OUTPUT)
 backend_option = functools.partial(
     choice_option, "--iptables-backend", "backend", choices=("auto", "nft", "legacy")
 )
-family_option = click.option(
+family_option = option(
     "--family",
     "families",
     type=click.Choice([family.value.lower() for family in Family]),
     callback=_families,
     help="Use this address family only.  [default: both]",
+    group=QUESTION,
 )
-filename_option = click.option(
+filename_option = option(
     "-f",
     "--filename",
     metavar="PATH",
     help='Read objects from a YAML or JSON file, a folder or "-" instead of an API server.',
+    group=SOURCE,
 )
-node_address_option = click.option(
+node_address_option = option(
     "--node-address",
     "addresses",
     multiple=True,
     callback=_plain_addresses,
     metavar="CIDR",
     help="An address of the node, if its rules or objects come from files. Repeatable.  [default: those of its Node]",
+    group=SOURCE,
 )
 
 
@@ -130,7 +136,7 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
 
     # As in Go, "--masquerade-all" without a value means true. Any flag_value, even None, makes a value optional.
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if setting.kind is BOOL else {}
-    return click.option(
+    return option(
         *([f"-{setting.flag}"] if short else []),
         f"--{setting.flag}",
         multiple=setting.kind.repeatable,
@@ -139,6 +145,7 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
         expose_value=False,
         metavar=setting.kind.name,
         help=_help(setting),
+        group=ACTION if setting in _EXITING else topic_of(setting),
         hidden=setting not in ACTIONS and (setting.ignored or bool(setting.instead)),
         **bare,
     )

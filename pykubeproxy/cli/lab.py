@@ -7,6 +7,7 @@ import click
 from urllib3.exceptions import HTTPError
 
 from pykubeproxy.cli.flags import backend_option, output_option
+from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
 from pykubeproxy.cli.terminal import echo_json
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
@@ -15,7 +16,7 @@ from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
 
-lab_backend_option = backend_option(help="The iptables backend of the agents.")
+lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
 
 _INSPECT = """
 To inspect a scenario, keep its lab and run commands on its nodes:
@@ -23,7 +24,7 @@ To inspect a scenario, keep its lab and run commands on its nodes:
   pykubeproxy lab exec node1 -- pykubeproxy dump-rules"""
 
 
-@click.group(short_help="Try the proxy in a cluster on this machine.")
+@click.group(cls=Group, short_help="Try the proxy in a cluster on this machine.")
 def lab() -> None:
     """Try the proxy with two nodes, some pods and an outside client, all on this machine.
 
@@ -35,17 +36,18 @@ def lab() -> None:
     """
 
 
-@lab.command(short_help="Run scenarios with real connections.")
+@lab.command(
+    exit_codes={0: "All scenarios passed.", 1: "A scenario failed.", 2: "Not run: wrong usage or a failure."},
+    short_help="Run scenarios with real connections.",
+)
 @click.argument("names", metavar="[SCENARIO]...", nargs=-1)
-@click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
+@option("--list", "list_only", is_flag=True, help="List the scenarios and exit.", group=ACTION)
 @lab_backend_option
-@click.option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.")
-@click.option("--name", default="demo", show_default=True, help="The lab's name.")
+@option("--keep", is_flag=True, help="Keep the lab after the last scenario until Ctrl-C.", group=ACTION)
+@option("--name", default="demo", show_default=True, help="The lab's name.", group=ACTION)
 @output_option
 def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name: str, output: str) -> None:
     """Run all scenarios, or those named, and show what real connections observe.
-
-    The exit code is 1 if a scenario fails, else 0.
 
     \b
     sudo pykubeproxy lab demo
@@ -80,7 +82,7 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
         else:
             write(_INSPECT)
     if not all(result.ok for result in results):
-        raise SystemExit(1)
+        raise SystemExit(DIFFERENT)
 
 
 def _keep(name: str) -> None:
@@ -98,9 +100,22 @@ def _keep(name: str) -> None:
 
 
 @lab.command(short_help="Start a lab in the background.")
-@click.option("--name", default="lab", show_default=True, help="The lab's name; labs can run side by side.")
+@option(
+    "--name",
+    default="lab",
+    show_default=True,
+    help="The lab's name; labs can run side by side.",
+    group=ACTION,
+)
 @lab_backend_option
-@click.option("--pods", type=click.IntRange(0, 50), default=3, show_default=True, help="Pods of the app web.")
+@option(
+    "--pods",
+    type=click.IntRange(0, 50),
+    default=3,
+    show_default=True,
+    help="Pods of the app web.",
+    group=ACTION,
+)
 @output_option
 def up(name: str, backend: str, pods: int, output: str) -> None:
     """Start a lab in the background, with a Service "web" and its pods.
@@ -115,7 +130,7 @@ def up(name: str, backend: str, pods: int, output: str) -> None:
 
 
 @lab.command()
-@click.option("--name", default="lab", show_default=True, help="The lab's name.")
+@option("--name", default="lab", show_default=True, help="The lab's name.", group=ACTION)
 @output_option
 def down(name: str, output: str) -> None:
     """Remove a lab, even if its driver process died.
@@ -135,7 +150,7 @@ def down(name: str, output: str) -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a command on a node, a pod or the client.",
 )
-@click.option("--name", help="The lab's name, if several labs are running.")
+@option("--name", help="The lab's name, if several labs are running.", group=ACTION)
 @click.argument("host", metavar="NODE|POD|client|fabric")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
@@ -154,7 +169,7 @@ def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
 
 
 @lab.command()
-@click.option("--name", help="The lab's name, if several labs are running.")
+@option("--name", help="The lab's name, if several labs are running.", group=ACTION)
 @output_option
 def status(name: str | None, output: str) -> None:
     """Show the hosts and Services of a running lab.

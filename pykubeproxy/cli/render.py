@@ -10,6 +10,7 @@ from pykubeproxy.cli.flags import (
     node_address_option,
     read_config,
 )
+from pykubeproxy.cli.help import OUTPUT, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, read_objects
 from pykubeproxy.cli.terminal import echo_json
 from pykubeproxy.inspect.render_json import document
@@ -18,13 +19,14 @@ from pykubeproxy.rules.render import full_input
 from pykubeproxy.rules.render import render as render_rules
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Print the rules for objects in files.")
-@click.option(
+@command(context_settings=CONTEXT_SETTINGS, short_help="Print the rules for objects in files.")
+@option(
     "-f",
     "--filename",
     required=True,
     metavar="PATH",
     help='Read objects from a YAML or JSON file, a folder or "-".',
+    group=SOURCE,
 )
 @family_option
 @node_address_option
@@ -33,6 +35,7 @@ from pykubeproxy.rules.render import render as render_rules
     "--output",
     choices=("iptables", "json"),
     help="Output format; iptables is input for iptables-restore.",
+    group=OUTPUT,
 )
 @config_options
 def render(

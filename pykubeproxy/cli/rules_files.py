@@ -8,6 +8,7 @@ from typing import IO, Literal, NamedTuple
 
 import click
 
+from pykubeproxy.cli.help import SOURCE, option
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.trace.packet import Host
@@ -25,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 # PowerShell writes UTF-16.
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
-rules_option = click.option(
+rules_option = option(
     "--rules",
     "files",
     type=click.Path(allow_dash=True),
@@ -33,6 +34,7 @@ rules_option = click.option(
     metavar="FILE",
     help='Read rules from output of iptables-save or ip6tables-save, plain or gzip, in FILE or "-" instead of the live'
     " rules; this needs no root. Repeatable.",
+    group=SOURCE,
 )
 
 

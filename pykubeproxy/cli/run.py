@@ -11,6 +11,7 @@ import pykubeproxy
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
+from pykubeproxy.cli.help import ACTION, FAILED, SOURCE, command, option
 from pykubeproxy.cli.log_queue import LogQueue
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config, Loaded, dump
@@ -19,16 +20,25 @@ from pykubeproxy.kernel import NotANode, require_node
 log = structlog.get_logger()
 
 
-@click.command(
+@command(
     context_settings=CONTEXT_SETTINGS,
+    exit_codes={
+        0: "Stopped by a signal, or done.",
+        1: "A failure, or the configuration file changed.",
+        2: "Wrong usage.",
+        3: "With --once: another pykubeproxy runs on this node.",
+    },
+    failure=FAILED,
+    shows_flags=True,
     short_help="Run the agent: keep this node's rules up to date.",
 )
-@click.option(
+@option(
     "--manifests",
     metavar="PATH",
     help='Read objects from a YAML or JSON file, a folder or "-" instead of an API server.',
+    group=SOURCE,
 )
-@click.option("--once", is_flag=True, help="Sync once and exit.")
+@option("--once", is_flag=True, help="Sync once and exit.", group=ACTION)
 @config_options
 @action_options
 @click_errors(NotANode)

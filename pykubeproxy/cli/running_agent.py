@@ -8,6 +8,7 @@ import click
 from pykubeproxy.agent.observe import object_documents, status
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.cli.client import DEFAULT_URL, Busy, NoAgent, NoAnswer, fetch
+from pykubeproxy.cli.help import SOURCE, option
 from pykubeproxy.config import Config, ConfigError, load
 
 # How often to ask an agent that is busy with a sync. It answers each time after 2 s.
@@ -19,7 +20,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def url_option(unless: str) -> Callable[[_Command], _Command]:
     """Add --url, the address of the agent to ask; `unless` names the options that rule out the default."""
     help_ = f"Metrics address of the agent to ask, on loopback.  [default: {DEFAULT_URL} without {unless}]"
-    return click.option("--url", metavar="URL", help=help_)
+    return option("--url", metavar="URL", help=help_, group=SOURCE)
 
 
 class AgentState(NamedTuple):

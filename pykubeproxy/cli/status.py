@@ -22,26 +22,31 @@ from pykubeproxy.agent.observe.status_text import (
 )
 from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
 from pykubeproxy.cli.terminal import echo_styled
 from pykubeproxy.wording import wrapped
 
 _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
 
 
-@click.command(short_help="Check agent health.")
-@click.option(
+@command(
+    exit_codes={0: "Healthy.", 1: "Not healthy.", 2: "Unknown: no agent answers, or wrong usage."},
+    short_help="Check agent health.",
+)
+@option(
     "--url",
     default=DEFAULT_URL,
     show_default=True,
     metavar="URL",
     help="Metrics address of the agent, on loopback.",
+    group=SOURCE,
 )
 @output_option
 def status(url: str, output: str) -> None:
     """Show the health of the agent on this node, its rules, recent syncs and pending changes.
 
-    The exit code is 0 if the agent is healthy, 1 if it is not or does not answer. For services and endpoints, use
-    -o json or open /statusz of its metrics address in a browser on the node. The agent answers over loopback only.
+    For services and endpoints, use -o json or open /statusz of its metrics address in a browser on the node. The agent
+    answers over loopback only.
 
     \b
     pykubeproxy status
@@ -62,7 +67,7 @@ def status(url: str, output: str) -> None:
         click.echo(msgspec.json.format(body).decode(errors="replace"))
     else:
         echo_styled("".join(f"{line}\n" for line in _lines(agent)))
-    raise SystemExit(0 if agent.healthy else 1)
+    raise SystemExit(0 if agent.healthy else DIFFERENT)
 
 
 def _lines(agent: Status) -> Iterator[str]:

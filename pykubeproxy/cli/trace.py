@@ -13,6 +13,7 @@ from pykubeproxy.cli.flags import (
     node_address_option,
     read_config,
 )
+from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, read_objects
 from pykubeproxy.cli.node_rules import node_rules
 from pykubeproxy.cli.rules_files import rules_option
@@ -35,38 +36,46 @@ _NO_ADDRESSES = (
 _Origin = Literal["pod", "node", "outside"]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
+@command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST:PORT")
-@click.option(
+@option(
     "--proto",
     type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
     default="tcp",
     show_default=True,
     help="Protocol of the packet.",
+    group=QUESTION,
 )
-@click.option(
+@option(
     "--from",
     "origin",
     type=click.Choice(["pod", "node", "outside"]),
     help="Origin of the packet.  [default: the node if SRC is one of its addresses, else outside]",
+    group=QUESTION,
 )
-@click.option(
+@option(
     "--in-interface",
     default="",
     metavar="NAME",
     help="Incoming interface.  [default: the one with the route to SRC]",
+    group=QUESTION,
 )
-@click.option(
+@option(
     "-f",
     "--filename",
     metavar="PATH",
     help='Use the rules for objects in a YAML or JSON file, a folder or "-" instead of the live rules.',
+    group=SOURCE,
 )
 @rules_option
 @node_address_option
 @choice_option(
-    "-o", "--output", choices=("text", "json", "svg"), help="Output format; svg is a picture for a browser."
+    "-o",
+    "--output",
+    choices=("text", "json", "svg"),
+    help="Output format; svg is a picture for a browser.",
+    group=OUTPUT,
 )
 @config_options
 @click_errors(KernelError, TooManyRules)

@@ -14,6 +14,8 @@ import msgspec
 from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.cli import main
+from pykubeproxy.cli.help import Topic
+from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
 from pykubeproxy.config.table import Zero
@@ -34,23 +36,6 @@ from tests import cases
 from tests.docs.pages import DOCS
 
 _MARK = "<!-- Generated from the code by `make docs`. Do not edit: changes are overwritten. -->"
-_SECTIONS = {
-    "": "General",
-    "clientConnection": "Connection to the API server",
-    "logging": "Logging",
-    "iptables": "Rules and syncs",
-    "detectLocal": "Detection of local traffic",
-    "conntrack": "Connection tracking",
-    "pykubeproxy": "pykubeproxy's own settings",
-}
-# Top-level fields and flags that belong to another section than General.
-_SECTION_OF = {
-    "master": "clientConnection",
-    "mode": "iptables",
-    "nodePortAddresses": "iptables",
-    "detectLocalMode": "detectLocal",
-    "clusterCIDR": "detectLocal",
-}
 _ZERO = {
     Zero.COUNTS: "",
     Zero.DEFAULT_IN_FILE: "in a file, {} means the default",
@@ -106,12 +91,20 @@ _COMMANDS = f"""# Commands
 
 {_MARK}
 
-The `--help` of each command. Commands that need the configuration accept its [flags](configuration.md) too; they are
-omitted here.
+The `--help` of each command. Commands that need the configuration accept the flags of [`run`](#pykubeproxy-run) too;
+`--help-all` shows them. [Configuration](configuration.md) explains them.
 
-The exit code is 0 for success, 1 for an error or a negative result (such as an unhealthy agent or a difference), and 2
-for an invalid command line. `diff` exits with 2 for all errors. `run --once` exits with 3 if another pykubeproxy runs on
-the node.
+## Exit codes
+
+| code | meaning |
+| --- | --- |
+| 0 | answered, and nothing differs or is wrong |
+| 1 | answered, and something differs or is wrong: only `diff`, `check`, `status` and `lab demo` |
+| 2 | not answered: wrong usage or a failure |
+| 130 | ended by Ctrl-C; `dump-rules --watch` and `lab demo --keep`, which end by it, exit with 0 |
+
+`run` and `cleanup` exit with 1 for a failure, as kube-proxy does, and with 2 for wrong usage. `run --once` exits with 3 if
+another pykubeproxy runs on the node.
 Output has colors only on a terminal; set `NO_COLOR` to turn them off.
 """
 _METRICS = f"""# Metrics
@@ -140,9 +133,9 @@ def configuration() -> str:
     """Return docs/reference/configuration.md."""
     effective = [setting for setting in SETTINGS if setting.attribute]
     parts = [_CONFIGURATION]
-    for section, title in _SECTIONS.items():
-        parts.append(f"## {title}\n")
-        parts.extend(_entry(setting) for setting in effective if _section(setting) == section)
+    for topic in Topic:
+        if entries := [_entry(setting) for setting in effective if topic_of(setting) is topic]:
+            parts += [f"## {topic}\n", *entries]
     parts.append("## Flags without a field\n\nOnly `pykubeproxy run` has these flags.\n")
     actions = ((f"`--{setting.flag}`", setting.help) for setting in ACTIONS)
     parts.append(_table(("flag", "meaning"), actions))
@@ -158,11 +151,6 @@ def configuration() -> str:
     ignored = ((_code(setting.field), _code(setting.flag, "--"), setting.help) for setting in without_effect)
     parts.append(_table(("field", "flag", "meaning"), ignored))
     return "\n".join(parts)
-
-
-def _section(setting: Setting) -> str:
-    top, dot, _ = setting.field.partition(".")
-    return top if dot else _SECTION_OF.get(setting.field or setting.flag, "")
 
 
 def _entry(setting: Setting) -> str:
@@ -199,26 +187,13 @@ def _walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str
 
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
-    """Return the help of a command, without the flags of the configuration."""
-    flags = _flags()
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    hidden = [option for option in options if option.name in flags and not option.hidden]
-    for parameter in hidden:
-        parameter.hidden = True
+    """Return the help of a command."""
     command = copy.copy(command)
     command._help_option = None  # click caches the option of the first caller, which may be another test
-    try:
-        context = click.Context(
-            command, info_name=" ".join(path), terminal_width=100, help_option_names=["-h", "--help"]
-        )
-        return command.get_help(context)
-    finally:
-        for parameter in hidden:
-            parameter.hidden = False
-
-
-def _flags() -> set[str]:
-    return {f"flag_{setting.flag.replace('-', '_')}" for setting in SETTINGS if setting.flag}
+    context = click.Context(
+        command, info_name=" ".join(path), terminal_width=100, help_option_names=["-h", "--help"]
+    )
+    return command.get_help(context)
 
 
 def metrics() -> str:

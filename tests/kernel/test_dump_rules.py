@@ -105,11 +105,11 @@ def test_iptables_output_has_iptables_save_format(inside: str, backend: Backend,
 
 
 def test_an_unknown_service_is_an_error(inside: str, iptables: Iptables) -> None:
-    """One line on standard error and exit code 1."""
+    """One line on standard error and exit code 2."""
     write_rules(iptables, "clusterip-one")
     result = dumped("ns1/nothing", "--iptables-backend", iptables.backend.value)
     where = f"in the {iptables.backend.value} tables of this node"
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"Error: there are no rules for ns1/nothing {where}\n"
 
 

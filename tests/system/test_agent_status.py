@@ -39,5 +39,5 @@ def test_page_json_and_command_agree(tmp_path: Path) -> None:
             assert (result.returncode, result.stderr) == (0, "")
             assert result.stdout.startswith("node1  ")
         gone = subprocess.run(STATUS, capture_output=True, text=True)
-        assert (gone.returncode, gone.stdout) == (1, "")
+        assert (gone.returncode, gone.stdout) == (2, "")
         assert "cannot reach an agent at http://127.0.0.1:10249: Connection refused" in gone.stderr

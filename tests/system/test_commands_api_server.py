@@ -82,7 +82,7 @@ def test_errors_are_one_line(api: ApiServer) -> None:
     assert explained(api, "default/b", *HERE).stderr == "Error: there is no Service default/b\n"
     api.stop()
     result = explained(api, "default/a", *HERE)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("Error: cannot list services: ")
     assert len(result.stderr.splitlines()) == 1
 

@@ -65,7 +65,7 @@ def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_agent, "DEFAULT_URL", url)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     result = asked("web")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     first, second = result.stderr.splitlines()
     assert first == (
         f"Reading from the API server, with default settings: cannot reach an agent at {url}: Connection refused."
@@ -90,7 +90,7 @@ def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_service_unknown_to_agent(serve: Serve) -> None:
     """An agent does not watch all Services; the error says which, and where else to look."""
     result = asked("nosuch", "--url", agent(serve))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "has no Service nosuch; for a headless Service" in result.stderr
 
 
@@ -130,7 +130,7 @@ def test_busy_agent(serve: Serve) -> None:
     """explain repeats its question while the agent is syncing, and gives up after a while."""
     assert asked("web", "--url", agent(serve, busy=4)).stdout.startswith("On node1 in a:\n")
     result = asked("web", "--url", agent(serve, busy=5))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "returned status 503; retry, or pass --config" in result.stderr
 
 

@@ -61,7 +61,7 @@ def test_node_alone() -> None:
     result = explained("web", "--node", "node2")
     assert headlines(result) == ["On node2 in zone-b:", "ns/web:http  TCP IPv4"]
     result = explained("web")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert (
         result.stderr == "Error: there are several Nodes: node1, node2; select one with --hostname-override\n"
     )
@@ -86,12 +86,12 @@ def test_json() -> None:
 
 
 def test_errors() -> None:
-    """A missing object is one line on standard error and exit code 1; invalid arguments are 2."""
+    """A missing object is one line on standard error and exit code 2, as are invalid arguments."""
     here = ("--hostname-override", "node1")
     result = explained("ns/wob", *here)
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: there is no Service ns/wob\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "Error: there is no Service ns/wob\n")
     result = explained("ns/web:x", *here)
     assert result.stderr == 'Error: Service ns/web has no port "x"; it has 80 (http)\n'
     assert explained("a/b/c", *here).exit_code == 2
     assert explained("", *here).exit_code == 2
-    assert explained("web", *here, objects="missing.yaml").exit_code == 1
+    assert explained("web", *here, objects="missing.yaml").exit_code == 2

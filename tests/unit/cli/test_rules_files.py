@@ -255,7 +255,7 @@ def test_chains_that_multiply_end_with_an_error(monkeypatch: pytest.MonkeyPatch)
         (trace, ("10.0.0.2", "10.0.0.1:80")),
     ):
         result = invoke(command, *arguments, "--rules", "-", stdin=text)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "the chains jump to each other too many times" in result.stderr
 
 

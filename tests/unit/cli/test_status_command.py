@@ -118,7 +118,7 @@ def test_no_agent() -> None:
     """Print one line that says what to do."""
     port = free_port()
     result = asked("--url", f"http://127.0.0.1:{port}")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == (
         f"Error: cannot reach an agent at http://127.0.0.1:{port}: Connection refused;"
         " start the agent or set --url to its metrics address\n"
@@ -138,7 +138,7 @@ SOMEBODY = [
 def test_other_server(serve: Serve, body: bytes) -> None:
     """Print one line for kube-proxy, another version or any other server."""
     result = asked("--url", at(serve, body))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "is not an agent of this pykubeproxy version" in result.stderr
 
@@ -146,13 +146,13 @@ def test_other_server(serve: Serve, body: bytes) -> None:
 def test_error_status(serve: Serve) -> None:
     """A status other than 200 is an error."""
     result = asked("--url", at(serve, b"", 404))
-    assert (result.exit_code, "returned status 404" in result.stderr) == (1, True)
+    assert (result.exit_code, "returned status 404" in result.stderr) == (2, True)
 
 
 def test_a_page_for_the_node_is_refused_elsewhere(serve: Serve) -> None:
     """Kubernetes' status 406: the agent answers clients over loopback only."""
     result = asked("--url", at(serve, b"", 406))
-    assert (result.exit_code, "over loopback only" in result.stderr) == (1, True)
+    assert (result.exit_code, "over loopback only" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:10249", "ftp://a", "http://", "http://[::1"])

@@ -153,5 +153,5 @@ def test_invalid_arguments(objects: Path, arguments: tuple[str, ...], message: s
 def test_no_such_file() -> None:
     """An unreadable file is a one-line error."""
     result = invoke(POD, "10.96.1.1:80", "-f", "/nowhere.yaml")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == "Error: cannot read manifests /nowhere.yaml: No such file or directory\n"

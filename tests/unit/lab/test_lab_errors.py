@@ -35,7 +35,7 @@ def test_status_without_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "items", refused)
     result = CliRunner().invoke(lab, ["status", "--name", "mine"])
     log = Path(RunDirectory("mine").logs) / "apiserver.log"
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output == (
         f"Error: the API server of lab mine does not answer at http://10.0.0.1:6443; see {log},"
         " or remove the lab with `pykubeproxy lab down --name mine`\n"
