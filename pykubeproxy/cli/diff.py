@@ -23,18 +23,16 @@ from pykubeproxy.cli.inputs import (
     host_name,
     read_objects,
 )
-from pykubeproxy.cli.node_rules import NodeRules, node_rules
+from pykubeproxy.cli.node_rules import NodeRules, node_rules, rules_errors
 from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import compare
-from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.meaning import render as meaning_views
 from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
 from pykubeproxy.inspect.trace.packet import Host
-from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed, own_part
@@ -106,7 +104,7 @@ class _Pair(NamedTuple):
 )
 @url_option(unless="-f and flags of `run`")
 @config_options
-@click_errors(KernelError, TooManyRules)
+@rules_errors()
 def diff(
     filename: str | None,
     against: str | None,

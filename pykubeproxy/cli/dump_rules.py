@@ -13,15 +13,13 @@ from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import backend_option, choice_option, family_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import service_filter
-from pykubeproxy.cli.node_rules import node_rules
+from pykubeproxy.cli.node_rules import node_rules, rules_errors
 from pykubeproxy.cli.rules_files import rules_option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.limit import TooManyRules
-from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import Counters, Ruleset
 
@@ -51,7 +49,7 @@ _INTERVAL = 2.0
 @rules_option
 @backend_option(help="The backend to read; auto detects the one in use.", group=SOURCE)
 @option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.", group=OUTPUT)
-@click_errors(KernelError, TooManyRules)
+@rules_errors()
 def dump_rules(
     service: str,
     namespace: str,
@@ -121,6 +119,8 @@ def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView
 def _report_none(query: ServiceFilter, place: str, service: str) -> None:
     """Print to standard error that there are no services. Raises ClickException if the query names one."""
     if service:
-        raise click.ClickException(f"there are no rules for {query} {place}")
+        raise click.ClickException(
+            f"there are no rules for {query} {place}; run dump-rules without SERVICE to list the services that have"
+        )
     scope = f" of namespace {query.namespace}" if query.namespace else ""
     click.echo(f"There are no rules for services{scope} {place}.", err=True)

@@ -82,7 +82,7 @@ class Command(click.Command):
         shows_flags: bool = False,
         **attributes: Any,
     ) -> None:
-        prose, self.examples = split_help(help)
+        prose, self.examples = _split_help(help)
         super().__init__(name, help=prose, **attributes)
         self.exit_codes, self.failure, self.shows_flags = exit_codes or {}, failure, shows_flags
         if not shows_flags and any(map(_is_flag, self.params)):
@@ -91,15 +91,17 @@ class Command(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the description and the examples."""
         super().format_help_text(ctx, formatter)
-        write_examples(self.examples, formatter)
+        _write_examples(self.examples, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         with_flags = self.shows_flags or bool(ctx.meta.get(_SHOW_FLAGS))
-        groups = option_rows((it for it in self.get_params(ctx) if with_flags or not _is_flag(it)), ctx)
+        groups = _option_rows((it for it in self.get_params(ctx) if with_flags or not _is_flag(it)), ctx)
         if not self.shows_flags:
-            groups = {f"{RULES} ({name})" if name in set(Topic) else name: groups[name] for name in groups}
-        write_groups(groups, formatter)
+            groups = {
+                f"{RULES} ({name})" if isinstance(name, Topic) else name: groups[name] for name in groups
+            }
+        _write_groups(groups, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes."""
@@ -107,6 +109,14 @@ class Command(click.Command):
             with formatter.section("Exit codes"):
                 formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
         super().format_epilog(ctx, formatter)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line. The error about a missing argument shows an example."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            example, _, _ = self.examples.partition("\n")
+            raise click.UsageError(f"{error.format_message()} Example: {example}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Raises NotAnswered for its failures, but not for wrong usage."""
@@ -130,18 +140,18 @@ class Group(click.Group):
         help: str | None = None,  # noqa: A002  the name in click
         **attributes: Any,
     ) -> None:
-        prose, self.examples = split_help(help)
+        prose, self.examples = _split_help(help)
         super().__init__(name, help=prose, **attributes)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the description and the examples."""
         super().format_help_text(ctx, formatter)
-        write_examples(self.examples, formatter)
+        _write_examples(self.examples, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands and the options."""
         self.format_commands(ctx, formatter)
-        write_groups(option_rows(self.get_params(ctx), ctx), formatter)
+        _write_groups(_option_rows(self.get_params(ctx), ctx), formatter)
 
 
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
@@ -154,13 +164,13 @@ def option(*names: str, group: str, **attributes: Any) -> Callable[[_Function], 
     return click.option(*names, cls=Option, group=group, **attributes)
 
 
-def split_help(text: str | None) -> tuple[str, str]:
+def _split_help(text: str | None) -> tuple[str, str]:
     """Split a docstring into the description and the examples."""
     prose, _, examples = inspect.cleandoc(text or "").partition("\n\n\b\n")
     return prose, examples
 
 
-def option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
+def _option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[str, list[_Row]]:
     """Return the names and the help of visible options, by group in the order of GROUPS."""
     rows: dict[str, list[_Row]] = {group: [] for group in GROUPS}
     for it in params:
@@ -171,7 +181,7 @@ def option_rows(params: Iterable[click.Parameter], ctx: click.Context) -> dict[s
     return {group: found for group, found in rows.items() if found}
 
 
-def write_groups(groups: Mapping[str, Sequence[_Row]], formatter: click.HelpFormatter) -> None:
+def _write_groups(groups: Mapping[str, Sequence[_Row]], formatter: click.HelpFormatter) -> None:
     """Write groups of options; the second column begins at the same place in all of them."""
     width = min(_COLUMN, max(len(names) for rows in groups.values() for names, _ in rows))
     for group, ((names, text), *rest) in groups.items():
@@ -179,7 +189,7 @@ def write_groups(groups: Mapping[str, Sequence[_Row]], formatter: click.HelpForm
             formatter.write_dl([(names.ljust(width), text), *rest], col_max=width)
 
 
-def write_examples(examples: str, formatter: click.HelpFormatter) -> None:
+def _write_examples(examples: str, formatter: click.HelpFormatter) -> None:
     """Write the examples under a heading; each stays on its line."""
     if examples:
         with formatter.section("Examples"):
@@ -189,7 +199,7 @@ def write_examples(examples: str, formatter: click.HelpFormatter) -> None:
 
 def _is_flag(parameter: click.Parameter) -> bool:
     """Return whether this is a flag of `run` that says how rules are made."""
-    return isinstance(parameter, Option) and parameter.group in set(Topic)
+    return isinstance(parameter, Option) and isinstance(parameter.group, Topic)
 
 
 def _help_all() -> Option:

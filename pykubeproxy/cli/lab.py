@@ -165,7 +165,9 @@ def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
     try:
         daemon.execute(daemon.select_lab(name), host, words)
     except OSError as error:
-        raise click.ClickException(f"cannot run {words[0]}: {error.strerror}") from None
+        raise click.ClickException(
+            f"cannot run {words[0]} on {host}: {error.strerror}; use a command of this machine"
+        ) from None
 
 
 @lab.command()

@@ -1,6 +1,7 @@
 """The rules that commands inspect: the live tables of this node, or files."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import click
@@ -10,6 +11,7 @@ from pykubeproxy.cli.inputs import backend_to_read
 from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
 from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace.packet import Host, Route
 from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError
 from pykubeproxy.kernel.addresses import routes
@@ -48,6 +50,17 @@ class NodeRules(Protocol):
         self, families: Sequence[Family], with_addresses: bool
     ) -> Iterator[tuple[Ruleset, KernelFacts]]:
         """Yield the rules of these families and the facts about the kernel; addresses only on request, if known."""
+
+
+@contextmanager
+def rules_errors() -> Iterator[None]:
+    """Raise errors about rules as ClickException, with the advice to use --rules. Works as a decorator too."""
+    try:
+        yield
+    except (kernel.NotPermitted, kernel.Missing) as error:
+        raise click.ClickException(f"{error}, or read rules from a file with --rules") from None
+    except (KernelError, TooManyRules) as error:
+        raise click.ClickException(str(error)) from None
 
 
 def node_rules(

@@ -23,6 +23,8 @@ from pykubeproxy.wording import listed
 # The rules of 300,000 endpoints.
 _MOST_BYTES = 128 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
+# The mark of a tar archive, and where it is.
+_TAR, _TAR_AT = b"ustar", 257
 # PowerShell writes UTF-16.
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -149,6 +151,10 @@ def _text(path: str) -> str:
         if raw.startswith(_GZIP):
             with gzip.open(io.BytesIO(raw)) as unpacked:
                 raw = _limited(path, unpacked)
+        if raw[_TAR_AT:].startswith(_TAR):
+            raise click.ClickException(
+                f"--rules: {path} is a tar archive; use --bundle for a bundle, or else unpack it"
+            )
         if raw.startswith(_UTF16):
             return raw.decode("utf-16")
     except OSError as error:

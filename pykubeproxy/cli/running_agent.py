@@ -74,7 +74,7 @@ def agent_state(url: str | None, **query: str) -> AgentState:
     except NoAgent as error:
         if url is None:
             raise
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{error}; correct --url, or use -f or flags of `run` instead") from None
     except (ValueError, ConfigError) as error:
         raise UnusableAnswer(
             f"{address} is not an agent of this pykubeproxy version: {error}; pass --config instead of asking the agent"

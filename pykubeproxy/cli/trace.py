@@ -15,16 +15,14 @@ from pykubeproxy.cli.flags import (
 )
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, read_objects
-from pykubeproxy.cli.node_rules import node_rules
+from pykubeproxy.cli.node_rules import node_rules, rules_errors
 from pykubeproxy.cli.rules_files import rules_option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
-from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render_svg import svg
-from pykubeproxy.kernel import KernelError
 from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
@@ -78,7 +76,7 @@ _Origin = Literal["pod", "node", "outside"]
     group=OUTPUT,
 )
 @config_options
-@click_errors(KernelError, TooManyRules)
+@rules_errors()
 def trace(
     source: str,
     destination: str,

@@ -34,7 +34,7 @@ def parse_filter(text: str, namespace: str = "") -> ServiceFilter:
     if "/" in before or (slash and not before) or (text and not name) or (colon and not port):
         raise ValueError(f'"{text}" is not of the form name, namespace/name or namespace/name:port')
     if before and namespace and before != namespace:
-        raise ValueError(f'"{text}" is not in namespace {namespace}')
+        raise ValueError(f'"{text}" is not in namespace {namespace}; remove one of both namespaces')
     return ServiceFilter(before or namespace, name, port)
 
 

@@ -34,7 +34,7 @@ CLEANUP_SECONDS = 5.0
 
 
 class LabError(click.ClickException):
-    """The lab cannot do what was requested; the message says what to do. The command prints it and exits with 1."""
+    """The lab cannot do what was requested; the message says what to do. The command prints it and exits with 2."""
 
 
 class LabExists(LabError):

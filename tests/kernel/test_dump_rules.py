@@ -110,7 +110,9 @@ def test_an_unknown_service_is_an_error(inside: str, iptables: Iptables) -> None
     result = dumped("ns1/nothing", "--iptables-backend", iptables.backend.value)
     where = f"in the {iptables.backend.value} tables of this node"
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"Error: there are no rules for ns1/nothing {where}\n"
+    assert result.stderr == (
+        f"Error: there are no rules for ns1/nothing {where}; run dump-rules without SERVICE to list the services that have\n"
+    )
 
 
 def test_empty_tables_are_shown_and_not_created(inside: str, backend: Backend, runner: Runner) -> None:

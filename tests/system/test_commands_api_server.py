@@ -79,7 +79,9 @@ def test_explain_for_another_node(api: ApiServer) -> None:
 
 def test_errors_are_one_line(api: ApiServer) -> None:
     """An unknown Service, and a missing server."""
-    assert explained(api, "default/b", *HERE).stderr == "Error: there is no Service default/b\n"
+    assert explained(api, "default/b", *HERE).stderr == (
+        "Error: there is no Service default/b; check its name and namespace\n"
+    )
     api.stop()
     result = explained(api, "default/a", *HERE)
     assert result.exit_code == 2

@@ -4,6 +4,7 @@ The services package decides and gives the reasons; this module adds frontends, 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 
 import msgspec
 
@@ -24,6 +25,8 @@ from pykubeproxy.services.selection import (
     ignored_hints,
 )
 from pykubeproxy.services.size import Oversized
+
+_SUGGESTIONS = 3
 
 
 class EndpointExplanation(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +95,14 @@ class Difference(msgspec.Struct, frozen=True):
     there: Reason
 
 
+def _similar(cluster: Cluster, name: str) -> str:
+    """Return advice to a name of which there is no Service: those with this name or a similar one elsewhere."""
+    names = {service.name for service in cluster.services()}
+    close = {name} & names or set(get_close_matches(name, names))
+    keys = sorted(str(service.key) for service in cluster.services() if service.name in close)
+    return f"did you mean {' or '.join(keys[:_SUGGESTIONS])}?" if keys else "check its name and namespace"
+
+
 def explain_all(
     cluster: Cluster, filter_: ServiceFilter, contexts: Mapping[Family, RuleContext]
 ) -> tuple[Explanation, ...]:
@@ -104,7 +115,7 @@ def explain_all(
     ]
     if not services:
         where = "" if filter_.namespace else " in any namespace"
-        raise LookupError(f"there is no Service {service_filter}{where}")
+        raise LookupError(f"there is no Service {service_filter}{where}; {_similar(cluster, filter_.name)}")
     explained = [explain(cluster, service, contexts) for service in services]
     if not filter_.port:
         return tuple(explained)

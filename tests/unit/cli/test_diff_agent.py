@@ -81,7 +81,9 @@ def test_without_an_agent_the_output_says_that_settings_are_defaults(
     assert result.stderr.startswith(
         "Reading from the API server, with default settings: cannot reach an agent"
     )
-    assert compared("--url", url).stderr == f"Error: cannot reach an agent at {url}: Connection refused\n"
+    assert compared("--url", url).stderr == (
+        f"Error: cannot reach an agent at {url}: Connection refused; correct --url, or use -f or flags of `run` instead\n"
+    )
     (one_node := tmp_path / "node.yaml").write_text("apiVersion: v1\nkind: Node\nmetadata: {name: node1}\n")
     result = compared("-f", str(one_node), "--against-config", config)
     assert (

@@ -74,7 +74,9 @@ def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         "Error: no API server configured: set --kubeconfig or --master, or run in a pod with a service account; "
         "use -f to read objects from files"
     )
-    assert asked("web", "--url", url).stderr == f"Error: cannot reach an agent at {url}: Connection refused\n"
+    assert asked("web", "--url", url).stderr == (
+        f"Error: cannot reach an agent at {url}: Connection refused; correct --url, or use -f or flags of `run` instead\n"
+    )
 
 
 def test_files_and_flags_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,11 @@ def test_errors() -> None:
     """A missing object is one line on standard error and exit code 2, as are invalid arguments."""
     here = ("--hostname-override", "node1")
     result = explained("ns/wob", *here)
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "Error: there is no Service ns/wob\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        2,
+        "",
+        "Error: there is no Service ns/wob; did you mean ns/web?\n",
+    )
     result = explained("ns/web:x", *here)
     assert result.stderr == 'Error: Service ns/web has no port "x"; it has 80 (http)\n'
     assert explained("a/b/c", *here).exit_code == 2

@@ -171,3 +171,9 @@ def test_unknown_command(word: str, advice: str) -> None:
     result = CliRunner().invoke(main, [word], prog_name="pykubeproxy")
     assert result.exit_code == 2
     assert f'Error: there is no command "{word}"; {advice}\n' in result.stderr
+
+
+def test_missing_argument_shows_an_example() -> None:
+    result = CliRunner().invoke(main, ["trace"], prog_name="pykubeproxy")
+    assert result.exit_code == 2
+    assert "Error: Missing argument 'SRC'. Example: pykubeproxy trace 10." in result.stderr

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import tarfile
 from pathlib import Path
 from random import Random
 from typing import NoReturn
@@ -13,6 +14,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import pykubeproxy.cli
+from pykubeproxy import kernel
 from pykubeproxy.cli import rules_files, running_agent
 from pykubeproxy.cli.diff import diff
 from pykubeproxy.cli.dump_rules import dump_rules
@@ -24,7 +26,7 @@ from pykubeproxy.inspect.trace import model
 from pykubeproxy.inspect.trace import render as trace_views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.kernel import Runner
+from pykubeproxy.kernel import KernelError, Missing, NotPermitted, Runner
 from pykubeproxy.objects import Family
 from tests.cases import ADDRESSES, NAMES, expected, load_case
 
@@ -190,6 +192,30 @@ def test_rules_of_the_other_backend_are_named(rules: Path) -> None:
     assert "--rules has no output of iptables-legacy-save" in result.stderr
 
 
+def test_tar_archive_is_named(tmp_path: Path) -> None:
+    """A bundle has another option."""
+    path = tmp_path / "node1.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(__file__, "rules.txt")
+    result = invoke(dump_rules, "--rules", path)
+    advice = "use --bundle for a bundle, or else unpack it"
+    assert (result.exit_code, result.stderr) == (2, f"Error: --rules: {path} is a tar archive; {advice}\n")
+
+
+@pytest.mark.parametrize("error", [NotPermitted("cannot read", "no"), Missing("iptables-save", "iptables")])
+def test_live_rules_that_cannot_be_read_may_come_from_a_file(
+    monkeypatch: pytest.MonkeyPatch, error: KernelError
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kernel, "choose_backend", fail)
+    monkeypatch.setattr(kernel, "require_linux", lambda _: None)
+    result = invoke(dump_rules)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: {error}, or read rules from a file with --rules\n"
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
@@ -209,7 +235,7 @@ def test_wrong_use_is_an_error(
 ) -> None:
     options = [it.format(rules=rules) for it in arguments]
     result = invoke(command, "--rules", rules, *options)
-    assert (result.exit_code > 0, result.stdout) == (True, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert message.format(rules=rules) in result.stderr
 
 

@@ -278,10 +278,14 @@ def test_unknown_services_and_ports_are_errors() -> None:
     """The error lists what exists; a Service without rules has its reason."""
     objects_ = cluster(service(), service("none", headless=True, cluster_ips=()))
     context = contexts("dual-stack")
-    with pytest.raises(LookupError, match="there is no Service web2 in any namespace"):
+    with pytest.raises(
+        LookupError, match=r"^there is no Service web2 in any namespace; did you mean ns/web\?$"
+    ):
         explain_all(objects_, parse_filter("web2"), context)
-    with pytest.raises(LookupError, match="there is no Service other/web"):
+    with pytest.raises(LookupError, match=r"^there is no Service other/web; did you mean ns/web\?$"):
         explain_all(objects_, parse_filter("other/web"), context)
+    with pytest.raises(LookupError, match=r"^there is no Service xyz .*; check its name and namespace$"):
+        explain_all(objects_, parse_filter("xyz"), context)
     with pytest.raises(LookupError, match=r'Service ns/web has no port "https"; it has 80 \(http\)'):
         explain_all(objects_, parse_filter("ns/web:https"), context)
     assert [it.name.port for it in explain_all(objects_, parse_filter("web:80"), context)[0].ports] == [
