@@ -148,6 +148,10 @@ class Group(click.Group):
         super().format_help_text(ctx, formatter)
         _write_examples(self.examples, formatter)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the commands in the order of their definition."""
+        return list(self.commands)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands and the options."""
         self.format_commands(ctx, formatter)
