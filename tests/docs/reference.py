@@ -103,8 +103,9 @@ The `--help` of each command. Commands that need the configuration accept the fl
 | 2 | not answered: wrong usage or a failure |
 | 130 | ended by Ctrl-C; `dump-rules --watch` and `lab demo --keep`, which end by it, exit with 0 |
 
-`run` and `cleanup` exit with 1 for a failure, as kube-proxy does, and with 2 for wrong usage. `run --once` exits with 3 if
-another pykubeproxy runs on the node.
+`run` and `cleanup` exit with 1 for a failure, as kube-proxy does, and with 2 for wrong usage, where kube-proxy exits with 1
+too. `run --once` exits with 3 if another pykubeproxy runs on the node.
+
 Output has colors only on a terminal; set `NO_COLOR` to turn them off.
 """
 _METRICS = f"""# Metrics
