@@ -24,7 +24,7 @@ venv: $(VENV)/.ready ## set up .venv with pykubeproxy and its tools
 $(VENV)/.ready: pyproject.toml pykubeproxy/__init__.py | system
 	python3_path=$$(tests/setup/python.sh) && "$$python3_path" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[node]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[lab]' --group dev
 	touch $@
 
 .PHONY: run

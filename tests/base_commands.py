@@ -58,6 +58,8 @@ ON_NODES = {
     "cleanup": ("cleanup", "--dry-run"),
     "lab": ("lab", "demo", "--list"),
 }
+# The extras that they need.
+EXTRAS = dict.fromkeys(ON_NODES, "node") | {"lab": "lab"}
 # Commands that read the node's rules.
 OF_RULES = {
     "dump-rules": ("dump-rules",),
@@ -103,8 +105,8 @@ def main(program: str) -> None:
     with tempfile.TemporaryDirectory() as folder, api_server() as url:
         for name in WORKING:
             works([program], name, url, Path(folder))
-    for arguments in ON_NODES.values():
-        fails([program], arguments, "run pip install 'pykubeproxy[node]'")
+    for name, arguments in ON_NODES.items():
+        fails([program], arguments, f"run pip install 'pykubeproxy[{EXTRAS[name]}]'")
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def _no_lab() -> str:
     """Return why this installation has no lab, "" if it has; the container image omits it."""
     if find_spec("pykubeproxy.lab") is None:
         return "this installation has no lab; run it from a checkout"
-    from pykubeproxy.kernel.requirements import NotANode, require_node
+    from pykubeproxy.kernel.requirements import NotANode, require_lab
 
     try:
-        require_node()
+        require_lab()
     except NotANode as error:
         return str(error)
     return ""

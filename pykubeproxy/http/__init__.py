@@ -1,6 +1,7 @@
 """An HTTP/1.1 server on h11: limited threads, bytes and seconds per client; keep-alive, streams and TLS."""
 
 import posixpath
+import socket
 from collections.abc import Callable, Mapping
 from html import escape
 from ipaddress import IPv4Address, IPv6Address
@@ -13,6 +14,9 @@ Send = Callable[[bytes], None]
 #: Write a body piece by piece. The first argument sends a piece at once; the headers go with the first piece, which may
 #: be empty. The second is the connection's file descriptor, which becomes readable when the client leaves.
 Stream = Callable[[Send, int], None]
+#: Speak another protocol on the connection until it ends, the 101 response included. The second argument is what the
+#: client has sent behind its request.
+Upgrade = Callable[[socket.socket, bytes], None]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -44,13 +48,17 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response, with `body` or a `stream` that writes it. The server adds Content-Length, Date and the like."""
+    """A response, with `body` or a `stream` that writes it. The server adds Content-Length, Date and the like.
+
+    With `upgrade` the server sends nothing itself.
+    """
 
     body: bytes = b""
     content_type: str = TEXT
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     stream: Stream | None = None
+    upgrade: Upgrade | None = None
 
 
 Handler = Callable[[Request], Response]

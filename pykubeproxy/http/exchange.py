@@ -84,6 +84,9 @@ class _Exchange:
         except Exception:
             self._send(_HttpError(500).response)
             raise
+        if response.upgrade is not None:
+            response.upgrade(self._socket, self._protocol.trailing_data[0])
+            return False
         self._send(response)
         if self._ignores_body:
             self._linger()

@@ -128,7 +128,15 @@ class Lab:
 
     def _start_api(self) -> Api:
         address, log = network.FABRIC[0], self.logs / "apiserver.log"
-        command = [sys.executable, "-m", self._api_server, "--listen", f"{address}:{API_PORT}"]
+        command = [
+            sys.executable,
+            "-m",
+            self._api_server,
+            "--listen",
+            f"{address}:{API_PORT}",
+            "--lab",
+            self.name,
+        ]
         with log.open("wb") as errors:
             process = self.network.fabric.spawn(command, output=subprocess.PIPE, errors=errors)
         self._processes.append(process)

@@ -1,4 +1,4 @@
-"""`python -m tests.fakes.base_system SYSTEM ARGUMENTS…`: pykubeproxy without the extra `node`, on "linux" or "darwin".
+"""`python -m tests.fakes.base_system SYSTEM ARGUMENTS…`: pykubeproxy without extras, on "linux" or "darwin".
 
 As if on macOS, Python's modules lack what only Linux has. Paths, processes and the kernel stay those of this machine.
 """
@@ -13,7 +13,7 @@ import sysconfig
 import time
 from types import ModuleType
 
-EXTRA = ("h11", "iptc", "prometheus_client", "pyroute2")
+EXTRA = ("h11", "iptc", "prometheus_client", "pyroute2", "wsproto")
 LINUX_ONLY = {
     fcntl: ("F_GETPIPE_SZ", "F_SETPIPE_SZ"),
     os: ("EFD_", "eventfd", "memfd_create", "pidfd_open", "sched_", "setns", "splice", "unshare"),
@@ -33,7 +33,7 @@ LINUX_ONLY = {
 
 
 def pretend(system: str) -> None:
-    """Take away the extra, and on "darwin" what only Linux has."""
+    """Take away the extras, and on "darwin" what only Linux has."""
     sys.modules.update(dict.fromkeys(EXTRA))  # an import raises ModuleNotFoundError
     if system == "darwin":
         socket.TCP_KEEPALIVE = socket.TCP_KEEPIDLE

@@ -17,6 +17,8 @@ import msgspec
 
 from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
+from pykubeproxy.lab.apiserver.__main__ import lab_runtime
+from pykubeproxy.lab.apiserver.exec import no_runtime
 from pykubeproxy.lab.apiserver.routes import locate, verb_of
 from tests.fakes.request_log import Entry, RequestLog
 
@@ -383,10 +385,13 @@ def main() -> None:
     """Serve until SIGTERM or Ctrl-C; the first line of output is the URL."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR:PORT")
-    address, _, port = parser.parse_args().listen.rpartition(":")
+    parser.add_argument("--lab", metavar="NAME")
+    options = parser.parse_args()
+    address, _, port = options.listen.rpartition(":")
+    runtime = lab_runtime(options.lab) if options.lab else no_runtime
     stop = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
-    with FaultyApiServer(address.strip("[]"), int(port)) as server:
+    with FaultyApiServer(address.strip("[]"), int(port), runtime=runtime) as server:
         print(server.url, flush=True)
         signal.sigwait(stop)
 

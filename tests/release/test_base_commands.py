@@ -10,7 +10,7 @@ import pytest
 from pykubeproxy.kernel import NotANode, local_addresses
 from pykubeproxy.objects import Family
 from pykubeproxy.sources.transport import Keepalive
-from tests.base_commands import OF_RULES, ON_NODES, WORKING, api_server, fails, works
+from tests.base_commands import EXTRAS, OF_RULES, ON_NODES, WORKING, api_server, fails, works
 from tests.fakes.base_system import EXTRA
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_command_that_needs_no_node_works_on_macos(name: str, url: str, tmp_path
 
 @pytest.mark.parametrize("name", ON_NODES)
 def test_command_for_nodes_names_the_extra(name: str) -> None:
-    fails(program("linux"), ON_NODES[name], "; run pip install 'pykubeproxy[node]'")
+    fails(program("linux"), ON_NODES[name], f"; run pip install 'pykubeproxy[{EXTRAS[name]}]'")
 
 
 @pytest.mark.parametrize("name", ON_NODES)

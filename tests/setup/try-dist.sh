@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the wheel and the sdist of `make dist`, each into an empty virtual environment, first without and then with the
-# extra `node`, run them there, and print the hashes of all files. The wheel installs without a compiler.
+# extra `lab`, which includes `node`, run them there, and print the hashes of all files. The wheel installs without a compiler.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -19,7 +19,7 @@ for file in dist/*.whl dist/*.tar.gz; do
     "$program" --version
     .venv/bin/python -m tests.base_commands "$program"
     # The step that the errors of other commands name.
-    "${install[@]}" 'pykubeproxy[node]'
+    "${install[@]}" 'pykubeproxy[lab]'
     "$program" lab demo --list >/dev/null
 done
 sha256sum dist/*

@@ -1,10 +1,11 @@
-"""A small Kubernetes API server: Services, EndpointSlices, Nodes and Events over real HTTP.
+"""A small Kubernetes API server: Services, EndpointSlices, Nodes, Pods and Events over real HTTP.
 
-It serves lists, pages, watches, bookmarks and errors as a real API server does.
+It serves lists, pages, watches, bookmarks and errors as a real API server does, and exec of pods over WebSocket.
 `python -m pykubeproxy.lab.apiserver --listen 127.0.0.1:0` runs it as a process.
 """
 
 from pykubeproxy.lab.apiserver.errors import ApiError
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, SERVICES
+from pykubeproxy.lab.apiserver.exec import Runtime, Sandbox
+from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, EVENTS, NODES, PODS, SERVICES
 from pykubeproxy.lab.apiserver.server import ApiServer
 from pykubeproxy.lab.apiserver.store import Store

@@ -10,6 +10,8 @@ import structlog
 
 from pykubeproxy.config import yaml
 from pykubeproxy.lab.apiserver.errors import ApiError
+from pykubeproxy.lab.apiserver.exec import Runtime, Sandbox, no_runtime
+from pykubeproxy.lab.apiserver.resources import JsonObject
 from pykubeproxy.lab.apiserver.server import ApiServer
 
 _FILE = click.Path(exists=True, path_type=Path)
@@ -24,6 +26,7 @@ _FILE = click.Path(exists=True, path_type=Path)
 @click.option("--watch-list", is_flag=True, help="Serve watches with sendInitialEvents.")
 @click.option("--tls-cert", type=_FILE, help="Serve TLS with this certificate (PEM).")
 @click.option("--tls-key", type=_FILE, help="The certificate's key (PEM).")
+@click.option("--lab", metavar="NAME", help="Run the commands of exec in this lab's network namespaces.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Write a kubeconfig for this server.")
 def main(
     listen: str,
@@ -32,6 +35,7 @@ def main(
     watch_list: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
+    lab: str | None,
     kubeconfig: Path | None,
 ) -> None:
     """Serve a small Kubernetes API until SIGTERM or Ctrl-C.
@@ -46,7 +50,10 @@ def main(
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
     tls = (tls_cert, tls_key) if tls_cert and tls_key else None
-    server = ApiServer(address.strip("[]"), int(port), token=token, watch_list=watch_list, tls=tls)
+    runtime = lab_runtime(lab) if lab else no_runtime
+    server = ApiServer(
+        address.strip("[]"), int(port), token=token, watch_list=watch_list, tls=tls, runtime=runtime
+    )
     stop = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before any thread starts, so that all have them blocked
     try:
@@ -59,6 +66,19 @@ def main(
     click.echo(server.url)
     signal.sigwait(stop)
     server.stop()
+
+
+def lab_runtime(lab: str) -> Runtime:
+    """Return where the commands of pods run in a lab."""
+
+    def run_in(pod: JsonObject) -> Sandbox:
+        from pykubeproxy.lab.sandboxes import (
+            sandbox,  # imports pyroute2, which the start of a server need not wait for
+        )
+
+        return sandbox(lab, pod)
+
+    return run_in
 
 
 def _read(path: Path) -> list[Any]:

@@ -22,11 +22,16 @@ class Query:
     """The query of a URL. A parameter that is absent equals an empty one."""
 
     def __init__(self, text: str) -> None:
-        self._values = dict(parse_qsl(text, keep_blank_values=True))
+        self._pairs = parse_qsl(text, keep_blank_values=True)
+        self._values = dict(self._pairs)
 
     def text(self, name: str) -> str:
         """Return a parameter, "" if absent."""
         return self._values.get(name, "")
+
+    def texts(self, name: str) -> list[str]:
+        """Return all values of a parameter in their order."""
+        return [value for other, value in self._pairs if other == name]
 
     def flag(self, name: str) -> bool:
         """Return whether a parameter is true or 1."""

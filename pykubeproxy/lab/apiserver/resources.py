@@ -18,6 +18,7 @@ class Resource(msgspec.Struct, frozen=True, eq=False):
     fields: tuple[str, ...] = ()  # for field selectors, besides metadata.name and metadata.namespace
     blank: bytes = b"{}"  # zero values, as Go encodes them in the object of a bookmark
     status: bool = False  # has the status subresource
+    options: str = ""  # the kind of the exec subresource's options; "" without that subresource
 
     @property
     def api_version(self) -> str:
@@ -93,11 +94,30 @@ CORE_EVENTS = Resource(
     fields=("reason", "type", "involvedObject.kind", "involvedObject.name"),
     blank=b'{"involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null}',
 )
+PODS = Resource(
+    "",
+    "pods",
+    "Pod",
+    short_name="po",
+    fields=(
+        "spec.hostNetwork",
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "status.nominatedNodeName",
+        "status.phase",
+        "status.podIP",
+    ),
+    blank=b'{"spec":{"containers":null},"status":{}}',
+    status=True,
+    options="PodExecOptions",
+)
 SERVICE_CIDRS = Resource(
     "networking.k8s.io", "servicecidrs", "ServiceCIDR", namespaced=False, blank=b'{"spec":{},"status":{}}'
 )
 
-RESOURCES = (SERVICES, NODES, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, SERVICE_CIDRS)
+RESOURCES = (SERVICES, NODES, PODS, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, SERVICE_CIDRS)
 
 
 def find(api_version: str, plural: str) -> Resource | None:
@@ -141,6 +161,9 @@ def _resource_list(api_version: str) -> JsonObject:
         if resource.status:
             status = {"name": f"{resource.plural}/status", "singularName": ""}
             entries.append(status | kind | {"verbs": ("get", "patch", "update")})
+        if resource.options:
+            subresource = {"name": f"{resource.plural}/exec", "singularName": ""}
+            entries.append(subresource | kind | {"kind": resource.options, "verbs": ("create", "get")})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": entries}
 
 

@@ -10,12 +10,13 @@ import msgspec
 
 from pykubeproxy.http import JSON, Request, Response, text
 from pykubeproxy.lab.apiserver.errors import ApiError, method_not_allowed, respond
+from pykubeproxy.lab.apiserver.exec import Runtime, execute
 from pykubeproxy.lab.apiserver.list import list_objects
 from pykubeproxy.lab.apiserver.query import Query, Selector
 from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject, Resource, discovery, find
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watch import Watch, WatchOptions
-from pykubeproxy.lab.apiserver.write import Part, metadata_of
+from pykubeproxy.lab.apiserver.write import Part, decoded, metadata_of
 
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _PUBLIC = (*_HEALTH, "/version")  # need no token, as on a real server
@@ -23,7 +24,7 @@ _PAGES = dict.fromkeys(_HEALTH, text("ok")) | {path: respond(page) for path, pag
 _MERGE_PATCH = "application/merge-patch+json"
 _LONG = 128 * 1024  # compress responses of more bytes, as the real server does
 _PATH = re.compile(
-    r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/(status))?)?/?"
+    r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/[^/]))?/([^/]+)(?:/([^/]+)(?:/(status|exec))?)?/?"
 )
 
 
@@ -43,7 +44,9 @@ def locate(path: str) -> Target | None:
         return None
     core, group, namespace, plural, name, subresource = (part or "" for part in match.groups())
     resource = find(core or group, plural)
-    if resource is None or (namespace and not resource.namespaced) or (subresource and not resource.status):
+    if resource is None or (namespace and not resource.namespaced):
+        return None
+    if (subresource == "status" and not resource.status) or (subresource == "exec" and not resource.options):
         return None
     if resource.namespaced and name and not namespace:
         return None
@@ -58,12 +61,18 @@ def verb_of(request: Request, target: Target | None) -> str:
 
 
 class Routes:
-    """Answers requests from a store. `token` returns the bearer token that requests must carry, or None."""
+    """Answers requests from a store.
 
-    def __init__(self, store: Store, watches: WatchOptions, token: Callable[[], str | None]) -> None:
+    `token` returns the bearer token that requests must carry, or None. `runtime` tells where commands of pods run.
+    """
+
+    def __init__(
+        self, store: Store, watches: WatchOptions, token: Callable[[], str | None], runtime: Runtime
+    ) -> None:
         self._store = store
         self._watches = watches
         self._token = token
+        self._runtime = runtime
 
     def handle(self, request: Request) -> Response:
         """Return the response, which may be a Status of failure."""
@@ -92,6 +101,8 @@ class Routes:
         key = (resource, target.namespace, target.name)
         if query.text("dryRun"):
             raise ApiError(400, "this API server does not support dryRun")
+        if target.subresource == "exec":
+            return self._exec(request, target)
         part: Part = "status" if target.subresource else "spec"
         match verb_of(request, target):
             case "list":
@@ -110,6 +121,13 @@ class Routes:
             case "delete" if target.name and not target.subresource:
                 return self._delete(request, target)
         raise method_not_allowed()
+
+    def _exec(self, request: Request, target: Target) -> Response:
+        if request.method not in ("GET", "POST"):
+            raise method_not_allowed()
+        return execute(
+            request, decoded(self._store.read(target.resource, target.namespace, target.name)), self._runtime
+        )
 
     def _delete(self, request: Request, target: Target) -> Response:
         conditions = _decode(request.body).get("preconditions") or {} if request.body else {}

@@ -8,6 +8,7 @@ from typing import Self
 from pykubeproxy.config import yaml
 from pykubeproxy.http import Handler, Limits
 from pykubeproxy.http.server import Server
+from pykubeproxy.lab.apiserver.exec import Runtime, no_runtime
 from pykubeproxy.lab.apiserver.routes import Routes
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watch import WatchOptions
@@ -31,6 +32,7 @@ class ApiServer:
     objects. `token`, which may change at any time, is the bearer token that requests must carry. `tls` is a
     certificate and its key (PEM files). Without `watch_list`, watches with sendInitialEvents are refused, as by a
     real server on an old etcd. `middleware` wraps the handler of all requests.
+    `runtime` tells where the commands of pods run; without it the server refuses exec.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ApiServer:
         watch_list: bool = False,
         tls: tuple[Path, Path] | None = None,
         store: Store | None = None,
+        runtime: Runtime = no_runtime,
         middleware: Callable[[Handler], Handler] = lambda handler: handler,
     ) -> None:
         self.address = address
@@ -52,7 +55,7 @@ class ApiServer:
         self._tls = tls
         self._server: Server | None = None
         watches = WatchOptions(bookmark_seconds, watch_list)
-        self._handler = middleware(Routes(self.store, watches, lambda: self.token).handle)
+        self._handler = middleware(Routes(self.store, watches, lambda: self.token, runtime).handle)
 
     @property
     def url(self) -> str:

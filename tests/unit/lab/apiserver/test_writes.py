@@ -145,7 +145,7 @@ def test_protobuf_is_never_spoken(client):
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
-        ("GET", "/api/v1/pods", 404),
+        ("GET", "/api/v1/configmaps", 404),
         ("GET", "/apis/apps/v1/deployments", 404),
         ("GET", "/nonsense", 404),
         ("GET", "/api/v1/services/web", 404),
