@@ -8,6 +8,7 @@ from pykubeproxy.lab.apiserver.resources import (
     ENDPOINT_SLICES,
     NODE_STATUS,
     NODES,
+    PODS,
     SERVICES,
     JsonObject,
     Resource,
@@ -15,6 +16,13 @@ from pykubeproxy.lab.apiserver.resources import (
 from pykubeproxy.lab.apiserver.validation import WITH_NODE_PORTS, check_types, check_values
 from pykubeproxy.objects import Family, check
 
+_POD_SPEC: JsonObject = {
+    "restartPolicy": "Always",
+    "terminationGracePeriodSeconds": 30,
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "serviceAccountName": "default",
+}
 _ADDRESS_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 
 
@@ -32,6 +40,8 @@ def admit(
         _fill_slice(item, old)
     elif resource is NODES:
         _fill_node(item)
+    elif resource is PODS:
+        _fill_pod(item)
     check_values(resource, item)
 
 
@@ -62,6 +72,12 @@ def _fill_node(item: JsonObject) -> None:
         spec["podCIDRs"] = [spec["podCIDR"]]
     status = item["status"] = NODE_STATUS | item["status"]
     status["nodeInfo"] = NODE_STATUS["nodeInfo"] | status["nodeInfo"]
+
+
+def _fill_pod(item: JsonObject) -> None:
+    for field, value in _POD_SPEC.items():
+        item["spec"].setdefault(field, value)
+    item["status"].setdefault("phase", "Pending")
 
 
 class _ServiceDefaults:

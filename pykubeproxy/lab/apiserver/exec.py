@@ -38,7 +38,7 @@ def no_runtime(pod: JsonObject) -> Sandbox:
 def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
     """Answer a request for exec with an upgrade to a WebSocket. Raise a 400, 403 or 500."""
     query = Query(request.query)
-    container_of(pod, query.text("container"))
+    container = container_of(pod, query.text("container"))
     name = pod["metadata"]["name"]
     if not pod["spec"].get("nodeName"):
         raise ApiError(400, f"pod {name} does not have a host assigned")
@@ -51,6 +51,8 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
     if query.flag("tty"):
         raise ApiError(400, "this API server offers no terminals; leave out tty")
     websocket, protocol = _handshake(request)
+    if (pod.get("status") or {}).get("phase") != "Running":
+        raise ApiError(500, f'unable to upgrade connection: container not found ("{container}")')
     sandbox = runtime(pod)
     accepted = websocket.send(AcceptConnection(subprotocol=protocol))
 

@@ -113,11 +113,21 @@ PODS = Resource(
     status=True,
     options="PodExecOptions",
 )
+NAMESPACES = Resource(
+    "",
+    "namespaces",
+    "Namespace",
+    namespaced=False,
+    short_name="ns",
+    fields=("status.phase",),
+    blank=b'{"spec":{},"status":{}}',
+    status=True,
+)
 SERVICE_CIDRS = Resource(
     "networking.k8s.io", "servicecidrs", "ServiceCIDR", namespaced=False, blank=b'{"spec":{},"status":{}}'
 )
 
-RESOURCES = (SERVICES, NODES, PODS, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, SERVICE_CIDRS)
+RESOURCES = (SERVICES, NODES, PODS, ENDPOINT_SLICES, EVENTS, CORE_EVENTS, NAMESPACES, SERVICE_CIDRS)
 
 
 def find(api_version: str, plural: str) -> Resource | None:

@@ -13,7 +13,7 @@ from pykubeproxy.lab.apiserver.errors import ApiError, method_not_allowed, respo
 from pykubeproxy.lab.apiserver.exec import Runtime, execute
 from pykubeproxy.lab.apiserver.list import list_objects
 from pykubeproxy.lab.apiserver.query import Query, Selector
-from pykubeproxy.lab.apiserver.resources import SERVICES, JsonObject, Resource, discovery, find
+from pykubeproxy.lab.apiserver.resources import PODS, SERVICES, JsonObject, Resource, discovery, find
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watch import Watch, WatchOptions
 from pykubeproxy.lab.apiserver.write import Part, decoded, metadata_of
@@ -130,10 +130,23 @@ class Routes:
         )
 
     def _delete(self, request: Request, target: Target) -> Response:
-        conditions = _decode(request.body).get("preconditions") or {} if request.body else {}
+        options = _decode(request.body) if request.body else {}
+        conditions = options.get("preconditions") or {}
+        query = Query(request.query)
+        grace = query.number("gracePeriodSeconds") if query.text("gracePeriodSeconds") else None
+        grace = options.get("gracePeriodSeconds", grace)
+        if not isinstance(grace, int | None):
+            raise ApiError(400, "gracePeriodSeconds must be a whole number")
         uid, version = str(conditions.get("uid") or ""), str(conditions.get("resourceVersion") or "")
-        last = self._store.delete(target.resource, target.namespace, target.name, uid=uid, version=version)
-        if target.resource is SERVICES or "deletionTimestamp" in last["metadata"]:
+        last = self._store.delete(
+            target.resource,
+            target.namespace,
+            target.name,
+            uid=uid,
+            version=version,
+            grace=grace,
+        )
+        if target.resource in (SERVICES, PODS) or "deletionTimestamp" in last["metadata"]:
             return respond(last)
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         details = target.resource.details(target.name) | {"uid": last["metadata"]["uid"]}

@@ -9,6 +9,7 @@ from pykubeproxy.config import yaml
 from pykubeproxy.http import Handler, Limits
 from pykubeproxy.http.server import Server
 from pykubeproxy.lab.apiserver.exec import Runtime, no_runtime
+from pykubeproxy.lab.apiserver.kubelet import Kubelet
 from pykubeproxy.lab.apiserver.routes import Routes
 from pykubeproxy.lab.apiserver.store import Store
 from pykubeproxy.lab.apiserver.watch import WatchOptions
@@ -32,7 +33,8 @@ class ApiServer:
     objects. `token`, which may change at any time, is the bearer token that requests must carry. `tls` is a
     certificate and its key (PEM files). Without `watch_list`, watches with sendInitialEvents are refused, as by a
     real server on an old etcd. `middleware` wraps the handler of all requests.
-    `runtime` tells where the commands of pods run; without it the server refuses exec.
+    With a `runtime`, which tells where the commands of pods run, it serves exec and runs the pods that clients create
+    on its nodes.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class ApiServer:
         self.store = store or Store()
         self._tls = tls
         self._server: Server | None = None
+        self._kubelet: Kubelet | None = None
+        self._runs_pods = runtime is not no_runtime
         watches = WatchOptions(bookmark_seconds, watch_list)
         self._handler = middleware(Routes(self.store, watches, lambda: self.token, runtime).handle)
 
@@ -74,10 +78,15 @@ class ApiServer:
             self.stop()
             raise
         ((_, self.port),) = self._server.addresses()
+        if self._runs_pods:
+            self._kubelet = Kubelet(self.store)
         return self
 
     def stop(self) -> None:
         """Close the port and all connections. The objects stay."""
+        if self._kubelet is not None:
+            self._kubelet.stop()
+            self._kubelet = None
         if self._server is not None:
             self._server.close()
             self._server = None

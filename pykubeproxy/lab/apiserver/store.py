@@ -11,12 +11,20 @@ from pykubeproxy.lab.apiserver.allocation import Allocations
 from pykubeproxy.lab.apiserver.defaults import admit, claims
 from pykubeproxy.lab.apiserver.errors import ApiError, conflict, not_found, too_new
 from pykubeproxy.lab.apiserver.history import Change, Cursor, History, Stored
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, RESOURCES, SERVICES, JsonObject, Resource
+from pykubeproxy.lab.apiserver.resources import (
+    ENDPOINT_SLICES,
+    PODS,
+    RESOURCES,
+    SERVICES,
+    JsonObject,
+    Resource,
+)
 from pykubeproxy.lab.apiserver.write import (
     Part,
     created,
     decoded,
     encoded,
+    grace_seconds,
     merged,
     now,
     replaced,
@@ -89,11 +97,19 @@ class Store:
             return self._replace(resource, old, merged(_typed(resource, old.body), patch), part, False)
 
     def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str = "", version: str = ""
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: int | None = None,
     ) -> JsonObject:
         """Remove an object and return its last state; with finalizers, only set its deletionTimestamp.
 
-        Another `uid` or `version`, if given, is a 409.
+        A pod on a node gets a deletionTimestamp, too, and goes when deleted with a `grace` of 0 seconds, which is how
+        a kubelet confirms its end. Another `uid` or `version`, if given, is a 409.
         """
         with self._lock:
             old = self.read(resource, namespace, name)
@@ -101,10 +117,13 @@ class Store:
             meta = item["metadata"]
             if uid not in ("", meta["uid"]) or version not in ("", meta["resourceVersion"]):
                 raise conflict(resource, name, "the precondition describes another object")
-            if not meta.get("finalizers"):
+            seconds = grace_seconds(resource, item, grace)
+            if not meta.get("finalizers") and not seconds:
                 return self._remove(resource, old)
             if "deletionTimestamp" not in meta:
-                meta["deletionTimestamp"] = now()
+                meta["deletionTimestamp"] = now(seconds)
+                if resource is PODS:
+                    meta["deletionGracePeriodSeconds"] = seconds
                 old = self._write(resource, old, item)
             return _typed(resource, old.body)
 
@@ -175,7 +194,8 @@ class Store:
             item = with_generation(item, before)
         if same(item, before):
             return _typed(resource, old.body)  # no new version, no event
-        if not verbatim and "deletionTimestamp" in meta and not meta.get("finalizers"):
+        waits = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
+        if not verbatim and "deletionTimestamp" in meta and not waits:
             return self._remove(resource, old)
         return _typed(resource, self._write(resource, old, item).body)
 

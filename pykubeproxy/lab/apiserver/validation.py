@@ -10,7 +10,7 @@ import msgspec
 
 from pykubeproxy.lab.apiserver.allocation import NODE_PORTS
 from pykubeproxy.lab.apiserver.errors import ApiError, invalid
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, NODES, SERVICES, JsonObject, Resource
+from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, NODES, PODS, SERVICES, JsonObject, Resource
 from pykubeproxy.objects import Family, check, wire
 
 WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
@@ -36,15 +36,36 @@ class _Service(wire.Service, kw_only=True):
     spec: _ServiceSpec
 
 
+class _Container(msgspec.Struct):
+    name: str = ""
+    image: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Container] | None = None
+    initContainers: list[_Container] | None = None  # noqa: N815
+    nodeName: str | None = None  # noqa: N815
+    hostNetwork: bool | None = None  # noqa: N815
+    terminationGracePeriodSeconds: int | None = None  # noqa: N815
+
+
+class _Pod(msgspec.Struct):
+    metadata: wire.Metadata
+    spec: _PodSpec
+
+
 class _Other(msgspec.Struct):
     metadata: wire.Metadata
 
 
-_Typed = _Service | wire.EndpointSlice | wire.Node | _Other
+_Typed = _Service | wire.EndpointSlice | wire.Node | _Pod | _Other
 _TYPES: dict[Resource, type[_Typed]] = {
     SERVICES: _Service,
     ENDPOINT_SLICES: wire.EndpointSlice,
     NODES: wire.Node,
+    PODS: _Pod,
 }
 
 
@@ -73,6 +94,8 @@ def _problems(resource: Resource, typed: _Typed) -> _Problems:
         yield from _service_problems(typed.spec)
     elif isinstance(typed, wire.EndpointSlice):
         yield from _slice_problems(typed)
+    elif isinstance(typed, _Pod):
+        yield from _pod_problems(typed.spec)
 
 
 def _service_problems(spec: _ServiceSpec) -> _Problems:
@@ -116,6 +139,21 @@ def _slice_problems(endpoint_slice: wire.EndpointSlice) -> _Problems:
             yield from _malformed(field, address, partial(check.address_of, Family(family)))
     for index, port in enumerate(endpoint_slice.ports or []):
         yield from _port_problems(f"ports[{index}]", port.protocol, port.port)
+
+
+def _pod_problems(spec: _PodSpec) -> _Problems:
+    if not spec.containers:
+        yield "spec.containers", "Required value"
+    seen: set[str] = set()
+    for group, containers in (("initContainers", spec.initContainers), ("containers", spec.containers)):
+        for index, container in enumerate(containers or ()):
+            field = f"spec.{group}[{index}]"
+            yield from _malformed(f"{field}.name", container.name, check.label)
+            if container.name in seen:
+                yield f"{field}.name", f'Duplicate value: "{container.name}"'
+            if not container.image:
+                yield f"{field}.image", "Required value"
+            seen.add(container.name)
 
 
 def _port_problems(field: str, protocol: str | None, number: int | None) -> _Problems:

@@ -2,14 +2,14 @@
 
 import secrets
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
 
 from pykubeproxy.lab.apiserver.errors import ApiError, conflict
 from pykubeproxy.lab.apiserver.history import Stored
-from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, SERVICES, JsonObject, Resource
+from pykubeproxy.lab.apiserver.resources import ENDPOINT_SLICES, PODS, SERVICES, JsonObject, Resource
 
 #: What a write may change. At its own path a client changes the spec, at the status subresource the status.
 Part = Literal["all", "spec", "status"]
@@ -18,11 +18,20 @@ _SERVER_SET = (
     "uid",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
     "generation",
     "resourceVersion",
     "managedFields",
 )
-_LASTING = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation")
+_LASTING = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+)
 _ENVELOPE = ("kind", "apiVersion", "metadata")
 
 
@@ -39,8 +48,8 @@ def created(resource: Resource, given: JsonObject, part: Part, verbatim: bool) -
     if resource is ENDPOINT_SLICES:
         meta["generation"] = 1
     item["metadata"] = meta
-    if part == "spec" and resource is SERVICES:
-        item.pop("status", None)  # clients cannot create a service with a status
+    if part == "spec" and resource in (SERVICES, PODS):
+        item.pop("status", None)  # clients cannot create these with a status
     return item
 
 
@@ -125,9 +134,19 @@ def metadata_of(item: JsonObject) -> JsonObject:
     return dict(meta)
 
 
-def now() -> str:
-    """Return the present time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later: int = 0) -> str:
+    """Return the present time, or that some seconds later, as the API writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=later)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def grace_seconds(resource: Resource, item: JsonObject, requested: int | None) -> int:
+    """Return how long a deleted object waits for its kubelet to confirm: 0 but for pods that run."""
+    if resource is not PODS:
+        return 0
+    spec, phase = item.get("spec") or {}, (item.get("status") or {}).get("phase")
+    if not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
+        return 0
+    return int(spec.get("terminationGracePeriodSeconds", 30) if requested is None else requested)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -154,6 +173,6 @@ def _field(item: JsonObject, path: str) -> str:
     value: Any = item
     for step in path.split("."):
         value = value.get(step) if isinstance(value, dict) else None
-    if path == "spec.unschedulable":
+    if path in ("spec.unschedulable", "spec.hostNetwork"):
         return "true" if value is True else "false"
     return value if isinstance(value, str) else ""
