@@ -99,6 +99,11 @@ class Agent:
         """The process id, 0 while stopped."""
         return self._process.pid if self._process else 0
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
     def check(self) -> None:
         """Raise AgentEnded if the process has ended and `stop` was not called."""
         if self._process is not None and (code := self._process.poll()) is not None:

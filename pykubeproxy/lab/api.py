@@ -13,6 +13,8 @@ Object = dict[str, Any]
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+NAMESPACES = "/api/v1/namespaces"
 #: The port that every pod listens on.
 POD_PORT = 8080
 
@@ -108,6 +110,15 @@ def service(name: str, port: int, protocols: Sequence[str], spec: Mapping[str, o
             ],
             **spec,
         },
+    }
+
+
+def namespace(name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name},
+        "status": {"phase": "Active"},
     }
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from pykubeproxy.lab import api, machine, network
 from pykubeproxy.lab.agents import Agent
-from pykubeproxy.lab.api import NODES, SERVICES, Api, Object, in_namespace
+from pykubeproxy.lab.api import NAMESPACES, NODES, SERVICES, Api, Object, in_namespace
 from pykubeproxy.lab.apiserver import server
+from pykubeproxy.lab.apiserver.write import now
 from pykubeproxy.lab.endpoints import SliceController
 from pykubeproxy.lab.network import SITES, Namespace
 from pykubeproxy.lab.pods import Pod, Status, workload
 from pykubeproxy.lab.prober import Prober, Target
+from pykubeproxy.lab.publisher import PYKUBEPROXY, DaemonSet, PublishedPod, Publisher, proxy_pod, workload_pod
 
 API_PORT = 6443
 TIMEOUT = 15.0
@@ -58,8 +60,9 @@ class Lab:
     """A lab that exists within the context; nothing remains after it, even if this process is killed.
 
     `backend` is the agents' iptables backend (auto, nft or legacy), `settings` are fields of their configuration.
-    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. Raises LabError if
-    this machine cannot run a lab, LabExists if the name is in use.
+    Without `agents`, the caller starts them. `api_server` is the module to run as the API server. `proxy_pods` says
+    what the nodes' proxy pods look like; None for none. Raises LabError if this machine cannot run a lab, LabExists if
+    the name is in use.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Lab:
         settings: Object | None = None,
         agents: bool = True,
         api_server: str = "pykubeproxy.lab.apiserver",
+        proxy_pods: DaemonSet | None = PYKUBEPROXY,
     ) -> None:
         self.name = name
         self.backend = backend
@@ -85,6 +89,8 @@ class Lab:
         }
         self._start_agents = agents
         self._api_server = api_server
+        self._proxy_pods = proxy_pods
+        self._started = now()
         self._ended: list[Pod] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pod_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
@@ -113,6 +119,8 @@ class Lab:
         self.nodes = {name: Host(self.network.nodes[name], site.addresses) for name, site in SITES.items()}
         self.logs.mkdir()
         self.api = self._start_api()
+        for name in ("default", "kube-system"):
+            self.api.put(NAMESPACES, name, api.namespace(name))
         for name, site in SITES.items():
             self.api.put(NODES, name, api.node(site))
         self._controller = SliceController(self.api, lambda: list(self.pods.values()))
@@ -124,7 +132,17 @@ class Lab:
             self.agents[name] = Agent(node, self.logs, kubeconfig, self._settings)
             if self._start_agents:
                 self.agents[name].start()
+        self._publisher = Publisher(self.api, self._published_pods)
+        stack.callback(self._publisher.stop)
+        self._publisher.publish()
         self._write_state()
+
+    def _published_pods(self) -> Iterator[PublishedPod]:
+        for pod in list(self.pods.values()):
+            yield workload_pod(pod)
+        if self._proxy_pods:
+            for name, agent in self.agents.items():
+                yield proxy_pod(SITES[name], self._proxy_pods, self._started, agent.alive)
 
     def _start_api(self) -> Api:
         address, log = network.FABRIC[0], self.logs / "apiserver.log"
@@ -206,6 +224,7 @@ class Lab:
         self._changed()
 
     def _changed(self) -> None:
+        self._publisher.publish()
         if self._controller.reconcile():
             self._write_state()
 

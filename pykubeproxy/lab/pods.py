@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pykubeproxy.lab.api import POD_PORT
+from pykubeproxy.lab.apiserver.write import now
 from pykubeproxy.lab.network import Namespace, Site
 from pykubeproxy.lab.prober import Prober, Target
 
@@ -52,6 +53,7 @@ class Pod:
     log: Path
     changed: Callable[[], None]
     status: Status
+    started: str = field(default_factory=now)  # a time of the API
 
     def start(self, command: list[str]) -> None:
         """Start the process; each "ready" or "unready" on its standard output is a change of readiness."""
