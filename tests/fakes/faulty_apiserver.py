@@ -7,15 +7,16 @@ import argparse
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import unquote
 
 import msgspec
 
-from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
+from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream, Upgrade
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
 from pykubeproxy.lab.apiserver.__main__ import lab_runtime
 from pykubeproxy.lab.apiserver.exec import no_runtime
@@ -25,6 +26,8 @@ from tests.fakes.request_log import Entry, RequestLog
 DRIP_SECONDS = 0.05
 # Poll interval of a frozen watch.
 FROZEN_SECONDS = 0.02
+# Bytes of an exec to send before its disturbance: less than any status.
+OUTPUT_BYTES = 16
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +35,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     drop: close all connections. hang: do not answer requests, for some seconds or until release. error: answer with
     a status. delay: answer some seconds late. truncate: end the JSON in the middle (of the last event, on a watch),
-    in a response that is complete HTTP. drip: a response that never ends, with a blank now and then. echo: a watch
+    in a response that is complete HTTP; of an exec, drop its connection at its first output. stall: an exec whose output
+    stops there, until release. drip: a response that never ends, with a blank now and then. echo: a watch
     on which each event comes again after the one that follows it. end-watches: end running watches.
     freeze-watches and thaw-watches: stop and resume all watches, new ones too. compact: drop the history, so that
     old versions get a 410. clear: everything back to normal.
@@ -45,6 +49,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "error",
         "delay",
         "truncate",
+        "stall",
         "drip",
         "echo",
         "end-watches",
@@ -191,6 +196,10 @@ class Faults:
         """Truncate the JSON of the next matching responses."""
         self.apply(Order("truncate", verb, path, times))
 
+    def stall(self, times: int | None = None, *, path: str = "/exec") -> None:
+        """Stop the output of matching execs, until `release` or `clear`."""
+        self.apply(Order("stall", "", path, times))
+
     def drip(self, times: int | None = None, *, verb: str = "", path: str = "") -> None:
         """Send endless responses with a blank now and then, until `clear`."""
         self.apply(Order("drip", verb, path, times))
@@ -249,6 +258,20 @@ class Faults:
         for pending in matching:
             pending.wait(released)
         return [pending.order for pending in matching]
+
+    def release_waiter(self) -> Callable[[socket.socket], None]:
+        """Return a function that waits for the next `release`; it raises ConnectionResetError if the client leaves."""
+        with self._lock:
+            released = self._released
+
+        def wait(connection: socket.socket) -> None:
+            poll = select.poll()
+            poll.register(connection, select.POLLRDHUP)
+            while not released.wait(FROZEN_SECONDS):
+                if poll.poll(0):
+                    raise ConnectionResetError
+
+        return wait
 
     def drip_stream(self, send: Send, _: int) -> None:
         """Send an endless body; return after `clear`."""
@@ -322,6 +345,12 @@ class FaultyApiServer(ApiServer):
         if "drip" in orders:
             return Response(content_type=JSON, stream=self.faults.drip_stream)
         response = handler(request)
+        if response.upgrade is not None:
+            if "truncate" in orders:
+                return _disturbed(response.upgrade, _drop)
+            if "stall" in orders:
+                return _disturbed(response.upgrade, self.faults.release_waiter())
+            return response
         if response.stream is None:
             kept = len(response.body) // 2 if "truncate" in orders else None
             return msgspec.structs.replace(response, body=response.body[:kept])
@@ -347,6 +376,41 @@ def _error(order: Order) -> Response:
 
 def _wrapped(stream: Stream, wrapper: Callable[[Send], Send]) -> Stream:
     return lambda send, client: stream(wrapper(send), client)
+
+
+def _drop(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _disturbed(upgrade: Upgrade, disturb: Callable[[socket.socket], None]) -> Response:
+    """Return an exec that calls `disturb` at its first output."""
+
+    def upgraded(connection: socket.socket, received: bytes) -> None:
+        upgrade(cast("socket.socket", _DisturbedSocket(connection, disturb)), received)
+
+    return Response(upgrade=upgraded)
+
+
+class _DisturbedSocket:
+    """Sends the handshake of a WebSocket and some bytes, then calls `disturb`, and then sends the rest."""
+
+    def __init__(self, connection: socket.socket, disturb: Callable[[socket.socket], None]) -> None:
+        self._connection = connection
+        self._disturb = disturb
+        self._left: int | None = None  # bytes until the disturbance
+
+    def send(self, data: bytearray) -> int:
+        if self._left is None:  # the first piece has the whole handshake
+            self._left = data.index(b"\r\n\r\n") + 4 + OUTPUT_BYTES
+        if self._left == 0:
+            self._disturb(self._connection)
+            self._left = 1 << 62
+        sent = self._connection.send(data[: self._left])
+        self._left -= sent
+        return sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class _Truncated(Exception):

@@ -50,10 +50,12 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
         raise ApiError(400, "you must specify at least 1 of stdin, stdout, stderr")
     if query.flag("tty"):
         raise ApiError(400, "this API server offers no terminals; leave out tty")
-    websocket, protocol = _handshake(request)
     if (pod.get("status") or {}).get("phase") != "Running":
         raise ApiError(500, f'unable to upgrade connection: container not found ("{container}")')
     sandbox = runtime(pod)
+    websocket, protocol = _handshake(
+        request
+    )  # last: kubectl retries failures with SPDY and shows that answer
     accepted = websocket.send(AcceptConnection(subprotocol=protocol))
 
     def serve(connection: socket.socket, received: bytes) -> None:

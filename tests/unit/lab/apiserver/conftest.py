@@ -113,3 +113,23 @@ def node() -> Callable[..., Json]:
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} | more
 
     return make
+
+
+@pytest.fixture
+def pod() -> Callable[..., Json]:
+    """Makes a running Pod with one container on node n1; keyword arguments but status go to its spec."""
+
+    def make(name: str, status: Json | None = None, **spec: Any) -> Json:
+        meta = {"name": name, "namespace": "default"}
+        containers = [{"name": "main", "image": "x"}]
+        body = {"nodeName": "n1", "containers": containers} | spec
+        running = {"phase": "Running"}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": meta,
+            "spec": body,
+            "status": status or running,
+        }
+
+    return make

@@ -3,9 +3,10 @@
 import threading
 
 import kubernetes
+import kubernetes.stream
 import pytest
 
-from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer, Sandbox
 
 
 @pytest.fixture
@@ -94,4 +95,25 @@ def test_wrong_token(server, tmp_path):
         with pytest.raises(kubernetes.client.ApiException) as refused:
             core.list_node()
         assert refused.value.status == 401
+        loaded.close()
+
+
+def test_exec(tmp_path, node, pod):
+    """The library's stream gets both outputs and the exit code, and closes the input."""
+    with ApiServer(token="secret", runtime=lambda _: Sandbox()) as running:
+        running.store.create(node("n1"))
+        running.store.create(pod("web"))
+        loaded = kubernetes.config.new_client_from_config(str(running.kubeconfig(tmp_path / "config")))
+        execute = kubernetes.client.CoreV1Api(loaded).connect_get_namespaced_pod_exec
+        options = {"stdin": True, "stdout": True, "stderr": True, "_preload_content": False}
+        script = "cat; echo problem >&2; exit 4"
+        session = kubernetes.stream.stream(execute, "web", "default", command=["sh", "-c", script], **options)
+        session.write_stdin("hello")
+        session.close_channel(0)
+        session.run_forever(timeout=10)
+        assert (session.read_stdout(), session.read_stderr()) == ("hello", "problem\n")
+        assert session.returncode == 4
+        with pytest.raises(kubernetes.client.ApiException) as missing:
+            kubernetes.stream.stream(execute, "none", "default", command=["id"], stdout=True)
+        assert "Handshake status 404" in str(missing.value)
         loaded.close()
