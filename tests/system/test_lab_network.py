@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubeproxy.lab.api import SLICES
+from pykubeproxy.lab.api import PODS, SLICES, in_namespace
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.network import CLIENT
 
@@ -60,6 +60,30 @@ def test_slices_follow_pod_status(lab: Lab) -> None:
     pod.kill()
     lab.remove_pod(pod)
     assert conditions() == []
+
+
+def test_pod_objects_follow_pod_status(lab: Lab) -> None:
+    """The Pod objects have each change of a pod's status when the call returns, with the name in EndpointSlices."""
+    lab.reset()
+    (pod,) = lab.deploy("web", 1)
+    lab.service("web")
+    path = in_namespace(PODS, "default")
+    (endpoint,) = lab.api.items(SLICES)[0]["endpoints"]
+
+    def ready() -> str:
+        found = lab.api.call("GET", f"{path}/{endpoint['targetRef']['name']}")
+        assert found["spec"]["nodeName"] == endpoint["nodeName"]
+        assert [it["ip"] for it in found["status"]["podIPs"]] == list(pod.addresses)
+        return str({it["type"]: it["status"] for it in found["status"]["conditions"]}["Ready"])
+
+    assert ready() == "True"
+    pod.set_answering(False)
+    assert ready() == "False"
+    pod.mark_terminating()
+    assert "deletionTimestamp" in lab.api.items(path)[0]["metadata"]
+    pod.kill()
+    lab.remove_pod(pod)
+    assert lab.api.items(path) == []
 
 
 def test_stopped_pod_refuses_connections(lab: Lab) -> None:

@@ -1,0 +1,148 @@
+"""The pods of a lab as objects of its API server."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from pykubeproxy.lab.api import Api, ApiError, Object
+from pykubeproxy.lab.apiserver import PODS, Store
+from pykubeproxy.lab.apiserver.errors import ApiError as Refused
+from pykubeproxy.lab.network import SITES
+from pykubeproxy.lab.publisher import KUBE_PROXY, PYKUBEPROXY, PublishedPod, Publisher, proxy_pod
+from tests.unit.manifests.overlays import MANIFESTS, daemon_set
+
+NODE = SITES["node1"]
+STARTED = "2026-01-01T00:00:00Z"
+
+
+class FakeApi:
+    """Carries out requests on a store, and counts writes."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.writes = 0
+        self.down = False
+
+    def call(self, method: str, path: str, body: Object) -> None:
+        if self.down:
+            raise ApiError(500, "down")
+        self.writes += 1
+        try:
+            if method == "POST":
+                self.store.create(body, part="spec")
+            else:
+                self.store.replace(body, part="status")
+        except Refused as error:
+            raise ApiError(error.code, str(error)) from error
+
+    def delete(self, path: str) -> None:
+        path, _, grace = path.partition("?gracePeriodSeconds=")
+        *_, namespace, _, name = path.split("/")
+        self.store.delete(PODS, namespace, name, grace=int(grace))
+
+    def pods(self) -> dict[str, Any]:
+        return {pod["metadata"]["name"]: pod for pod in self.store.list(PODS)}
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+def desired() -> list[PublishedPod]:
+    return [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=True)]
+
+
+@pytest.fixture
+def publisher(api: FakeApi, desired: list[PublishedPod]) -> Iterator[Publisher]:
+    made = Publisher(cast("Api", api), lambda: list(desired))
+    yield made
+    made.stop()
+
+
+def ready(pod: Object) -> str:
+    (status,) = (it["status"] for it in pod["status"]["conditions"] if it["type"] == "Ready")
+    return str(status)
+
+
+def test_proxy_pods_are_those_of_our_manifests() -> None:
+    """Labels, containers and the default container, so that what finds them in the lab finds them in a cluster."""
+    pod = proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=True).body
+    template = daemon_set()["spec"]["template"]
+    base = yaml.safe_load((MANIFESTS / "base/kustomization.yaml").read_text())
+    assert pod["metadata"]["namespace"] == base["namespace"]
+    assert pod["metadata"]["labels"] == base["labels"][0]["pairs"]
+    key = "kubectl.kubernetes.io/default-container"
+    assert pod["metadata"]["annotations"][key] == template["metadata"]["annotations"][key]
+    assert pod["spec"]["hostNetwork"] is template["spec"]["hostNetwork"]
+    for group in ("containers", "initContainers"):
+        names = [container["name"] for container in template["spec"][group]]
+        assert [container["name"] for container in pod["spec"][group]] == names
+    (image,) = base["images"]
+    assert pod["spec"]["containers"][0]["image"] == f"{image['name']}:{image['newTag']}"
+
+
+def test_proxy_pods_may_be_those_of_kube_proxy() -> None:
+    pod = proxy_pod(NODE, KUBE_PROXY, STARTED, alive=True).body
+    assert (pod["metadata"]["name"], pod["metadata"]["labels"]) == (
+        "kube-proxy-node1",
+        {"k8s-app": "kube-proxy"},
+    )
+
+
+def test_pod_of_a_stopped_proxy_runs_but_is_not_ready() -> None:
+    stopped = proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False).body
+    assert (stopped["status"]["phase"], ready(stopped)) == ("Running", "False")
+
+
+def test_pods_are_written_when_they_change(
+    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+) -> None:
+    publisher.publish()
+    assert ready(api.pods()["pykubeproxy-node1"]) == "True"
+    written = api.writes
+    publisher.publish()
+    assert api.writes == written
+    desired[:] = [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False)]
+    publisher.publish()
+    assert ready(api.pods()["pykubeproxy-node1"]) == "False"
+
+
+def test_terminating_pods_are_marked_and_then_removed(
+    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+) -> None:
+    publisher.publish()
+    desired[:] = [desired[0]._replace(terminating=True)]
+    publisher.publish()
+    assert "deletionTimestamp" in api.pods()["pykubeproxy-node1"]["metadata"]
+    desired.clear()
+    publisher.publish()
+    assert api.pods() == {}
+
+
+def test_a_failed_write_is_repeated(api: FakeApi, publisher: Publisher) -> None:
+    api.down = True
+    with pytest.raises(ApiError):
+        publisher.publish()
+    api.down = False
+    publisher.publish()
+    assert list(api.pods()) == ["pykubeproxy-node1"]
+
+
+def test_a_pod_that_a_client_removed_returns_with_its_next_change(
+    api: FakeApi, desired: list[PublishedPod], publisher: Publisher
+) -> None:
+    publisher.publish()
+    api.store.delete(PODS, "kube-system", "pykubeproxy-node1", grace=0)
+    desired[:] = [proxy_pod(NODE, PYKUBEPROXY, STARTED, alive=False)]
+    publisher.publish()
+    assert list(api.pods()) == ["pykubeproxy-node1"]
+
+
+def test_nothing_is_written_after_the_end(api: FakeApi, publisher: Publisher) -> None:
+    publisher.stop()
+    publisher.publish()
+    assert api.writes == 0
