@@ -160,6 +160,7 @@ def execute(name: str | None, host: str, command: tuple[str, ...]) -> None:
     sudo pykubeproxy lab exec node1 -- pykubeproxy dump-rules default/web
     sudo pykubeproxy lab exec client -- curl -s http://10.0.0.11:NODEPORT/
     sudo pykubeproxy lab exec web-1 -- ip route
+    sudo pykubeproxy lab exec client -- kubectl get pods -A
     """
     words = list(command[1:] if command[:1] == ("--",) else command) or ["sh"]
     try:

@@ -126,10 +126,9 @@ class Lab:
         self._controller = SliceController(self.api, lambda: list(self.pods.values()))
         stack.callback(self._controller.stop)
         threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
-        kubeconfig = self.directory.path / "kubeconfig"
-        kubeconfig.write_text(server.kubeconfig(self.api.url))
+        self.directory.kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
-            self.agents[name] = Agent(node, self.logs, kubeconfig, self._settings)
+            self.agents[name] = Agent(node, self.logs, self.directory.kubeconfig, self._settings)
             if self._start_agents:
                 self.agents[name].start()
         self._publisher = Publisher(self.api, self._published_pods)

@@ -110,14 +110,17 @@ def select_lab(name: str | None) -> RunDirectory:
 def execute(directory: RunDirectory, host: str, command: list[str]) -> None:
     """Replace this process with a command on a node, a pod, the client or the fabric.
 
+    KUBECONFIG names the lab's API server, so that kubectl finds it.
+
     Raises LabError for an unknown host, OSError if the command cannot be run.
     """
     prefix = namespace_prefix(directory.lab)
     hosts = [name.removeprefix(prefix) for name in lab_namespaces(directory.lab)]
     if host not in hosts:
         raise LabError(f"no host {host!r} in lab {directory.lab}; use one of {', '.join(hosts)}")
+    environment = {**node_environment(directory.logs, host), "KUBECONFIG": str(directory.kubeconfig)}
     with entered(f"{prefix}{host}"):
-        os.execvpe(command[0], command, node_environment(directory.logs, host))  # noqa: S606 - the user's command
+        os.execvpe(command[0], command, environment)  # noqa: S606 - the user's command
 
 
 if __name__ == "__main__":

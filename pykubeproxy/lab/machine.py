@@ -67,6 +67,7 @@ class RunDirectory:
         self.lab = lab
         self.path = BASE / lab
         self.logs = self.path / "logs"
+        self.kubeconfig = self.path / "kubeconfig"
         self._lock: int | None = None
 
     def lock(self, timeout: float = 0.0) -> None:

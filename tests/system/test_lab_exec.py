@@ -28,7 +28,7 @@ def lab() -> Iterator[Lab]:
 def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed")
-    command = ["kubectl", "--kubeconfig", str(lab.directory.path / "kubeconfig"), *arguments]
+    command = ["kubectl", "--kubeconfig", str(lab.directory.kubeconfig), *arguments]
     environment = {**os.environ, "HOME": str(lab.directory.path)}  # its cache
     return subprocess.run(
         command, input=given, env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -78,7 +78,7 @@ def test_kubectl_names_what_is_missing(lab: Lab) -> None:
 
 
 def test_python_client_runs_commands_on_the_node(lab: Lab) -> None:
-    loaded = kubernetes.config.new_client_from_config(str(lab.directory.path / "kubeconfig"))
+    loaded = kubernetes.config.new_client_from_config(str(lab.directory.kubeconfig))
     session = kubernetes.stream.stream(
         kubernetes.client.CoreV1Api(loaded).connect_get_namespaced_pod_exec,
         "pykubeproxy-node2",
