@@ -11,23 +11,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import msgspec
 
-from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream, Upgrade
+from pykubeproxy.http import JSON, Handler, Request, Response, Send, Stream
 from pykubeproxy.lab.apiserver import ApiError, ApiServer
 from pykubeproxy.lab.apiserver.__main__ import lab_runtime
 from pykubeproxy.lab.apiserver.exec import no_runtime
 from pykubeproxy.lab.apiserver.routes import locate, verb_of
+from tests.fakes.disturbed_exec import disturbed, drop
 from tests.fakes.request_log import Entry, RequestLog
 
 DRIP_SECONDS = 0.05
 # Poll interval of a frozen watch.
 FROZEN_SECONDS = 0.02
-# Bytes of an exec to send before its disturbance: less than any status.
-OUTPUT_BYTES = 16
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -347,9 +346,9 @@ class FaultyApiServer(ApiServer):
         response = handler(request)
         if response.upgrade is not None:
             if "truncate" in orders:
-                return _disturbed(response.upgrade, _drop)
+                return disturbed(response.upgrade, drop)
             if "stall" in orders:
-                return _disturbed(response.upgrade, self.faults.release_waiter())
+                return disturbed(response.upgrade, self.faults.release_waiter())
             return response
         if response.stream is None:
             kept = len(response.body) // 2 if "truncate" in orders else None
@@ -376,41 +375,6 @@ def _error(order: Order) -> Response:
 
 def _wrapped(stream: Stream, wrapper: Callable[[Send], Send]) -> Stream:
     return lambda send, client: stream(wrapper(send), client)
-
-
-def _drop(connection: socket.socket) -> None:
-    connection.shutdown(socket.SHUT_RDWR)
-
-
-def _disturbed(upgrade: Upgrade, disturb: Callable[[socket.socket], None]) -> Response:
-    """Return an exec that calls `disturb` at its first output."""
-
-    def upgraded(connection: socket.socket, received: bytes) -> None:
-        upgrade(cast("socket.socket", _DisturbedSocket(connection, disturb)), received)
-
-    return Response(upgrade=upgraded)
-
-
-class _DisturbedSocket:
-    """Sends the handshake of a WebSocket and some bytes, then calls `disturb`, and then sends the rest."""
-
-    def __init__(self, connection: socket.socket, disturb: Callable[[socket.socket], None]) -> None:
-        self._connection = connection
-        self._disturb = disturb
-        self._left: int | None = None  # bytes until the disturbance
-
-    def send(self, data: bytearray) -> int:
-        if self._left is None:  # the first piece has the whole handshake
-            self._left = data.index(b"\r\n\r\n") + 4 + OUTPUT_BYTES
-        if self._left == 0:
-            self._disturb(self._connection)
-            self._left = 1 << 62
-        sent = self._connection.send(data[: self._left])
-        self._left -= sent
-        return sent
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
 
 
 class _Truncated(Exception):

@@ -206,3 +206,19 @@ def test_a_failing_handler_affects_only_its_client(serve: Serve) -> None:
     answer = fetch(port, "/broken")
     assert (answer.status, "what now" in answer.body) == (500, False)
     assert fetch(port, "/a").body == "first"
+
+
+def test_an_upgraded_connection_belongs_to_the_handler(serve: Serve) -> None:
+    """The handler gets what the client sent ahead, writes everything itself, and then the connection closes."""
+
+    def upgrade(connection: socket.socket, received: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + received[::-1])
+
+    port = serve(lambda request: http.Response(upgrade=upgrade if request.path == "/up" else None))
+    head = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: backwards\r\n\r\n"
+    assert send_bytes(port, head % b"/up" + b"abc") == b"HTTP/1.1 101 Switching Protocols\r\n\r\ncba"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(head % b"/other")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n"), (
+            "a refused upgrade is a usual request"
+        )
