@@ -184,7 +184,10 @@ class Faults:
     def fail(
         self, status: int, times: int = 1, *, verb: str = "", path: str = "", retry_after: int | None = None
     ) -> None:
-        """Answer the next matching requests with an HTTP status, and a Retry-After in seconds if given."""
+        """Answer the next matching requests with an HTTP status, and a Retry-After in seconds if given.
+
+        kubectl repeats a refused exec over SPDY: refuse it twice.
+        """
         self.apply(Order("error", verb, path, times, status=status, retry_after=retry_after))
 
     def delay(self, seconds: float, times: int | None = None, *, verb: str = "", path: str = "") -> None:

@@ -53,9 +53,8 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
     if (pod.get("status") or {}).get("phase") != "Running":
         raise ApiError(500, f'unable to upgrade connection: container not found ("{container}")')
     sandbox = runtime(pod)
-    websocket, protocol = _handshake(
-        request
-    )  # last: kubectl retries failures with SPDY and shows that answer
+    # The last check: kubectl repeats a refused request over SPDY and shows the second answer.
+    websocket, protocol = _handshake(request)
     accepted = websocket.send(AcceptConnection(subprotocol=protocol))
 
     def serve(connection: socket.socket, received: bytes) -> None:

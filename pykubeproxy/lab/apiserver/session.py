@@ -38,7 +38,7 @@ class Streams(NamedTuple):
 
 
 class Session:
-    """One process and its client. The process reads from pipes that exist only for requested streams."""
+    """One process and its client. The process has pipes for the requested streams only."""
 
     def __init__(
         self, connection: socket.socket, websocket: WSConnection, protocol: str, streams: Streams
@@ -62,12 +62,11 @@ class Session:
 
         Kills the process group of a client that leaves.
         """
-        self._to_client += response
-        self._send(self._first, b"")  # shows the client that the connection is established
-        self._attach(process)
-        self._accept(received)
         exited = os.pidfd_open(process.pid)
         try:
+            self._open(response)
+            self._attach(process)
+            self._accept(received)
             while self._connected and (self._outputs or not _readable(exited)):
                 self._move(exited if not self._outputs else None)
         finally:
@@ -81,9 +80,12 @@ class Session:
 
     def fail(self, response: bytes, status: JsonObject) -> None:
         """Send the response to the handshake and the status of a command that cannot start."""
-        self._to_client += response
-        self._send(self._first, b"")
+        self._open(response)
         self._finish(status)
+
+    def _open(self, response: bytes) -> None:
+        self._to_client += response
+        self._send(self._first, b"")  # shows the client that the connection is established
 
     def _attach(self, process: subprocess.Popen[bytes]) -> None:
         for pipe, channel in ((process.stdout, _STDOUT), (process.stderr, _STDERR)):
