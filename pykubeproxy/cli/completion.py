@@ -1,17 +1,21 @@
 """`pykubeproxy completion`: shell completion of commands, options and names of Services."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
 
+from pykubeproxy.cli.completion_files import KnownNames, names_in_objects, names_in_rules
 from pykubeproxy.cli.help import command
+from pykubeproxy.inspect.targets.parse import KIND_PREFIXES, TargetKind
+from pykubeproxy.objects import Key
 from pykubeproxy.services.ports import PortName
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
-# Shells may run what they complete: accept only DNS labels.
+# Shells may run what they complete: accept only DNS labels, for pods and nodes with dots.
 _LABEL = re.compile(r"[a-z0-9][-a-z0-9]*")
+_SUBDOMAIN = re.compile(r"[a-z0-9][-.a-z0-9]*")
 # A service port in the comment of a rule.
 _TITLE = re.compile(rb"([a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*(?::[a-z0-9-]+)?)[ \0]")
 # In bash a colon ends a word, so bash gets only the part of "ns/name:port" after the last colon.
@@ -64,50 +68,145 @@ class _Bash(BashComplete):
 
 
 def services(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete an argument of the form [NAMESPACE/]NAME[:PORT]."""
-    namespace = ctx.params.get("namespace") or ""
-    ports = [it for it in _service_ports() if namespace in ("", it.namespace)]
-    if ":" in incomplete:
-        name, _, port = incomplete.rpartition(":")
-        matching = (it for it in ports if name in (it.service, str(it.service_key)))
-        matches = {f"{name}:{it.port}" for it in matching if it.port and it.port.startswith(port)}
-    else:
-        full = {str(it.service_key) for it in ports} if not namespace else set()
-        bare = {it.service for it in ports} if namespace or incomplete else set()
-        matches = {name for name in full | bare if name.startswith(incomplete)}
-    return [CompletionItem(name) for name in sorted(matches)]
+    """Complete a Service with an optional port, in the form that was begun: by default [NAMESPACE/]NAME."""
+    return _items(_services(ctx, incomplete))
 
 
-def namespaces(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def sources(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the source of a packet: pod/[NAMESPACE/]NAME or node/NAME."""
+    return _items(_pods_and_nodes(ctx, incomplete))
+
+
+def destinations(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the destination of a packet: svc/[NAMESPACE/]NAME[:PORT], NAME.NAMESPACE[:PORT], a pod or a node."""
+    if any(mark in incomplete for mark in "/.") and _begun_kind(incomplete) is None:
+        return _items(_services(ctx, incomplete))
+    prefixed = {*_services(ctx, incomplete, "svc")} if "svc".startswith(incomplete.partition("/")[0]) else ()
+    by_word = _services(ctx, incomplete) if _begun_kind(incomplete) is TargetKind.SERVICE else ()
+    return _items({*prefixed, *by_word, *_pods_and_nodes(ctx, incomplete)})
+
+
+def namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a namespace that has Services."""
-    matches = {it.namespace for it in _service_ports() if it.namespace.startswith(incomplete)}
-    return [CompletionItem(name) for name in sorted(matches)]
+    return _items(it.namespace for it in _service_ports(ctx) if it.namespace.startswith(incomplete))
 
 
-def _service_ports() -> Iterable[PortName]:
-    """Return service ports with valid names; none on any failure, as completion must not print errors."""
-    for read in (_from_agent, _from_rules):
+def _items(values: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(value) for value in sorted(set(values))]
+
+
+def _begun_kind(incomplete: str) -> TargetKind | None:
+    """Return the kind that a prefix such as "svc/" names."""
+    prefix, slash, _ = incomplete.partition("/")
+    return KIND_PREFIXES.get(prefix) if slash else None
+
+
+def _services(ctx: click.Context, incomplete: str, prefix: str = "") -> Iterator[str]:
+    """Yield Services, or after a colon their ports, in the form that was begun; `prefix` stands before the others."""
+    namespace = ctx.params.get("namespace") or ""
+    if _begun_kind(incomplete) is TargetKind.SERVICE:
+        prefix = incomplete.partition("/")[0]
+    before, colon, port = incomplete.partition(":")
+    for it in _service_ports(ctx):
+        if namespace not in ("", it.namespace):
+            continue
+        spelled = {f"{it.service}.{it.namespace}"} if "." in before else set()
+        path = str(it.service_key)
+        if prefix:
+            spelled |= {f"{prefix}/{path}", *([f"{prefix}/{it.service}"] if namespace else [])}
+        else:
+            spelled |= {path} if not namespace or "/" in before else set()
+            spelled |= {it.service} if namespace or incomplete else set()
+        if not colon:
+            yield from (name for name in spelled if name.startswith(before))
+        elif before in spelled and it.port.startswith(port) and it.port:
+            yield f"{before}:{it.port}"
+
+
+def _pods_and_nodes(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    """Yield pods and nodes in the form that was begun."""
+    namespace = ctx.params.get("namespace") or ""
+    begun = _begun_kind(incomplete)
+    head = incomplete.partition("/")[0]
+    kinds = (
+        {begun} if "/" in incomplete else {KIND_PREFIXES[it] for it in ("pod", "node") if it.startswith(head)}
+    )
+    if not kinds & {TargetKind.POD, TargetKind.NODE}:
+        return
+    known = _known(ctx, with_pods=TargetKind.POD in kinds)
+    if TargetKind.POD in kinds:
+        word = head if begun else "pod"
+        for key in known.pods:
+            yield from (
+                name
+                for name in (f"{word}/{key}", *([f"{word}/{key.name}"] if namespace == key.namespace else []))
+                if name.startswith(incomplete)
+            )
+    if TargetKind.NODE in kinds:
+        word = head if begun else "node"
+        yield from (name for it in known.nodes if (name := f"{word}/{it}").startswith(incomplete))
+
+
+def _service_ports(ctx: click.Context) -> Sequence[PortName]:
+    return _known(ctx, with_pods=False).ports
+
+
+def _known(ctx: click.Context, *, with_pods: bool) -> KnownNames:
+    """Return valid names from the files of -f and --rules, else from the agent, else from the live rules.
+
+    Return none on any failure, as completion must not print errors.
+    """
+    for read in _places(ctx, with_pods):
         try:
-            return [it for it in read() if _has_valid_names(it)]
+            return _valid(read())
         except Exception:  # noqa: S112
             continue
-    return []
+    return KnownNames()
 
 
-def _has_valid_names(port: PortName) -> bool:
-    return all(map(_LABEL.fullmatch, (port.namespace, port.service, port.port or "0")))
+def _places(ctx: click.Context, with_pods: bool) -> Sequence[Callable[[], KnownNames]]:
+    path, rules = ctx.params.get("filename"), ctx.params.get("files")
+    if path:
+        return (lambda: names_in_objects(path),)
+    if rules:
+        return (lambda: names_in_rules(rules),)
+    return (lambda: _from_agent(with_pods), _from_rules)
 
 
-def _from_agent() -> Iterator[PortName]:
+def _valid(names: KnownNames) -> KnownNames:
+    return KnownNames(
+        ports=[it for it in names.ports if _are(_LABEL, it.namespace, it.service, it.port or "0")],
+        pods=[it for it in names.pods if _are(_LABEL, it.namespace) and _are(_SUBDOMAIN, it.name)],
+        nodes=[it for it in names.nodes if _are(_SUBDOMAIN, it)],
+    )
+
+
+def _are(pattern: re.Pattern[str], *names: str) -> bool:
+    return all(map(pattern.fullmatch, names))
+
+
+def _from_agent(with_pods: bool) -> KnownNames:
     from pykubeproxy.agent.observe.object_documents import decode
     from pykubeproxy.cli.client import DEFAULT_URL, fetch
 
-    for service in decode(fetch(DEFAULT_URL, "/servicez")).objects.services:
-        for port in service.ports:
-            yield PortName(service.namespace, service.name, port.name, port.protocol.value)
+    objects = decode(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {}))).objects
+    endpoints = [(slice_.namespace, it) for slice_ in objects.slices for it in slice_.endpoints]
+    return KnownNames(
+        ports=[
+            PortName(service.namespace, service.name, port.name, port.protocol.value)
+            for service in objects.services
+            for port in service.ports
+        ],
+        pods=[Key(namespace, it.pod) for namespace, it in endpoints if it.pod],
+        nodes=[objects.node.name],
+    )
 
 
-def _from_rules() -> Iterator[PortName]:
+def _from_rules() -> KnownNames:
+    return KnownNames(list(_live_ports()))
+
+
+def _live_ports() -> Iterator[PortName]:
     from pykubeproxy import kernel
     from pykubeproxy.inspect.dump.model import find_ports
     from pykubeproxy.inspect.filter import ServiceFilter, parse_title

@@ -20,6 +20,7 @@ from pykubeproxy.services.ports import ApiServers
 if TYPE_CHECKING:
     from pykubeproxy.agent.observe.object_documents import Objects
     from pykubeproxy.sources import Client
+    from pykubeproxy.sources.manifests import Manifests
 
 
 class Source(NamedTuple):
@@ -48,12 +49,22 @@ def read_objects(path: str, config: Config) -> tuple[Cluster, Node]:
 
     Print skipped objects to standard error. Raises ClickException.
     """
+    return objects_in(read_manifests(path), config)
+
+
+def read_manifests(path: str) -> "Manifests":
+    """Read objects from a file, a folder or "-", and print skipped ones to standard error. Raises ClickException."""
     from pykubeproxy.sources import SourceError, load_manifests
 
     with click_errors(SourceError):
         manifests = load_manifests(path)
     for line in manifests.warnings:
         click.echo(line, err=True)
+    return manifests
+
+
+def objects_in(manifests: "Manifests", config: Config) -> tuple[Cluster, Node]:
+    """Return the objects, with the node that the configuration names. Raises ClickException."""
     cluster = Cluster()
     for event in manifests.listed():
         cluster.apply(event)

@@ -1,11 +1,12 @@
 """`pykubeproxy trace`: show where a packet goes, and why."""
 
-import ipaddress
+import functools
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import click
-import msgspec
 
+from pykubeproxy.cli.completion import destinations, namespaces, sources
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
@@ -14,42 +15,71 @@ from pykubeproxy.cli.flags import (
     read_config,
 )
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
-from pykubeproxy.cli.inputs import context_of, read_objects
+from pykubeproxy.cli.inputs import context_of, objects_in, read_manifests
+from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, object_source
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
 from pykubeproxy.cli.rules_files import rules_option
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.inspect.targets import (
+    ClientKind,
+    Connection,
+    Directory,
+    InvalidTarget,
+    Target,
+    TargetKind,
+    Unresolved,
+    names_of,
+    parse_destination,
+    parse_source,
+    resolve,
+)
 from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render_svg import svg
-from pykubeproxy.objects import Family, family_of
+from pykubeproxy.objects import Family, Node, Protocol
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.services.cluster import Cluster
 
 _NO_ADDRESSES = (
     "Note: rules match addresses of the node, which a file does not contain. Give each with --node-address."
 )
 _Origin = Literal["pod", "node", "outside"]
+_ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 
 
 @command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST:PORT")
+@click.argument("source", metavar="SRC", shell_complete=sources)
+@click.argument("destination", metavar="DST", shell_complete=destinations)
 @option(
     "--proto",
     type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
-    default="tcp",
-    show_default=True,
-    help="Protocol of the packet.",
+    help="Protocol of the packet.  [default: that of a named port, else tcp]",
+    group=QUESTION,
+)
+@option(
+    "--family",
+    type=click.Choice([family.value.lower() for family in Family]),
+    help="Address family, if names have addresses of both.  [default: that of SRC, else the primary one of DST]",
+    group=QUESTION,
+)
+@option(
+    "-n",
+    "--namespace",
+    default="",
+    metavar="NAME",
+    shell_complete=namespaces,
+    help="Namespace of names without one.  [default: default]",
     group=QUESTION,
 )
 @option(
     "--from",
     "origin",
     type=click.Choice(["pod", "node", "outside"]),
-    help="Origin of the packet.  [default: the node if SRC is one of its addresses, else outside]",
+    help="Origin of the packet.  [default: that of a named SRC; the node for its addresses; else outside]",
     group=QUESTION,
 )
 @option(
@@ -63,7 +93,7 @@ _Origin = Literal["pod", "node", "outside"]
     "-f",
     "--filename",
     metavar="PATH",
-    help='Use the rules for objects in a YAML or JSON file, a folder or "-" instead of the live rules.',
+    help='Use the objects in a YAML or JSON file, a folder or "-" for names and, without --rules, for rules.',
     group=SOURCE,
 )
 @rules_option
@@ -77,10 +107,13 @@ _Origin = Literal["pod", "node", "outside"]
 )
 @config_options
 @rules_errors()
+@click_errors(Unresolved)
 def trace(
     source: str,
     destination: str,
-    proto: str,
+    proto: str | None,
+    family: str | None,
+    namespace: str,
     origin: _Origin | None,
     in_interface: str,
     filename: str | None,
@@ -89,7 +122,12 @@ def trace(
     output: str,
     flags: dict[str, object],
 ) -> None:
-    """Trace the first packet of a connection from SRC to DST:PORT through the rules of this node.
+    """Trace the first packet of a connection from SRC to DST through the rules of this node.
+
+    SRC is pod/[NAMESPACE/]NAME, node/NAME or an address. DST is svc/[NAMESPACE/]NAME[:PORT], NAME.NAMESPACE[:PORT],
+    pod/[NAMESPACE/]NAME:PORT, node/NAME:PORT or ADDRESS:PORT, with the name or number of a port. Names come from -f,
+    from the API server of --kubeconfig, from the agent on this node, or else from comments of the rules, which name
+    Services only.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
     drops or rejects it. This follows foreign rules too, sends no packet and changes nothing.
@@ -98,75 +136,112 @@ def trace(
     `run` define the rules. Both need neither root nor a network.
 
     \b
+    pykubeproxy trace pod/default/client svc/default/web:http
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
-    pykubeproxy trace 10.244.1.5 10.96.0.10:80 --rules node1.txt
+    pykubeproxy trace 10.244.1.5 web.default:80 --rules node1.txt
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 -o svg > trace.svg
     """
     config = read_config(flags)
-    packet = _packet(source, destination, proto)
     if origin == "node" and in_interface:
         raise click.UsageError("a packet from the node has no incoming interface; remove --in-interface")
-    family = family_of(packet.destination)
-    if filename is not None and files:
-        raise click.UsageError("--rules cannot be combined with -f; remove one of them")
-    if filename is not None:
-        ruleset, host = _rendered(config, filename, addresses, family)
-    else:
-        rules = node_rules(files, config.iptables_backend.value, addresses)
-        ruleset, host = rules.for_packets(family)
-    if origin == "pod" and not host.routes:
-        in_interface = in_interface or _pod_interface(config)
-    from_node = origin == "node" or (origin is None and not in_interface and host.is_local(packet.source))
-    packet = msgspec.structs.replace(packet, starts_here=from_node, received_by=in_interface)
+    try:
+        start, end = parse_source(source, namespace), parse_destination(destination, namespace)
+    except InvalidTarget as error:
+        raise click.UsageError(str(error)) from None
+    for_packets, objects = _rules_and_objects(config, filename, files, addresses)
+    is_named = {start.kind, end.kind} != {TargetKind.ADDRESS}
+    directory = objects.directory((start, end)) if is_named or filename is not None else Directory("")
+    connection = resolve(
+        start,
+        end,
+        directory,
+        family=Family(f"IPv{family[-1]}") if family else None,
+        protocol=Protocol(proto.upper()) if proto else None,
+        client=_client_kind(start, origin),
+        entry=directory.here,
+    )
+    ruleset, host = for_packets(connection.family)
+    packet = _packet(connection, host, config, in_interface, origin)
     # Live chains are read when the packet reaches them.
     walked = trace_packet(ruleset, packet, host)
+    names = names_of(connection, directory, (it.address for it in walked.endpoints))
+    for note in (*connection.notes, *_notes(connection, directory)):
+        click.echo(f"Note: {note}", err=True)
     if files and not addresses and any("-type LOCAL" in it.rule for it in walked.steps):
         click.echo(_NO_ADDRESSES, err=True)
     if output == "json":
-        echo_json(views.document(walked))
+        echo_json(views.document(walked, names))
     elif output == "svg":
         click.echo(svg(walked), nl=False)
     else:
-        echo_styled(views.text(walked))
+        echo_styled(views.text(walked, names))
 
 
-def _packet(source: str, destination: str, protocol: str) -> Packet:
-    """Parse the arguments into a packet. Raises UsageError."""
-    address, _, port = destination.rpartition(":")
-    try:
-        receiver = _address(address)
-        number = int(port) if port.isascii() and port.isdecimal() else 0
-    except ValueError:
-        number = 0
-    # Without brackets, the last group of an IPv6 address looks like a port.
-    if not 0 < number < 65536 or (":" in receiver and address[0] != "["):
-        raise click.UsageError(
-            f'"{destination}" does not have the form address:port, or [address]:port for IPv6'
-        )
-    try:
-        sender = _address(source)
-    except ValueError:
-        raise click.UsageError(f'"{source}" is not an IP address') from None
-    if family_of(sender) is not family_of(receiver):
-        raise click.UsageError(f"{sender} and {receiver} are of different address families")
-    return Packet(protocol.lower(), sender, receiver, number)
-
-
-def _address(text: str) -> str:
-    """Return a canonical address, without brackets. Raises ValueError."""
-    if "%" in text:
-        raise ValueError("rules cannot match zones")
-    return str(ipaddress.ip_address(text[1:-1] if text[:1] + text[-1:] == "[]" else text))
+def _rules_and_objects(
+    config: Config, filename: str | None, files: tuple[str, ...], addresses: tuple[str, ...]
+) -> tuple[_ForPackets, ObjectSource]:
+    """Return what reads the rules of a family, and where names are looked up."""
+    if filename is None:
+        rules = node_rules(files, config.iptables_backend.value, addresses)
+        return rules.for_packets, object_source(config, rules, is_live=not files)
+    if filename == "-" and "-" in files:
+        raise click.UsageError('only one of -f and --rules can be "-"')
+    manifests = read_manifests(filename)
+    if files:
+        rules = node_rules(files, config.iptables_backend.value, addresses)
+        return rules.for_packets, ManifestObjects(filename, manifests, config)
+    cluster, node = objects_in(manifests, config)
+    objects = ManifestObjects(filename, manifests, config, node.name)
+    return functools.partial(_rendered, config, cluster, node, addresses), objects
 
 
 def _rendered(
-    config: Config, filename: str, addresses: tuple[str, ...], family: Family
+    config: Config, cluster: Cluster, node: Node, addresses: tuple[str, ...], family: Family
 ) -> tuple[Ruleset, Host]:
-    cluster, node = read_objects(filename, config)
     context = context_of(config, node, family, addresses)
     host = Host(frozenset((*(addresses or node.addresses), context.options.node_ip)))
     return installed(render(cluster, context), context.options), host
+
+
+def _client_kind(source: Target, origin: _Origin | None) -> ClientKind | None:
+    """Return where --from says that the source is. Raises UsageError if its name says otherwise."""
+    if origin and source.kind is not TargetKind.ADDRESS and source.kind.value != origin:
+        raise click.UsageError(f"{source} is a {source.kind.value}; remove --from {origin}")
+    return ClientKind(origin) if origin else None
+
+
+def _packet(
+    connection: Connection, host: Host, config: Config, interface: str, origin: _Origin | None
+) -> Packet:
+    """Return the packet with the interface by which it comes in, if it does not start on the node."""
+    is_named = connection.client.target.kind is not TargetKind.ADDRESS
+    kind = ClientKind(origin) if origin else connection.client.kind if is_named else None
+    if kind is ClientKind.POD and not host.routes:
+        interface = interface or _pod_interface(config)
+    if kind in (ClientKind.POD, ClientKind.OUTSIDE):
+        starts_here = False
+    else:
+        # A node's name may be that of another node; without addresses, take it for this one.
+        is_here = (is_named and not host.addresses) or host.is_local(connection.source)
+        starts_here = bool(origin) or (is_here and not interface)
+    return Packet(
+        connection.protocol.value.lower(),
+        connection.source,
+        connection.destination,
+        connection.port,
+        starts_here=starts_here,
+        received_by=interface,
+    )
+
+
+def _notes(connection: Connection, directory: Directory) -> Iterator[str]:
+    client = connection.client
+    if client.node and directory.here and client.node != directory.here:
+        yield (
+            f"packets of {client.target} start on node {client.node}, and these are the rules of {directory.here}. Run"
+            f" this on {client.node}, or use `kubectl pykubeproxy trace`."
+        )
 
 
 def _pod_interface(config: Config) -> str:

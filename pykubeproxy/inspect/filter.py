@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from pykubeproxy.inspect.targets.parse import SERVICE_FORMS, is_service_name, parse_service
 from pykubeproxy.services.ports import PortName
 
 
@@ -28,11 +29,16 @@ class ServiceFilter(msgspec.Struct, frozen=True):
 
 
 def parse_filter(text: str, namespace: str = "") -> ServiceFilter:
-    """Parse "name", "namespace/name" or either with ":port". Raises ValueError with one line."""
+    """Parse the name of a Service, as `parse_service` does, or of a chain. Raises ValueError with one line."""
+    if is_service_name(text):
+        service = parse_service(text, namespace)
+        if namespace and service.namespace != namespace:
+            raise ValueError(f'"{text}" is not in namespace {namespace}')
+        return ServiceFilter(service.namespace, service.name, service.port)
     before, slash, rest = text.rpartition("/")
     name, colon, port = rest.partition(":")
     if "/" in before or (slash and not before) or (text and not name) or (colon and not port):
-        raise ValueError(f'"{text}" is not of the form name, namespace/name or namespace/name:port')
+        raise ValueError(f'"{text}" is not of the form {SERVICE_FORMS}')
     if before and namespace and before != namespace:
         raise ValueError(f'"{text}" is not in namespace {namespace}; remove one of both namespaces')
     return ServiceFilter(before or namespace, name, port)

@@ -7,7 +7,8 @@
 A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
 """
 
-from pykubeproxy.sources.api import Timing, api_watches, service_objects
+from pykubeproxy.sources.api import Timing, api_watches, list_kind, service_objects
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
+from pykubeproxy.sources.pods import PodsForbidden, list_pods
 from pykubeproxy.sources.watch import Outage, SourceError, Watch

@@ -90,6 +90,16 @@ def service_objects(
     )
 
 
+def list_kind(client: Client, kind: Kind, namespace: str = "", name: str = "") -> Listed:
+    """Return the objects of a kind, of all namespaces if `namespace` is empty, of all names if `name` is.
+
+    Raises SourceError.
+    """
+    selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    (listed,) = ApiWatch(client, _resource(kind, namespace, **selectors), Timing()).once()
+    return listed
+
+
 class ApiWatch:
     """Watch one resource. Implements Watch."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
+from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.failures import one_line
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
@@ -29,11 +30,15 @@ class LocatedObject(NamedTuple):
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    """The objects of a file, warnings about faulty documents, and a line for each document of another kind."""
+    """The objects of a file, warnings about faulty documents, and a line for each document of another kind.
+
+    Only commands use `pods`; an unreadable Pod counts as another kind.
+    """
 
     objects: tuple[LocatedObject, ...] = ()
     warnings: tuple[str, ...] = ()
     other_kinds: tuple[str, ...] = ()
+    pods: tuple[Pod, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -47,7 +52,9 @@ def read(text: bytes, file: str) -> ManifestFile:
     reader = _Reader()
     for location, raw in _documents(text, file):
         reader.document(location, raw)
-    return ManifestFile(tuple(reader.objects), tuple(reader.warnings), tuple(reader.other_kinds))
+    return ManifestFile(
+        tuple(reader.objects), tuple(reader.warnings), tuple(reader.other_kinds), tuple(reader.pods)
+    )
 
 
 def _documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
@@ -117,6 +124,7 @@ class _Reader:
         self.objects: list[LocatedObject] = []
         self.warnings: list[str] = []
         self.other_kinds: list[str] = []
+        self.pods: list[Pod] = []
 
     def document(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
         """Add the objects of one document, or of one item of a List, which need not repeat its kind."""
@@ -151,7 +159,9 @@ class _Reader:
 
     def _object(self, location: str, raw: bytes | msgspec.Raw, name: str, api_version: str) -> None:
         kind = _KINDS.get(name)
-        if kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
+        if name == "Pod" and api_version in ("", "v1") and (pod := _pod(raw)):
+            self.pods.append(pod)
+        elif kind is None or (api_version and _group(api_version) != _group(_API_VERSIONS[kind])):
             self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
         elif api_version and api_version != _API_VERSIONS[kind]:
             given, expected = one_line(api_version), _API_VERSIONS[kind]
@@ -165,6 +175,13 @@ class _Reader:
             self.objects.append(LocatedObject(location, decoded))
             if text := rejection_warning(decoded):
                 self.warnings.append(f"{location}: {text}")
+
+
+def _pod(raw: bytes | msgspec.Raw) -> Pod | None:
+    try:
+        return decode_pod(raw)
+    except ValueError:
+        return None
 
 
 def _group(api_version: str) -> str:

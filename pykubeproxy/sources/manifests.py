@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from pykubeproxy.objects import Key, Kind, Listed, Object
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.documents import InvalidManifest, LocatedObject, ManifestFile, read
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
 
@@ -28,10 +29,11 @@ log = structlog.get_logger()
 
 
 class Manifests(msgspec.Struct, frozen=True):
-    """The objects of manifests, and warnings about faulty ones."""
+    """The objects of manifests, warnings about faulty ones, and Pods, of which there are no events."""
 
     objects: tuple[Object, ...]
     warnings: tuple[str, ...]
+    pods: tuple[Pod, ...] = ()
 
     def listed(self) -> tuple[Listed, ...]:
         """Return the objects as events."""
@@ -205,7 +207,10 @@ def _merge(files: list[ManifestFile]) -> Manifests:
             duplicate = f"{kind.value} {key} skipped: defined again at {located.location}"
             warnings.append(f"{earlier.location}: {duplicate}")
         merged[kind, key] = located
-    return Manifests(tuple(located.object for located in merged.values()), tuple(warnings))
+    pods = {pod.key: pod for file in files for pod in file.pods}
+    return Manifests(
+        tuple(located.object for located in merged.values()), tuple(warnings), tuple(pods.values())
+    )
 
 
 def _kind_of(object_: Object) -> Kind:

@@ -8,6 +8,7 @@ Pure: the caller reads the objects. Plain addresses need none.
 """
 
 from pykubeproxy.inspect.targets.directory import Directory
+from pykubeproxy.inspect.targets.names import Names, names_of
 from pykubeproxy.inspect.targets.parse import (
     InvalidTarget,
     Target,

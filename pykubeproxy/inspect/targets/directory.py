@@ -1,11 +1,12 @@
 """The objects in which targets are looked up."""
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 import msgspec
 
+from pykubeproxy.inspect.targets.parse import TargetKind
 from pykubeproxy.objects import EndpointPort, EndpointSlice, Key, Node, Service
 from pykubeproxy.objects.pods import Pod
 
@@ -14,18 +15,20 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
     """Objects at one place, at least those that the targets name.
 
     - `place`: where they come from, in a sentence: "on the API server"
-    - `advice`: what to do if an object is missing there: "add --kubeconfig to ask the API server"
+    - `advice`: what to do if an object of a kind is missing there: "add --kubeconfig to ask the API server"
     - `listed_pods`: Pods of the API; those that serve a Service are also known from `slices`
     - `pod_networks`: the CIDRs of all pods, as far as the configuration tells
+    - `here`: the name of the node whose rules are inspected, "" if unknown
     """
 
     place: str
-    advice: str = ""
+    advice: Mapping[TargetKind, str] = {}
     services: tuple[Service, ...] = ()
     slices: tuple[EndpointSlice, ...] = ()
     nodes: tuple[Node, ...] = ()
     listed_pods: tuple[Pod, ...] = ()
     pod_networks: tuple[str, ...] = ()
+    here: str = ""
 
     def service(self, key: Key) -> Service | None:
         """Return a Service by name."""

@@ -24,7 +24,7 @@ class TargetKind(enum.Enum):
 
 
 # As kubectl spells them.
-_PREFIXES = {
+KIND_PREFIXES = {
     **dict.fromkeys(("pod", "pods", "po"), TargetKind.POD),
     **dict.fromkeys(("svc", "service", "services"), TargetKind.SERVICE),
     **dict.fromkeys(("node", "nodes", "no"), TargetKind.NODE),
@@ -34,6 +34,8 @@ DESTINATION_FORMS = (
     "svc/NAME[:PORT], svc/NAMESPACE/NAME[:PORT], NAME.NAMESPACE[:PORT], pod/NAMESPACE/NAME:PORT, node/NAME:PORT, "
     "address:port or [address]:port for IPv6"
 )
+
+SERVICE_FORMS = "[svc/][NAMESPACE/]NAME[:PORT] or NAME.NAMESPACE[:PORT]"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -109,22 +111,27 @@ def parse_destination(text: str, namespace: str = "") -> Target:
 def parse_service(text: str, namespace: str = "") -> Target:
     """Parse a Service with an optional port; `namespace` is "" if unknown. Raises InvalidTarget."""
     prefix, slash, rest = text.partition("/")
-    if slash and _PREFIXES.get(prefix.lower()) is TargetKind.SERVICE:
+    if slash and KIND_PREFIXES.get(prefix.lower()) is TargetKind.SERVICE:
         target = _named(TargetKind.SERVICE, rest, namespace)
     else:
         target = _service(text, namespace)
     if target is None:
-        raise InvalidTarget(
-            f'"{text}" is not of the form NAME, NAMESPACE/NAME, svc/NAMESPACE/NAME or NAME.NAMESPACE, each with or'
-            " without :PORT"
-        )
+        raise InvalidTarget(f'"{text}" is not of the form {SERVICE_FORMS}')
     return target
+
+
+def is_service_name(text: str) -> bool:
+    """Return whether a text has the prefix of a Service, or the form of a DNS name."""
+    prefix, slash, _ = text.partition("/")
+    return (bool(slash) and KIND_PREFIXES.get(prefix.lower()) is TargetKind.SERVICE) or "." in text.partition(
+        ":"
+    )[0]
 
 
 def _with_prefix(text: str, namespace: str) -> Target | None:
     """Parse a text with the prefix of a kind. Return None if it has none; raise InvalidTarget if the rest is wrong."""
     prefix, slash, rest = text.partition("/")
-    kind = _PREFIXES.get(prefix.lower()) if slash else None
+    kind = KIND_PREFIXES.get(prefix.lower()) if slash else None
     if kind is None:
         return None
     target = _named(kind, rest, namespace)

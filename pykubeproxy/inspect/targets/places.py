@@ -10,6 +10,7 @@ from pykubeproxy.inspect.targets.directory import Directory
 from pykubeproxy.inspect.targets.parse import Target, TargetKind
 from pykubeproxy.objects import Node
 from pykubeproxy.objects.pods import Pod
+from pykubeproxy.wording import listed
 
 _MOST_MATCHES = 3
 
@@ -40,6 +41,11 @@ class Place(msgspec.Struct, frozen=True):
     kind: ClientKind | None = None
     node: str = ""
     pod: Pod | None = None
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the addresses are a node's own."""
+        return self.kind is ClientKind.NODE
 
 
 def find_place(target: Target, directory: Directory) -> Place:
@@ -96,6 +102,9 @@ def missing(target: Target, known: Iterable[str], directory: Directory) -> Unres
     similar = [it for it in names if it.rpartition("/")[2] == target.name]
     similar += difflib.get_close_matches(target.without_port, names, _MOST_MATCHES, cutoff=0.75)
     found = list(dict.fromkeys(similar))[:_MOST_MATCHES]
-    question = f"did you mean {' or '.join(found)}?" if found else ""
-    advice = "; ".join(filter(None, (question, directory.advice)))
-    return Unresolved(f"there is no {target.without_port} {directory.place}{advice and '; '}{advice}")
+    parts = [f"there is no {target.without_port} {directory.place}", directory.advice.get(target.kind, "")]
+    if found:
+        parts.append(f"did you mean {' or '.join(found)}?")
+    elif names:
+        parts.append(f"known: {listed(names, _MOST_MATCHES)}")
+    return Unresolved("; ".join(filter(None, parts)))

@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.render_json import rounded
 from pykubeproxy.inspect.routes import PacketVerdict
+from pykubeproxy.inspect.targets import Names
 from pykubeproxy.inspect.trace.model import Rejection, Trace
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.inspect.trace.walk import Step
@@ -16,14 +17,15 @@ from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.parse import parse_rule, without_comment
 from pykubeproxy.wording import TIE, percent, wrapped
 
+_NO_NAMES = Names()
 # How many endpoints are listed, and to how many of them the path is shown.
 _ENDPOINTS, _PATHS = 20, 4
 _REJECTED = {PacketVerdict.DROP: "dropped", PacketVerdict.REJECT: "rejected"}
 
 
-def text(trace: Trace) -> str:
-    """Return the trace in 80 columns; styled for click.echo."""
-    lines = [_title(trace.packet), *_result(trace), "", *_path(trace)]
+def text(trace: Trace, names: Names = _NO_NAMES) -> str:
+    """Return the trace in 80 columns, longer names apart; styled for click.echo."""
+    lines = [_title(trace.packet), *names.resolved, *_result(trace, names), "", *_path(trace)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -36,14 +38,14 @@ def _title(packet: Packet) -> str:
     return click.style(title, bold=True) + (f", {where}" if where else "")
 
 
-def _result(trace: Trace) -> Iterator[str]:
+def _result(trace: Trace, names: Names) -> Iterator[str]:
     source = ", masqueraded: its source is replaced" if trace.masquerade else " and keeps its source"
     match trace.verdict:
         case PacketVerdict.DNAT:
             number = len(trace.endpoints)
             to = "one endpoint" if number == 1 else f"one of {number} endpoints"
             yield f"goes to {to}{source}"
-            yield from _endpoints(trace)
+            yield from _endpoints(trace, names)
         case PacketVerdict.PASS:
             yield f"matches no service; goes to its destination{source}"
         case _ if len(trace.rejections) > 1:
@@ -51,13 +53,16 @@ def _result(trace: Trace) -> Iterator[str]:
     yield from (line for rejection in trace.rejections for line in _rejection(rejection))
 
 
-def _endpoints(trace: Trace) -> Iterator[str]:
+def _endpoints(trace: Trace, names: Names) -> Iterator[str]:
     shown = trace.endpoints[:_ENDPOINTS]
     longest = max(len(address_and_port(endpoint.address, endpoint.port)) for endpoint in shown)
     for endpoint in shown:
         at = address_and_port(endpoint.address, endpoint.port)
         remark = "masqueraded" if endpoint.masquerade and not trace.masquerade else ""
-        yield f"{_share(endpoint.probability)}  {at:<{longest}}  {remark}".rstrip()
+        name = names.pods.get(endpoint.address, "")
+        yield "  ".join(
+            (_share(endpoint.probability), f"{at:<{longest}}", *filter(None, (name, remark)))
+        ).rstrip()
     if others := trace.endpoints[_ENDPOINTS:]:
         share = sum(endpoint.probability for endpoint in others)
         yield f"{_share(share)}  {len(others)} more (-o json lists all)"
@@ -109,13 +114,15 @@ def _step(step: Step) -> Iterator[str]:
     yield from (click.style(line, dim=True) for line in wrapped(reason, " " * 8))
 
 
-def document(trace: Trace) -> dict[str, object]:
+def document(trace: Trace, names: Names = _NO_NAMES) -> dict[str, object]:
     """The trace as a JSON document of version pykubeproxy/v1.
 
     {"apiVersion": "pykubeproxy/v1",
      "packet": {"protocol": "TCP"|"UDP"|"SCTP", "source", "destination", "port",
                 "from": "node" if it starts on this node, else "network",
                 "interface": the incoming interface, or ""},
+     "names": {"source": such as "pod/default/client", "" if unknown, "destination": such as "svc/default/web:http",
+               "endpoints": {address: such as "pod/default/web-1"}},
      "verdict": "dnat"|"reject"|"drop"|"pass", "masquerade": true if its source is replaced for every endpoint,
      "endpoints": [{"address", "port", "probability": 0 to 1, "masquerade": true if its source is replaced for this
                     endpoint}],
@@ -137,6 +144,7 @@ def document(trace: Trace) -> dict[str, object]:
             "from": "node" if packet.starts_here else "network",
             "interface": packet.received_by,
         },
+        "names": {"source": names.source, "destination": names.destination, "endpoints": names.pods},
         "verdict": trace.verdict.value,
         "masquerade": trace.masquerade,
         "endpoints": [

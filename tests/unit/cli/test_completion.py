@@ -1,27 +1,43 @@
 """Completion of Service names from the agent or from live rules."""
 
+import gzip
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import CompletionItem
 
 from pykubeproxy.cli import completion
+from pykubeproxy.cli.completion_files import KnownNames
 from pykubeproxy.cli.dump_rules import dump_rules
+from pykubeproxy.cli.trace import trace
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
+from tests.cases import as_restore_input
 
-KNOWN = [
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+PORTS = [
     PortName("default", "web", "http", "TCP"),
     PortName("default", "web", "metrics", "TCP"),
     PortName("kube-system", "dns", "dns", "UDP"),
     PortName("kube-system", "web", "", "TCP"),
 ]
+KNOWN = KnownNames(
+    PORTS,
+    [Key("default", "web-1"), Key("default", "web-1"), Key("kube-system", "dns-0")],
+    ["n1", "n2.example"],
+)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "_from_agent", lambda: iter(KNOWN))
+    monkeypatch.setattr(completion, "_from_agent", lambda with_pods: KNOWN)
 
 
 def completed(incomplete: str, namespace: str = "") -> list[str]:
@@ -41,11 +57,85 @@ def completed(incomplete: str, namespace: str = "") -> list[str]:
         ("default/web:", "", ["default/web:http", "default/web:metrics"]),
         ("web:m", "default", ["web:metrics"]),
         ("nosuch", "", []),
+        ("svc/", "", ["svc/default/web", "svc/kube-system/dns", "svc/kube-system/web"]),
+        ("service/w", "default", ["service/web"]),
+        ("svc/default/web:h", "", ["svc/default/web:http"]),
+        ("web.", "", ["web.default", "web.kube-system"]),
+        ("web.default:", "", ["web.default:http", "web.default:metrics"]),
     ],
 )
 def test_services(known: None, incomplete: str, namespace: str, wanted: list[str]) -> None:
     """Complete namespace/name, plain names, and ports after a colon."""
     assert completed(incomplete, namespace) == wanted
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "namespace", "wanted"),
+    [
+        ("p", "", ["pod/default/web-1", "pod/kube-system/dns-0"]),
+        ("pod/kube", "", ["pod/kube-system/dns-0"]),
+        ("pods/w", "default", ["pods/web-1"]),
+        ("node/", "", ["node/n1", "node/n2.example"]),
+        ("s", "", ["svc/default/web", "svc/kube-system/dns", "svc/kube-system/web"]),
+        ("svc/default/web:m", "", ["svc/default/web:metrics"]),
+        ("svc/w", "default", ["svc/web"]),
+        ("web.d", "", ["web.default"]),
+        ("default/w", "", ["default/web"]),
+        ("10.", "", []),
+    ],
+)
+def test_ends_of_a_connection(known: None, incomplete: str, namespace: str, wanted: list[str]) -> None:
+    """Complete pods, nodes and Services in the form that was begun; no Service is a source."""
+    assert completed_end(incomplete, namespace) == wanted
+    from_here = [it for it in wanted if it.startswith(("pod", "node"))]
+    assert completed_end(incomplete, namespace, completion.sources) == from_here
+
+
+def completed_end(
+    incomplete: str, namespace: str = "", complete: Complete = completion.destinations, **params: object
+) -> list[str]:
+    context = click.Context(trace)
+    context.params = {"namespace": namespace, **params}
+    return [it.value for it in complete(context, trace.params[0], incomplete)]
+
+
+def test_names_in_an_objects_file(tmp_path: Path) -> None:
+    """A file of -f on the command line comes before the agent; YAML, JSON and Lists are read."""
+    items = [
+        {
+            "kind": "Service",
+            "metadata": {"name": "db", "namespace": "shop"},
+            "spec": {"ports": [{"name": "sql"}]},
+        },
+        {
+            "kind": "Service",
+            "metadata": {"name": "old", "namespace": "shop"},
+            "spec": {"externalName": "a.b"},
+        },
+        {"kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDR": "10.244.1.0/24"}},
+        {"kind": "NetworkPolicy", "metadata": {"name": "deny", "namespace": "shop"}, "spec": {"ports": 7}},
+        {
+            "kind": "EndpointSlice",
+            "metadata": {"name": "db-x", "namespace": "shop"},
+            "endpoints": [{"addresses": ["10.244.1.5"], "targetRef": {"name": "db-0"}}, {"targetRef": None}],
+        },
+    ]
+    (tmp_path / "one.json").write_text(json.dumps({"kind": "List", "items": items}))
+    (tmp_path / "two.yaml").write_text("kind: Pod\nmetadata:\n  name: client\n  namespace: shop\n")
+    everything = ["node/n1", "pod/shop/client", "pod/shop/db-0", "svc/shop/db", "svc/shop/old"]
+    assert completed_end("", filename=str(tmp_path)) == everything
+    assert completed_end("svc/shop/db:", filename=str(tmp_path)) == ["svc/shop/db:sql"]
+    assert completed_end("svc/", filename=str(tmp_path / "nowhere")) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_names_in_a_rules_file(tmp_path: Path, packed: bool) -> None:
+    """Comments of rules name Services and their ports."""
+    text = as_restore_input("multi-port", Family.IPV4).encode()
+    path = tmp_path / "rules"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert completed_end("", files=(str(path),)) == ["svc/default/kubernetes", "svc/ns1/web"]
+    assert completed_end("svc/ns1/web:", files=(str(path),)) == ["svc/ns1/web:http", "svc/ns1/web:https"]
 
 
 def test_namespaces(known: None) -> None:
@@ -62,18 +152,20 @@ def test_invalid_names_are_not_completed(monkeypatch: pytest.MonkeyPatch, odd: s
         PortName("ns", odd, "", "TCP"),
         PortName("ns", "db", "x;y", "TCP"),
     ]
-    monkeypatch.setattr(
-        completion, "_from_agent", lambda: iter([*told, PortName("ns", "web", "http", "TCP")])
+    names = KnownNames(
+        [*told, PortName("ns", "web", "http", "TCP")], [Key("ns", odd), Key(odd, "web-1")], [odd]
     )
+    monkeypatch.setattr(completion, "_from_agent", lambda with_pods: names)
     assert completed("") == ["ns/web"]
     assert completed("ns/web:") == ["ns/web:http"]
     assert completed("ns/db:") == []
+    assert completed_end("") == ["svc/ns/web"]
 
 
 def test_no_completion_without_agent_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a source there are no completions and no error."""
 
-    def fail() -> None:
+    def fail(with_pods: bool = False) -> None:
         raise OSError
 
     monkeypatch.setattr(completion, "_from_agent", fail)

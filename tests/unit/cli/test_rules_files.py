@@ -224,7 +224,7 @@ def test_live_rules_that_cannot_be_read_may_come_from_a_file(
         (dump_rules, ("ns1/nothing",), "there are no rules for ns1/nothing in {rules}"),
         (dump_rules, ("--rules", "/nowhere"), "cannot read /nowhere: No such file or directory"),
         (dump_rules, ("--rules", "/"), "cannot read /: Is a directory"),
-        (trace, (POD, "10.96.1.1:80", "-f", "-"), "--rules cannot be combined with -f"),
+        (trace, (POD, "10.96.1.1:80", "--rules", "-", "-f", "-"), 'only one of -f and --rules can be "-"'),
         (diff, ("--against", "objects.yaml"), "--rules cannot be combined with --against"),
         (diff, ("--rules", "-", "-f", "-"), 'only one of -f, --against and --rules can be "-"'),
         (diff, ("--url", "http://127.0.0.1:1", "-f", "-"), "--url cannot be combined with -f"),

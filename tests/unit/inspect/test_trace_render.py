@@ -64,7 +64,16 @@ def test_json_equals_golden_file(name: str) -> None:
 @pytest.mark.parametrize("name", PACKETS)
 def test_json_has_the_documented_keys_and_types(name: str) -> None:
     made = json.loads(document(name))
-    assert list(made) == ["apiVersion", "packet", "verdict", "masquerade", "endpoints", "rejections", "steps"]
+    assert list(made) == [
+        "apiVersion",
+        "packet",
+        "names",
+        "verdict",
+        "masquerade",
+        "endpoints",
+        "rejections",
+        "steps",
+    ]
     assert made["apiVersion"] == "pykubeproxy/v1"
     assert made["verdict"] in ("dnat", "reject", "drop", "pass")
     assert isinstance(made["masquerade"], bool)

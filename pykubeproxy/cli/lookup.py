@@ -1,0 +1,225 @@
+"""Where commands look up the names of pods, Services and nodes: files, the agent, an API server, or rules."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from pykubeproxy.cli.inputs import host_name, open_client
+from pykubeproxy.cli.node_rules import NodeRules
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.targets import Directory, Target, TargetKind
+from pykubeproxy.inspect.targets.from_rules import services_of
+from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Object, Service
+
+# Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
+if TYPE_CHECKING:
+    from pykubeproxy.sources import Client
+    from pykubeproxy.sources.manifests import Manifests
+
+_ASK_SERVER = "add --kubeconfig to ask the API server"
+_ASK_OTHERS = "add -f FILE with objects, or --kubeconfig to ask the API server"
+_PODS_FORBIDDEN = "this account may not list pods, so only pods of Services are known; get permission to list pods, or give an address"
+_Object = TypeVar("_Object", Service, EndpointSlice, Node)
+
+
+class ObjectSource(Protocol):
+    """A place with objects."""
+
+    def directory(self, targets: Sequence[Target]) -> Directory:
+        """Return at least the objects that the targets name, and those with similar names. Raises ClickException."""
+
+
+class ManifestObjects(NamedTuple):
+    """The objects in files; `here` is the name of the node that the configuration selects."""
+
+    path: str
+    manifests: "Manifests"
+    config: Config
+    here: str = ""
+
+    def directory(self, targets: Sequence[Target]) -> Directory:  # noqa: ARG002
+        """Return all objects."""
+        objects = self.manifests.objects
+        return Directory(
+            f"in {'standard input' if self.path == '-' else self.path}",
+            advice=dict.fromkeys(TargetKind, "give an address, or add the object to the file"),
+            services=_only(Service, objects),
+            slices=_only(EndpointSlice, objects),
+            nodes=_only(Node, objects),
+            listed_pods=self.manifests.pods,
+            pod_networks=_pod_networks(self.config),
+            here=self.here,
+        )
+
+
+def object_source(config: Config, rules: NodeRules, *, is_live: bool) -> ObjectSource:
+    """Return the API server that the configuration names; else the agent, for live rules; else the rules."""
+    if config.client.kubeconfig or config.client.master:
+        return ServerObjects(config)
+    return AgentObjects(rules) if is_live else RuleNames(rules)
+
+
+class AgentObjects(NamedTuple):
+    """The objects of the agent on this node; without one, the Services in the live rules."""
+
+    rules: NodeRules
+
+    def directory(self, targets: Sequence[Target]) -> Directory:
+        """Ask the agent, which knows the pods of Services and its own Node only. Raises ClickException."""
+        from pykubeproxy.cli.client import NoAgent
+
+        try:
+            return self._agent_directory(targets)
+        except NoAgent:
+            return RuleNames(self.rules).directory(targets)
+
+    def _agent_directory(self, targets: Sequence[Target]) -> Directory:
+        from pykubeproxy.cli.running_agent import agent_state
+
+        services = [it.key for it in targets if it.kind is TargetKind.SERVICE]
+        if any(it.kind is TargetKind.POD for it in targets):
+            found = agent_state(None, slices="all")
+        else:
+            found = agent_state(None, **({"service": str(services[0])} if services else {}))
+            if services and not found.objects.services:
+                found = agent_state(None)  # for similar names
+        objects = found.objects
+        return Directory(
+            "in the agent on this node",
+            advice={
+                TargetKind.POD: f"the agent knows only pods of Services; {_ASK_SERVER}",
+                TargetKind.NODE: f"the agent knows only its own Node; {_ASK_SERVER}",
+                TargetKind.SERVICE: f"the agent knows no headless Services; {_ASK_SERVER}",
+            },
+            services=objects.services,
+            slices=objects.slices,
+            nodes=(objects.node,),
+            pod_networks=_pod_networks(found.config),
+            here=objects.node.name,
+        )
+
+
+class ServerObjects(NamedTuple):
+    """The objects of an API server. Pods are read if the account may list them, else from EndpointSlices."""
+
+    config: Config
+
+    def directory(self, targets: Sequence[Target]) -> Directory:
+        """Ask the API server, for no more than the targets need. Raises ClickException."""
+        from pykubeproxy.sources import SourceError
+
+        here = self.config.hostname_override or host_name()
+        with click_errors(SourceError):
+            client = open_client(self.config)
+            return server_directory(client, targets, here, _pod_networks(self.config))
+
+
+def server_directory(
+    client: "Client", targets: Sequence[Target], here: str = "", pod_networks: tuple[str, ...] = ()
+) -> Directory:
+    """Return the objects of an API server that the targets name, and the Node `here`. Raises SourceError.
+
+    For a name that does not exist, return all objects of its kind and, for a pod, its namespace.
+    """
+    found = Directory("on the API server", pod_networks=pod_networks, here=here)
+    for target in targets:
+        match target.kind:
+            case TargetKind.SERVICE:
+                found = _with_service(client, target, found)
+            case TargetKind.POD:
+                found = _with_pod(client, target, found)
+            case TargetKind.NODE:
+                found = _with_node(client, target, found)
+            case _:
+                pass
+    return _with_nodes_of_pods(client, targets, found)
+
+
+def _with_service(client: "Client", target: Target, found: Directory) -> Directory:
+    from pykubeproxy.sources import list_kind, service_objects
+
+    listed = service_objects(client, target.name, target.namespace, ())
+    services, slices = _of_kind(Service, listed), _of_kind(EndpointSlice, listed)
+    return msgspec.structs.replace(
+        found,
+        services=services or _of_kind(Service, [list_kind(client, Kind.SERVICE)]),
+        slices=found.slices + slices,
+    )
+
+
+def _with_pod(client: "Client", target: Target, found: Directory) -> Directory:
+    from pykubeproxy.sources import PodsForbidden, list_kind, list_pods
+
+    try:
+        pods = list_pods(client, target.namespace, target.name) or list_pods(client, target.namespace)
+        return msgspec.structs.replace(found, listed_pods=found.listed_pods + pods)
+    except PodsForbidden:
+        slices = _of_kind(EndpointSlice, [list_kind(client, Kind.ENDPOINT_SLICE, target.namespace)])
+        return msgspec.structs.replace(
+            found, slices=found.slices + slices, advice={TargetKind.POD: _PODS_FORBIDDEN}
+        )
+
+
+def _with_node(client: "Client", target: Target, found: Directory) -> Directory:
+    from pykubeproxy.sources import list_kind
+
+    nodes = _of_kind(Node, [list_kind(client, Kind.NODE, name=target.name)])
+    nodes = nodes or _of_kind(Node, [list_kind(client, Kind.NODE)])
+    return msgspec.structs.replace(found, nodes=found.nodes + nodes)
+
+
+def _with_nodes_of_pods(client: "Client", targets: Sequence[Target], found: Directory) -> Directory:
+    """Add the Nodes of the named pods, and this one, if the account may read them."""
+    from pykubeproxy.sources import SourceError, list_kind
+
+    pods = (found.pod(it.key) for it in targets if it.kind is TargetKind.POD)
+    names = {found.here, *(pod.node for pod in pods if pod)} - {"", *(it.name for it in found.nodes)}
+    nodes = found.nodes
+    with suppress(SourceError):
+        for name in sorted(names):
+            nodes += _of_kind(Node, [list_kind(client, Kind.NODE, name=name)])
+    return msgspec.structs.replace(found, nodes=nodes)
+
+
+def _of_kind(kind: type[_Object], listed: Iterable[Listed]) -> tuple[_Object, ...]:
+    return _only(kind, (object_ for one in listed for object_ in one.objects))
+
+
+def _only(kind: type[_Object], objects: Iterable[Object]) -> tuple[_Object, ...]:
+    return tuple(it for it in objects if isinstance(it, kind))
+
+
+def _pod_networks(config: Config) -> tuple[str, ...]:
+    """Return the cluster CIDRs, which are valid only in this mode."""
+    detect = config.detect_local
+    return detect.cluster_cidrs if detect.mode is DetectLocalMode.CLUSTER_CIDR else ()
+
+
+class RuleNames(NamedTuple):
+    """The Services that comments in rules name. Rules name no pods and no nodes."""
+
+    rules: NodeRules
+
+    def directory(self, targets: Sequence[Target]) -> Directory:
+        """Read the rules. Raises KernelError and ClickException."""
+        services: tuple[Service, ...] = ()
+        for target in targets:
+            if target.kind is TargetKind.SERVICE:
+                services = self._services(ServiceFilter(target.namespace, target.name)) or self._services()
+        return Directory(
+            self.rules.place,
+            advice={
+                TargetKind.POD: f"rules do not name pods; {_ASK_OTHERS}",
+                TargetKind.NODE: f"rules do not name nodes; {_ASK_OTHERS}",
+                TargetKind.SERVICE: f"rules name no headless Services; {_ASK_OTHERS}",
+            },
+            services=services,
+        )
+
+    def _services(self, query: ServiceFilter | None = None) -> tuple[Service, ...]:
+        tables = self.rules.counted(list(Family), query or ServiceFilter())
+        return services_of((ruleset for ruleset, _ in tables), query)
