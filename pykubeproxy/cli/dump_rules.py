@@ -61,7 +61,8 @@ def dump_rules(
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the live rules of this node.
 
-    SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share
+    SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port, also as svc/[NAMESPACE/]NAME or
+    NAME.NAMESPACE. For each endpoint, show its share
     of new connections. This also reads the rules of kube-proxy, needs no running agent and changes nothing. With --rules,
     show the rules of another node; this needs neither root nor iptables.
 

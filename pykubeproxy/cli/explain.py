@@ -61,7 +61,8 @@ def explain(
 ) -> None:
     """Explain which endpoints of SERVICE this node uses, why, and how traffic reaches them.
 
-    SERVICE has the form [NAMESPACE/]NAME, PORT is the name or number of a port. With --node or --zone, explain for that
+    SERVICE has the form [NAMESPACE/]NAME, svc/[NAMESPACE/]NAME or NAME.NAMESPACE, PORT is the name or number of a port.
+    With --node or --zone, explain for that
     node or zone, and list the differences from this node. This reads objects, not live rules (see dump-rules), so it
     needs no root.
 

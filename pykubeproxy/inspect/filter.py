@@ -32,16 +32,16 @@ def parse_filter(text: str, namespace: str = "") -> ServiceFilter:
     """Parse the name of a Service, as `parse_service` does, or of a chain. Raises ValueError with one line."""
     if is_service_name(text):
         service = parse_service(text, namespace)
-        if namespace and service.namespace != namespace:
-            raise ValueError(f'"{text}" is not in namespace {namespace}')
-        return ServiceFilter(service.namespace, service.name, service.port)
-    before, slash, rest = text.rpartition("/")
-    name, colon, port = rest.partition(":")
-    if "/" in before or (slash and not before) or (text and not name) or (colon and not port):
-        raise ValueError(f'"{text}" is not of the form {SERVICE_FORMS}')
-    if before and namespace and before != namespace:
+        found = ServiceFilter(service.namespace, service.name, service.port)
+    else:
+        before, slash, rest = text.rpartition("/")
+        name, colon, port = rest.partition(":")
+        if "/" in before or (slash and not before) or (text and not name) or (colon and not port):
+            raise ValueError(f'"{text}" is not of the form {SERVICE_FORMS}')
+        found = ServiceFilter(before or namespace, name, port)
+    if namespace and found.namespace != namespace:
         raise ValueError(f'"{text}" is not in namespace {namespace}; remove one of both namespaces')
-    return ServiceFilter(before or namespace, name, port)
+    return found
 
 
 def parse_title(title: str, protocol: str) -> PortName:

@@ -104,7 +104,9 @@ def parse_destination(text: str, namespace: str = "") -> Target:
     if target.kind is TargetKind.NODE and not target.port:
         raise InvalidTarget(f'"{text}" has no port; use {text}:PORT')
     if target.kind is TargetKind.NODE and not target.port.isdecimal():
-        raise InvalidTarget(f'"{text}": ports of a node have no names; use {target.without_port}:NUMBER')
+        raise InvalidTarget(
+            f'"{text}" has a name as port, but ports of nodes have none; use {target.without_port}:NUMBER'
+        )
     return target
 
 

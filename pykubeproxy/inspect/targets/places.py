@@ -99,12 +99,21 @@ def _name(node: Node | None) -> str:
 def missing(target: Target, known: Iterable[str], directory: Directory) -> Unresolved:
     """Return the error about an object that the directory lacks, with similar names."""
     names = sorted(known)
-    similar = [it for it in names if it.rpartition("/")[2] == target.name]
-    similar += difflib.get_close_matches(target.without_port, names, _MOST_MATCHES, cutoff=0.75)
-    found = list(dict.fromkeys(similar))[:_MOST_MATCHES]
+    found = _similar(target, names)
     parts = [f"there is no {target.without_port} {directory.place}", directory.advice.get(target.kind, "")]
     if found:
         parts.append(f"did you mean {' or '.join(found)}?")
     elif names:
         parts.append(f"known: {listed(names, _MOST_MATCHES)}")
     return Unresolved("; ".join(filter(None, parts)))
+
+
+def _similar(target: Target, names: Iterable[str]) -> list[str]:
+    """Return the objects with the most similar names, those in the namespace of the target first."""
+    by_name: dict[str, list[str]] = {}
+    for text in names:
+        by_name.setdefault(text.rpartition("/")[2], []).append(text)
+    close = difflib.get_close_matches(target.name, by_name, _MOST_MATCHES)
+    found = [text for name in close for text in by_name[name]]
+    namespace = target.without_port.removesuffix(target.name)
+    return sorted(found, key=lambda text: not text.startswith(namespace))[:_MOST_MATCHES]

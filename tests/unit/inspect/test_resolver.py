@@ -83,6 +83,11 @@ def test_an_unnamed_service_has_the_name_of_its_chain() -> None:
         ("ns1/web", "", ServiceFilter("ns1", "web")),
         ("ns1/web", "ns1", ServiceFilter("ns1", "web")),
         ("ns1/web:80", "", ServiceFilter("ns1", "web", "80")),
+        ("svc/web", "", ServiceFilter("", "web")),
+        ("svc/web:http", "ns1", ServiceFilter("ns1", "web", "http")),
+        ("service/ns1/web", "", ServiceFilter("ns1", "web")),
+        ("web.ns1:80", "", ServiceFilter("ns1", "web", "80")),
+        ("web.ns1.svc.cluster.local", "ns1", ServiceFilter("ns1", "web")),
     ],
 )
 def test_filters_are_parsed(text: str, namespace: str, service_filter: ServiceFilter) -> None:
@@ -91,7 +96,18 @@ def test_filters_are_parsed(text: str, namespace: str, service_filter: ServiceFi
 
 @pytest.mark.parametrize(
     ("text", "namespace"),
-    [("a/b/c", ""), ("/web", ""), ("ns1/", ""), ("web:", ""), (":http", ""), ("a/web", "b")],
+    [
+        ("a/b/c", ""),
+        ("/web", ""),
+        ("ns1/", ""),
+        ("web:", ""),
+        (":http", ""),
+        ("a/web", "b"),
+        ("svc/a/web", "b"),
+        ("web.a", "b"),
+        ("svc/", ""),
+        ("a.b.c", ""),
+    ],
 )
 def test_invalid_filters_are_rejected(text: str, namespace: str) -> None:
     """Also a namespace that contradicts the option."""
