@@ -17,6 +17,7 @@ from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Objec
 
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
+    from pykubeproxy.agent.observe.object_documents import Objects
     from pykubeproxy.sources import Client
     from pykubeproxy.sources.manifests import Manifests
 
@@ -59,7 +60,7 @@ class ManifestObjects(NamedTuple):
 def object_source(config: Config, rules: NodeRules, *, is_live: bool) -> ObjectSource:
     """Return the API server that the configuration names; else the agent, for live rules; else the rules."""
     if config.client.kubeconfig or config.client.master:
-        return ServerObjects(config)
+        return ServerObjects(config, config.hostname_override or (host_name() if is_live else ""))
     return AgentObjects(rules) if is_live else RuleNames(rules)
 
 
@@ -87,35 +88,42 @@ class AgentObjects(NamedTuple):
             found = agent_state(None, **({"service": str(services[0])} if services else {}))
             if services and not found.objects.services:
                 found = agent_state(None)  # for similar names
-        objects = found.objects
-        return Directory(
-            "in the agent on this node",
-            advice={
-                TargetKind.POD: f"the agent knows only pods of Services; {_ASK_SERVER}",
-                TargetKind.NODE: f"the agent knows only its own Node; {_ASK_SERVER}",
-                TargetKind.SERVICE: f"the agent knows no headless Services; {_ASK_SERVER}",
-            },
-            services=objects.services,
-            slices=objects.slices,
-            nodes=(objects.node,),
-            pod_networks=_pod_networks(found.config),
-            here=objects.node.name,
-        )
+        return directory_of(found.objects, found.config, "in the agent on this node")
+
+
+def directory_of(objects: "Objects", config: Config, place: str) -> Directory:
+    """Return the objects of an agent, which stand at `place`."""
+    return Directory(
+        place,
+        advice={
+            TargetKind.POD: f"the agent knows only pods of Services; {_ASK_SERVER}",
+            TargetKind.NODE: f"the agent knows only its own Node; {_ASK_SERVER}",
+            TargetKind.SERVICE: f"the agent knows no headless Services; {_ASK_SERVER}",
+        },
+        services=objects.services,
+        slices=objects.slices,
+        nodes=(objects.node,),
+        pod_networks=_pod_networks(config),
+        here=objects.node.name,
+    )
 
 
 class ServerObjects(NamedTuple):
-    """The objects of an API server. Pods are read if the account may list them, else from EndpointSlices."""
+    """The objects of an API server; `here` is the name of the node whose rules are inspected, "" if unknown.
+
+    Pods are read if the account may list them, else from EndpointSlices.
+    """
 
     config: Config
+    here: str
 
     def directory(self, targets: Sequence[Target]) -> Directory:
         """Ask the API server, for no more than the targets need. Raises ClickException."""
         from pykubeproxy.sources import SourceError
 
-        here = self.config.hostname_override or host_name()
         with click_errors(SourceError):
             client = open_client(self.config)
-            return server_directory(client, targets, here, _pod_networks(self.config))
+            return server_directory(client, targets, self.here, _pod_networks(self.config))
 
 
 def server_directory(
@@ -152,10 +160,10 @@ def _with_service(client: "Client", target: Target, found: Directory) -> Directo
 
 
 def _with_pod(client: "Client", target: Target, found: Directory) -> Directory:
-    from pykubeproxy.sources import PodsForbidden, list_kind, list_pods
+    from pykubeproxy.sources import PodsForbidden, find_pods, list_kind
 
     try:
-        pods = list_pods(client, target.namespace, target.name) or list_pods(client, target.namespace)
+        pods = find_pods(client, target.namespace, target.name) or find_pods(client, target.namespace)
         return msgspec.structs.replace(found, listed_pods=found.listed_pods + pods)
     except PodsForbidden:
         slices = _of_kind(EndpointSlice, [list_kind(client, Kind.ENDPOINT_SLICE, target.namespace)])

@@ -23,9 +23,9 @@ from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.targets import (
     ClientKind,
-    Connection,
     Directory,
     InvalidTarget,
+    ResolvedConnection,
     Target,
     TargetKind,
     Unresolved,
@@ -212,7 +212,7 @@ def _client_kind(source: Target, origin: _Origin | None) -> ClientKind | None:
 
 
 def _packet(
-    connection: Connection, host: Host, config: Config, interface: str, origin: _Origin | None
+    connection: ResolvedConnection, host: Host, config: Config, interface: str, origin: _Origin | None
 ) -> Packet:
     """Return the packet with the interface by which it comes in, if it does not start on the node."""
     is_named = connection.client.target.kind is not TargetKind.ADDRESS
@@ -235,7 +235,7 @@ def _packet(
     )
 
 
-def _notes(connection: Connection, directory: Directory) -> Iterator[str]:
+def _notes(connection: ResolvedConnection, directory: Directory) -> Iterator[str]:
     client = connection.client
     if client.node and directory.here and client.node != directory.here:
         yield (

@@ -9,7 +9,7 @@ from pykubeproxy.objects.values import EndpointPort, Key, RejectedValue
 _FINISHED = ("Succeeded", "Failed")
 
 
-class Pod(msgspec.Struct, frozen=True):
+class KnownPod(msgspec.Struct, frozen=True):
     """A Pod, or what the EndpointSlices of Services tell about it.
 
     - `addresses`: its IPs, the primary one first
@@ -79,7 +79,7 @@ class _Pod(msgspec.Struct, gc=False):
 _pods = msgspec.json.Decoder(_Pod)
 
 
-def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
+def decode_pod(raw: bytes | msgspec.Raw) -> KnownPod:
     """Decode one Pod of the API; skip invalid addresses. Raises ValueError if the Pod is unusable."""
     try:
         pod = _pods.decode(raw)
@@ -88,7 +88,7 @@ def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
     status = pod.status or _Status()
     rejected: list[RejectedValue] = []
     ips = [it.ip for it in status.podIPs or ()] or [status.podIP or ""]
-    return Pod(
+    return KnownPod(
         namespace=check.label(pod.metadata.namespace or "default", "metadata.namespace"),
         name=check.subdomain(pod.metadata.name, "metadata.name"),
         addresses=accepted((("status.podIPs", ip) for ip in ips if ip), check.address, rejected),

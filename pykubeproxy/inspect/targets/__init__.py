@@ -18,4 +18,4 @@ from pykubeproxy.inspect.targets.parse import (
     parse_source,
 )
 from pykubeproxy.inspect.targets.places import ClientKind, Place, Unresolved
-from pykubeproxy.inspect.targets.resolve import Connection, resolve
+from pykubeproxy.inspect.targets.resolve import ResolvedConnection, resolve

@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy.inspect.targets.parse import TargetKind
 from pykubeproxy.objects import EndpointPort, EndpointSlice, Key, Node, Service
-from pykubeproxy.objects.pods import Pod
+from pykubeproxy.objects.pods import KnownPod
 
 
 class Directory(msgspec.Struct, frozen=True, dict=True):
@@ -26,7 +26,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
     services: tuple[Service, ...] = ()
     slices: tuple[EndpointSlice, ...] = ()
     nodes: tuple[Node, ...] = ()
-    listed_pods: tuple[Pod, ...] = ()
+    listed_pods: tuple[KnownPod, ...] = ()
     pod_networks: tuple[str, ...] = ()
     here: str = ""
 
@@ -38,17 +38,17 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         """Return a Node by name."""
         return next((it for it in self.nodes if it.name == name), None)
 
-    def pod(self, key: Key) -> Pod | None:
+    def pod(self, key: Key) -> KnownPod | None:
         """Return a Pod by name."""
         return self.pods.get(key)
 
     @cached_property
-    def pods(self) -> dict[Key, Pod]:
+    def pods(self) -> dict[Key, KnownPod]:
         """All known Pods: those of the API, and those that EndpointSlices name."""
         return {**_pods_of(self.slices), **{it.key: it for it in self.listed_pods}}
 
     @cached_property
-    def _pods_by_address(self) -> dict[str, Pod]:
+    def _pods_by_address(self) -> dict[str, KnownPod]:
         return {
             address: it
             for it in self.pods.values()
@@ -56,7 +56,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
             for address in it.addresses
         }
 
-    def pod_at(self, address: str) -> Pod | None:
+    def pod_at(self, address: str) -> KnownPod | None:
         """Return the Pod that has an address for itself."""
         pod = self._pods_by_address.get(address)
         return pod if pod and not self.node_at(address) else None
@@ -73,26 +73,26 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         """Return whether the configuration or a Node says that an address is a pod's."""
         return _is_in(address, self.pod_networks) or self.node_of_pods_at(address) is not None
 
-    def pods_of(self, service: Key) -> tuple[Pod, ...]:
+    def pods_of(self, service: Key) -> tuple[KnownPod, ...]:
         """Return the Pods that the EndpointSlices of a Service name."""
         named = _pods_of(it for it in self.slices if it.service_key == service)
         return tuple(self.pods[key] for key in sorted(named))
 
 
-def _pods_of(slices: Iterable[EndpointSlice]) -> dict[Key, Pod]:
+def _pods_of(slices: Iterable[EndpointSlice]) -> dict[Key, KnownPod]:
     """Return what EndpointSlices tell about the Pods they name; a slice for each family names a Pod."""
-    found: dict[Key, list[Pod]] = {}
+    found: dict[Key, list[KnownPod]] = {}
     for pod in _named(slices):
         found.setdefault(pod.key, []).append(pod)
     return {key: _merged(some) for key, some in found.items()}
 
 
-def _named(slices: Iterable[EndpointSlice]) -> Iterator[Pod]:
+def _named(slices: Iterable[EndpointSlice]) -> Iterator[KnownPod]:
     for slice_ in slices:
         ports = tuple(port for port in slice_.ports if port.port)
         for endpoint in slice_.endpoints:
             if endpoint.pod and endpoint.address:
-                yield Pod(
+                yield KnownPod(
                     slice_.namespace,
                     endpoint.pod,
                     (endpoint.address,),
@@ -102,7 +102,7 @@ def _named(slices: Iterable[EndpointSlice]) -> Iterator[Pod]:
                 )
 
 
-def _merged(pods: list[Pod]) -> Pod:
+def _merged(pods: list[KnownPod]) -> KnownPod:
     ports: dict[tuple[str, int | None], EndpointPort] = {}
     for pod in pods:
         for port in pod.ports:

@@ -7,7 +7,7 @@ import msgspec
 from pykubeproxy.inspect.targets.directory import Directory
 from pykubeproxy.inspect.targets.parse import TargetKind
 from pykubeproxy.inspect.targets.places import Place
-from pykubeproxy.inspect.targets.resolve import Connection
+from pykubeproxy.inspect.targets.resolve import ResolvedConnection
 from pykubeproxy.objects import address_and_port
 
 
@@ -25,7 +25,7 @@ class Names(msgspec.Struct, frozen=True):
     resolved: tuple[str, ...] = ()
 
 
-def names_of(connection: Connection, directory: Directory, endpoints: Iterable[str]) -> Names:
+def names_of(connection: ResolvedConnection, directory: Directory, endpoints: Iterable[str]) -> Names:
     """Return the names of a connection's ends, and of the pods at the addresses of endpoints."""
     pods = ((address, directory.pod_at(address)) for address in endpoints)
     server = connection.server
@@ -46,7 +46,7 @@ def _name(place: Place) -> str:
     return f"node/{place.node}" if place.is_node else ""
 
 
-def _resolved(connection: Connection) -> Iterator[str]:
+def _resolved(connection: ResolvedConnection) -> Iterator[str]:
     client, server = connection.client, connection.server
     if client.target.kind is not TargetKind.ADDRESS:
         yield f"{client.target} is {connection.source}{_on_node(client)}"

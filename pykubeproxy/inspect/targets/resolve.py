@@ -17,7 +17,7 @@ from pykubeproxy.wording import listed
 _MOST_PODS = 3
 
 
-class Connection(msgspec.Struct, frozen=True):
+class ResolvedConnection(msgspec.Struct, frozen=True):
     """The first packet of a connection, and what its ends are.
 
     - `source`, `destination`: canonical addresses of one family
@@ -51,7 +51,7 @@ def resolve(
     protocol: Protocol | None = None,
     client: ClientKind | None = None,
     entry: str = "",
-) -> Connection:
+) -> ResolvedConnection:
     """Resolve both ends to addresses of one family.
 
     Without `family`, take one that both ends have: that of the Service's first address or the pod's primary one, if the
@@ -69,14 +69,16 @@ def resolve(
     notes = tuple(_notes_about(end))
     if end.pod and destination.kind is TargetKind.POD:
         number, chosen = choose_pod_port(end.pod, destination, protocol)
-        return Connection(at, to, number, chosen, start, end, notes=notes)
+        return ResolvedConnection(at, to, number, chosen, start, end, notes=notes)
     number = int(destination.port)
     default = Protocol.TCP if destination.kind is TargetKind.ADDRESS else None
     found = _service_at(to, number, protocol or default, directory)
     if found is None:
-        return Connection(at, to, number, protocol or Protocol.TCP, start, end, notes=notes)
+        return ResolvedConnection(at, to, number, protocol or Protocol.TCP, start, end, notes=notes)
     service, frontend = found
-    return Connection(at, to, number, Protocol(service.protocol), start, end, service, frontend, notes)
+    return ResolvedConnection(
+        at, to, number, Protocol(service.protocol), start, end, service, frontend, notes
+    )
 
 
 def _to_service(
@@ -86,7 +88,7 @@ def _to_service(
     family: Family | None,
     protocol: Protocol | None,
     entry: str,
-) -> Connection:
+) -> ResolvedConnection:
     service = directory.service(target.key)
     if service is None:
         raise missing(target, (f"svc/{it.key}" for it in directory.services), directory)
@@ -100,7 +102,7 @@ def _to_service(
     frontend = next(it for it in frontends if it.address == to)
     name = PortName(service.namespace, service.name, port.name, port.protocol.value)
     notes = tuple(_notes_about_service(service, target, frontend, outside))
-    return Connection(at, to, frontend.port, port.protocol, start, None, name, frontend, notes)
+    return ResolvedConnection(at, to, frontend.port, port.protocol, start, None, name, frontend, notes)
 
 
 def _check_served(service: Service, target: Target, directory: Directory) -> None:

@@ -176,4 +176,4 @@ def test_unknown_command(word: str, advice: str) -> None:
 def test_missing_argument_shows_an_example() -> None:
     result = CliRunner().invoke(main, ["trace"], prog_name="pykubeproxy")
     assert result.exit_code == 2
-    assert "Error: Missing argument 'SRC'. Example: pykubeproxy trace 10." in result.stderr
+    assert "Error: Missing argument 'SRC'. Example: pykubeproxy trace pod/" in result.stderr

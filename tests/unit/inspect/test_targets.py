@@ -4,9 +4,9 @@ import pytest
 
 from pykubeproxy.inspect.targets import (
     ClientKind,
-    Connection,
     Directory,
     InvalidTarget,
+    ResolvedConnection,
     Target,
     TargetKind,
     Unresolved,
@@ -17,7 +17,7 @@ from pykubeproxy.inspect.targets import (
 )
 from pykubeproxy.inspect.targets.from_rules import services_of
 from pykubeproxy.objects import EndpointPort, Family, Node, Port, Protocol
-from pykubeproxy.objects.pods import Pod
+from pykubeproxy.objects.pods import KnownPod
 from tests.cases import expected, load_case
 from tests.objects import endpoint, service, slice_of
 
@@ -52,15 +52,17 @@ OBJECTS = Directory(
         Node("bare"),
     ),
     listed_pods=(
-        Pod("ns", "client", ("10.244.2.9",), "n2", ports=(EndpointPort("", Protocol.UDP, 5353),)),
-        Pod("ns", "done", ("10.244.2.10",), "n2", phase="Succeeded"),
-        Pod("ns", "pending", phase="Pending"),
+        KnownPod("ns", "client", ("10.244.2.9",), "n2", ports=(EndpointPort("", Protocol.UDP, 5353),)),
+        KnownPod("ns", "done", ("10.244.2.10",), "n2", phase="Succeeded"),
+        KnownPod("ns", "pending", phase="Pending"),
     ),
     pod_networks=("10.244.0.0/16",),
 )
 
 
-def resolved(source: str, destination: str, directory: Directory = OBJECTS, **options: object) -> Connection:
+def resolved(
+    source: str, destination: str, directory: Directory = OBJECTS, **options: object
+) -> ResolvedConnection:
     start, end = parse_source(source, "ns"), parse_destination(destination, "ns")
     return resolve(start, end, directory, **options)  # type: ignore[arg-type]
 

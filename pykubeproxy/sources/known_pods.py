@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from pykubeproxy.objects.pods import Pod, decode_pod
+from pykubeproxy.objects.pods import KnownPod, decode_pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
@@ -29,7 +29,7 @@ class _PodList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def list_pods(client: Client, namespace: str, name: str = "") -> tuple[Pod, ...]:
+def find_pods(client: Client, namespace: str, name: str = "") -> tuple[KnownPod, ...]:
     """Return the Pods of a namespace, or the one of a name; skip unreadable ones. Raises SourceError, PodsForbidden."""
     try:
         return tuple(_pods(client, namespace, name))
@@ -39,7 +39,7 @@ def list_pods(client: Client, namespace: str, name: str = "") -> tuple[Pod, ...]
         raise SourceError(f"cannot list pods: {failure}") from None
 
 
-def _pods(client: Client, namespace: str, name: str) -> Iterator[Pod]:
+def _pods(client: Client, namespace: str, name: str) -> Iterator[KnownPod]:
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
     query: dict[str, str | int] = {"limit": _PAGE_SIZE}
     if name:
