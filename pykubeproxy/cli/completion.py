@@ -45,9 +45,10 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print a script that makes SHELL complete commands, options and names of Services.
+    """Print a script that makes SHELL complete commands, options and the names of Services, pods and nodes.
 
-    Names come from the agent on this node, or else from the live rules, which requires root.
+    Names come from the files of -f and --rules if the command line has them before the name; else from the agent on this
+    node, or from the live rules, which requires root. Rules name Services only.
 
     \b
     pykubeproxy completion bash > /etc/bash_completion.d/pykubeproxy

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 
 import msgspec
@@ -116,5 +117,10 @@ def _merged(pods: list[KnownPod]) -> KnownPod:
 
 
 def _is_in(address: str, networks: Iterable[str]) -> bool:
+    """Return whether networks contain an address. Those of an agent are not checked: ignore invalid ones."""
     ip = ipaddress.ip_address(address)
-    return any(ip in ipaddress.ip_network(network) for network in networks)
+    for network in networks:
+        with suppress(ValueError):
+            if ip in ipaddress.ip_network(network):
+                return True
+    return False

@@ -11,6 +11,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.frontend import Frontend, FrontendKind
 from pykubeproxy.services.ports import PortName
 
+_PROTOCOLS = {it.value for it in Protocol}
 _FIELDS = {
     FrontendKind.CLUSTER_IP: "cluster_ips",
     FrontendKind.EXTERNAL_IP: "external_ips",
@@ -26,7 +27,8 @@ def services_of(rulesets: Iterable[Ruleset], filter_: ServiceFilter | None = Non
             found.setdefault(name, []).extend(it.frontend for it in (*rules.serving, *rules.rejecting))
     services: dict[Key, Service] = {}
     for name, frontends in found.items():
-        if name.namespace:  # a chain without comments has no name
+        # A chain without comments has no name; rules of other programs may have any protocol.
+        if name.namespace and name.protocol.upper() in _PROTOCOLS:
             services[name.service_key] = _with_port(services.get(name.service_key), name, frontends)
     return tuple(services.values())
 

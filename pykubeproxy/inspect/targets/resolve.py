@@ -1,5 +1,6 @@
 """Resolve the two ends of a connection to addresses, a port and a protocol."""
 
+import ipaddress
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -153,7 +154,7 @@ def _addresses(
     for to in destinations:
         for at in start.addresses:
             if family_of(at) is family_of(to) and family in (None, family_of(to)):
-                return at, to
+                return _checked(start.target, at), _checked(target, to)
     for end, addresses in ((start.target, start.addresses), (target, destinations)):
         if family and not any(family_of(it) is family for it in addresses):
             raise Unresolved(f"{end.without_port} has no {family.value} address; remove --family")
@@ -161,6 +162,16 @@ def _addresses(
         f"{start.target} ({_families(start.addresses)}) and {target.without_port} ({_families(destinations)}) are of"
         " different address families; choose ends that share one"
     )
+
+
+def _checked(target: Target, address: str) -> str:
+    """Return an address. Raises Unresolved if it is invalid, as may be what an agent answers."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        raise Unresolved(
+            f"{target.without_port} has an invalid address, {address!r}; check where the objects come from"
+        ) from None
 
 
 def _families(addresses: Sequence[str]) -> str:
