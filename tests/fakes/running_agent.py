@@ -34,7 +34,7 @@ def cluster() -> Cluster:
         )
     )
     endpoints = (
-        endpoint("10.42.1.1", node_name="node1", zone="a", zone_hints=("a",)),
+        endpoint("10.42.1.1", node_name="node1", zone="a", zone_hints=("a",), pod="web-1"),
         endpoint("10.42.2.2", node_name="node2", zone="b", zone_hints=("b",)),
     )
     made.apply(Listed(Kind.ENDPOINT_SLICE, (slice_of(*endpoints, service="web"),)))

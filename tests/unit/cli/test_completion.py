@@ -12,13 +12,17 @@ import click
 import pytest
 from click.shell_completion import CompletionItem
 
-from pykubeproxy.cli import completion
+from pykubeproxy.cli import client, completion
 from pykubeproxy.cli.completion_files import KnownNames
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
 from tests.cases import as_restore_input
+from tests.fakes.running_agent import agent
+from tests.unit.agent.conftest import Serve, serve
+
+__all__ = ["serve"]
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -97,6 +101,13 @@ def completed_end(
     context = click.Context(trace)
     context.params = {"namespace": namespace, **params}
     return [it.value for it in complete(context, trace.params[0], incomplete)]
+
+
+def test_names_in_the_agent(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent on this node knows Services, the pods of its EndpointSlices and its own Node."""
+    monkeypatch.setattr(client, "DEFAULT_URL", agent(serve))
+    assert completed_end("") == ["node/node1", "pod/ns/web-1", "svc/ns/api", "svc/ns/web"]
+    assert completed_end("svc/ns/web:") == ["svc/ns/web:http"]
 
 
 def test_names_in_an_objects_file(tmp_path: Path) -> None:
