@@ -1,0 +1,107 @@
+"""Options that the commands of the plugin share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+_Command = Callable[..., Any]
+
+
+class Connection(NamedTuple):
+    """Which API server to ask, as kubectl takes it. Empty values mean kubectl's defaults.
+
+    `namespace` is -n as given; see `access.namespace_of` for the default.
+    """
+
+    kubeconfig: str
+    context: str
+    namespace: str
+
+
+class Reading(NamedTuple):
+    """How to read the rules of nodes: from which pods, and from how many at once."""
+
+    pod_selector: str
+    debug_image: str
+    at_once: int
+
+
+class NodeNames(NamedTuple):
+    """The nodes to read: these, or all."""
+
+    names: tuple[str, ...]
+    everywhere: bool
+
+
+def connection_options(command: _Command) -> _Command:
+    """Add -n, --context and --kubeconfig. The command gets one argument, `connection`."""
+    options = (
+        click.option("-n", "--namespace", default="", metavar="NAME", help="Namespace of names without one."),
+        click.option(
+            "--context", "context_name", default="", metavar="NAME", help="Context of the kubeconfig."
+        ),
+        click.option(
+            "--kubeconfig", default="", metavar="PATH", help="Kubeconfig.  [default: as for kubectl]"
+        ),
+    )
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, namespace: str, context_name: str, kubeconfig: str, **others: Any) -> Any:
+        return command(*args, connection=Connection(kubeconfig, context_name, namespace), **others)
+
+    return _with_options(wrapper, options)
+
+
+def reading_options(command: _Command) -> _Command:
+    """Add --pod-selector, --debug-image and --at-once. The command gets one argument, `reading`."""
+    options = (
+        click.option(
+            "--pod-selector",
+            default="",
+            metavar="LABELS",
+            help="Labels of the proxy's pods.  [default: those of pykubeproxy and kube-proxy]",
+        ),
+        click.option(
+            "--debug-image",
+            default="",
+            metavar="IMAGE",
+            help="On nodes without a proxy's pod, run a pod with this image and remove it again.",
+        ),
+        click.option(
+            "--at-once",
+            type=click.IntRange(1, 256),
+            default=16,
+            show_default=True,
+            help="How many nodes to read side by side.",
+        ),
+    )
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, pod_selector: str, debug_image: str, at_once: int, **others: Any) -> Any:
+        return command(*args, reading=Reading(pod_selector, debug_image, at_once), **others)
+
+    return _with_options(wrapper, options)
+
+
+def node_options(command: _Command) -> _Command:
+    """Add --node and --all-nodes, of which one is required. The command gets one argument, `nodes`."""
+    options = (
+        click.option("--node", "names", multiple=True, metavar="NAME", help="A node to read. Repeatable."),
+        click.option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes."),
+    )
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, names: tuple[str, ...], everywhere: bool, **others: Any) -> Any:
+        if bool(names) == everywhere:
+            raise click.UsageError("give either --node NAME or --all-nodes")
+        return command(*args, nodes=NodeNames(names, everywhere), **others)
+
+    return _with_options(wrapper, options)
+
+
+def _with_options(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
