@@ -1,13 +1,15 @@
 """A client of one API server: requests with time limits, renewed credentials and a rate limit."""
 
 import math
+import socket
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlencode
 
 import msgspec
+from urllib3 import HTTPHeaderDict
 
 from pykubeproxy import __version__
 from pykubeproxy.sources import failures
@@ -17,6 +19,7 @@ from pykubeproxy.sources.compression import content
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.credentials import Credentials, CredentialStore
 from pykubeproxy.sources.failures import Failure, Unreachable
+from pykubeproxy.sources.kubeconfig_files import Kubeconfigs
 from pykubeproxy.sources.transport import Keepalive, Transport
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
@@ -26,6 +29,10 @@ _LONGEST_ANSWER = 60.0
 _MAX_CREATED = 1 << 20  # bytes of the response to a new object
 # Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
 _LATER = 1.0
+
+# Yield pieces of what a server sends over a new connection; the arguments are the connection, the URL of the server and
+# the headers that authenticate a request.
+Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -48,8 +55,8 @@ class _Request(msgspec.Struct, frozen=True):
 class Client:
     """Send requests to one API server; thread-safe.
 
-    `kubeconfig` is a path and `master` a URL, as in --kubeconfig and --master; without both, use the pod's service
-    account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
+    `kubeconfig` is a path or several to merge, and `master` a URL, as in --kubeconfig and --master; without both, use the
+    pod's service account. `qps` and `burst` limit requests per second. Raises SourceError for unusable settings.
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
     connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
@@ -58,7 +65,7 @@ class Client:
 
     def __init__(
         self,
-        kubeconfig: str = "",
+        kubeconfig: str | Kubeconfigs = "",
         master: str = "",
         qps: float = 5.0,
         burst: int = 10,
@@ -112,6 +119,23 @@ class Client:
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
+    @contextmanager
+    def connection(
+        self, conversation: Conversation, *, idle: float, end: float = math.inf
+    ) -> Iterator[Iterator[bytes]]:
+        """Open a connection for another protocol and yield the pieces of the conversation, with limits as for `stream`.
+
+        The first piece must arrive within `idle` seconds, at most a minute. Raises Failure, as the conversation may.
+        """
+        with self._attempt(lambda: self._converse(conversation), idle) as attempt:
+            yield self._pieces(attempt, idle, end)
+
+    def delete(self, path: str, query: Mapping[str, str | int], *, resource: str, idle: float) -> None:
+        """Delete an object. Raises Failure, also if there is no such object."""
+        target = f"{path}?{urlencode(query)}"
+        with self._open(_Request("DELETE", target, resource, "delete of", idle)):
+            pass
+
     def post(self, path: str, body: Mapping[str, object], *, resource: str, idle: float) -> bytes:
         """Create an object and return the body of the response, empty if the connection breaks and limited to 1 MiB.
 
@@ -131,14 +155,20 @@ class Client:
     @contextmanager
     def _open(self, request: _Request) -> Iterator[Attempt]:
         """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
+        with self._attempt(lambda: self._exchange(request), request.idle) as attempt:
+            yield attempt
+
+    @contextmanager
+    def _attempt(self, produce: Callable[[], Generator[bytes, None, None]], idle: float) -> Iterator[Attempt]:
+        """Yield the attempt when its first part has arrived. Raises Failure."""
         self._bucket.wait()
         self.contact.requested()
         try:
-            attempt = Attempt(lambda: self._exchange(request))
+            attempt = Attempt(produce)
         except RuntimeError as error:
             raise Failure(f"the request to {self.server} failed: {error}") from None
         try:
-            seconds = min(request.idle, _LONGEST_ANSWER)
+            seconds = min(idle, _LONGEST_ANSWER)
             try:
                 attempt.take(seconds)
             except OutOfTime as missing:
@@ -180,8 +210,7 @@ class Client:
         try:
             current().missing = "credentials for"
             credentials = self._credentials.get()
-            headers = credentials.headers()
-            headers |= {"Accept": "application/json", "User-Agent": f"pykubeproxy/{__version__}"}
+            headers = _headers(credentials) | {"Accept": "application/json"}
             if request.compressible and credentials.compression:
                 headers["Accept-Encoding"] = "gzip"
             body = None
@@ -208,6 +237,24 @@ class Client:
             # The client and its identity providers raise nearly anything.
             raise failures.from_exception(error, server) from None
 
+    def _converse(self, conversation: Conversation) -> Generator[bytes, None, None]:
+        server = self.server
+        try:
+            current().missing = "credentials for"
+            credentials = self._credentials.get()
+            connection = self._transport_for(credentials).connect()
+            current().missing = "response from"
+            try:
+                yield from conversation(connection, server, _headers(credentials))
+            except Failure as failure:
+                raise self._failure(credentials, failure) from None
+            finally:
+                connection.close()
+        except SourceError as error:
+            raise Failure(str(error)) from None
+        except Exception as error:
+            raise failures.from_exception(error, server) from None
+
     def _failure(self, credentials: Credentials, failure: Failure) -> Failure:
         if isinstance(failure, failures.Unauthorized):
             self._credentials.reject(credentials)
@@ -224,6 +271,12 @@ class Client:
                     self._transport = Transport(credentials.configuration, self._keepalive, self._addresses)
                 self._checked = credentials
             return self._transport
+
+
+def _headers(credentials: Credentials) -> HTTPHeaderDict:
+    headers = credentials.headers()
+    headers["User-Agent"] = f"pykubeproxy/{__version__}"
+    return headers
 
 
 class TokenBucket:

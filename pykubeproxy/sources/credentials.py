@@ -19,6 +19,7 @@ from urllib3.util import make_headers
 from pykubeproxy.sources import plugin
 from pykubeproxy.sources.impersonation import impersonation_headers
 from pykubeproxy.sources.kubeconfig import KubeconfigCluster, KubeconfigUser, current, effective
+from pykubeproxy.sources.kubeconfig_files import Kubeconfigs, read_merged
 from pykubeproxy.sources.proxies import proxy_for, user_of
 from pykubeproxy.sources.watch import SourceError
 
@@ -62,7 +63,7 @@ class CredentialStore:
     Construction runs no credential plugin.
     """
 
-    def __init__(self, kubeconfig: str, master: str) -> None:
+    def __init__(self, kubeconfig: str | Kubeconfigs, master: str) -> None:
         self._settings = (kubeconfig, master)
         self.configuration = load(kubeconfig, master, with_plugin=False).configuration
         self._current: Credentials | None = None
@@ -101,11 +102,11 @@ class CredentialStore:
         return current if current and time.monotonic() < current.fresh_until else None
 
 
-def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentials:
+def load(kubeconfig: str | Kubeconfigs, master: str, *, with_plugin: bool = True) -> Credentials:
     """Read the files, and run the credential plugin if there is one and `with_plugin` is set.
 
-    `kubeconfig` is a path, `master` a URL that overrides the kubeconfig's; without both, use the pod's service account.
-    Raises SourceError.
+    `kubeconfig` is a path, or several to merge; `master` is a URL that overrides the kubeconfig's. Without both, use the
+    pod's service account. Raises SourceError.
     """
     configuration = Configuration()
     # The watch retries: it decides when to list again and what to log.
@@ -126,24 +127,31 @@ def load(kubeconfig: str, master: str, *, with_plugin: bool = True) -> Credentia
 
 
 def _load_kubeconfig(
-    path: str, master: str, configuration: Configuration, with_plugin: bool
+    kubeconfig: str | Kubeconfigs, master: str, configuration: Configuration, with_plugin: bool
 ) -> tuple[float, KubeconfigCluster, KubeconfigUser]:
     """Return until when the credentials are fresh, and what applies to requests."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise SourceError(f"kubeconfig {path} does not exist or is not a file")
-    folder = file.absolute().parent
+    if isinstance(kubeconfig, str) and not Path(kubeconfig).expanduser().is_file():
+        raise SourceError(f"kubeconfig {kubeconfig} does not exist or is not a file")
     try:
-        cluster, user = effective(*current(yaml.safe_load(file.read_bytes())), master)
+        content, folder = _read(kubeconfig)
+        cluster, user = effective(*current(content), master)
         settings = msgspec.to_builtins(user) | _login(user, folder)
         fresh_until = _replace_plugin(settings, cluster, folder, with_plugin)
         loader = KubeConfigLoader(_single(cluster, settings), config_base_path=str(folder))  # type: ignore[no-untyped-call]
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
     except Exception as error:
         # The loader raises nearly anything.
-        raise SourceError(f"cannot use kubeconfig {path}: {_message(error)}") from None
+        raise SourceError(f"cannot use kubeconfig {kubeconfig}: {_message(error)}") from None
     _clean_token(configuration, keep_renewing="auth-provider" in settings)
     return fresh_until, cluster, user
+
+
+def _read(kubeconfig: str | Kubeconfigs) -> tuple[object, Path]:
+    """Return a decoded kubeconfig and the folder of its relative paths."""
+    if isinstance(kubeconfig, Kubeconfigs):
+        return read_merged(kubeconfig), Path.cwd()
+    file = Path(kubeconfig).expanduser()
+    return yaml.safe_load(file.read_bytes()), file.absolute().parent
 
 
 def _single(cluster: KubeconfigCluster, user: dict[str, Any]) -> dict[str, Any]:

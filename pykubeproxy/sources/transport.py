@@ -103,6 +103,23 @@ class Transport:
             preload_content=False,
         )
 
+    def connect(self) -> socket.socket:
+        """Return a new connection, after its TLS handshake, for another protocol. Call on the thread of an Attempt.
+
+        Unlike `send`, it also tunnels to an http:// server through a proxy.
+        """
+        pool = self._pools.connection_from_url(self._server)
+        connection: Any = pool._new_conn()  # urllib3 has no public way to a socket
+        connection.timeout = _CONNECT_TIMEOUT
+        if pool.proxy:
+            server = parse_url(self._server)
+            scheme = "https" if pool.proxy.scheme == "https" else "http"
+            port = server.port or _PORTS[server.scheme or "http"]
+            connection.set_tunnel(server.host, port, pool.proxy_headers, scheme)
+        connection.connect()
+        opened: socket.socket = connection.sock
+        return opened
+
 
 def _pools(
     configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses

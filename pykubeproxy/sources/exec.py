@@ -1,0 +1,237 @@
+"""Run a command in a container of a pod, over WebSocket. Only commands for other nodes import this module."""
+
+import json
+import socket
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+import msgspec
+import websocket
+from urllib3 import HTTPHeaderDict
+
+from pykubeproxy.sources import failures
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.failures import Failure, Forbidden, Unreachable
+
+# The newest first; kubelets since 1.30 know version 5.
+_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+# The first byte of each message.
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+_MAX_ERRORS = 1 << 16  # bytes of standard error and of the status
+_SECONDS = 60.0
+_MAX_OUTPUT = 128 << 20  # bytes
+# How container runtimes report that the image has no such program; with the second, only if nothing ran.
+_NOT_FOUND, _NO_FILE = "executable file not found", "no such file or directory"
+
+
+class Container(NamedTuple):
+    """A container of a pod."""
+
+    namespace: str
+    pod: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}"
+
+
+class NotInImage(Failure):
+    """The container's image has no such program."""
+
+
+class PodGone(Failure):
+    """The pod does not exist, or no longer."""
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it wrote to standard error, at most 64 KiB."""
+
+    exit_code: int
+    errors: str
+
+
+class Output(NamedTuple):
+    """All that a command wrote, and how it ended."""
+
+    output: bytes
+    errors: str
+    exit_code: int
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
+
+
+class _Status(msgspec.Struct):
+    """The Status object at the end, of which Success means exit code 0."""
+
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    details: _Details | None = None
+
+
+def run(
+    client: Client,
+    container: Container,
+    command: Sequence[str],
+    *,
+    seconds: float = _SECONDS,
+    max_bytes: int = _MAX_OUTPUT,
+) -> Output:
+    """Run a command and return its output. Raises Failure, among them NotInImage and PodGone.
+
+    The command has `seconds` to end, and may write `max_bytes`.
+    """
+    collected = bytearray()
+    with open_command(client, container, command, seconds=seconds, max_bytes=max_bytes) as pieces:
+        ended = _collect(pieces, collected)
+    return Output(bytes(collected), ended.errors, ended.exit_code)
+
+
+def _collect(pieces: Generator[bytes, None, Ended], into: bytearray) -> Ended:
+    """Append all pieces and return how the command ended."""
+    while True:
+        try:
+            into += next(pieces)
+        except StopIteration as end:
+            ended: Ended = end.value
+            return ended
+
+
+@contextmanager
+def open_command(
+    client: Client,
+    container: Container,
+    command: Sequence[str],
+    *,
+    seconds: float = _SECONDS,
+    max_bytes: int = _MAX_OUTPUT,
+) -> Iterator[Generator[bytes, None, Ended]]:
+    """Run a command; yield a generator of the pieces of its output, whose value is how the command ended.
+
+    See `run` for the limits. Raises Failure.
+    """
+    conversation = partial(_messages, container, command)
+    end = time.monotonic() + seconds
+    with client.connection(conversation, idle=seconds, end=end) as messages:
+        yield _output(container, command, messages, seconds, max_bytes)
+
+
+def _output(
+    container: Container, command: Sequence[str], messages: Iterator[bytes], seconds: float, max_bytes: int
+) -> Generator[bytes, None, Ended]:
+    errors, status, size = bytearray(), bytearray(), 0
+    try:
+        for message in messages:
+            channel, content = message[0], message[1:]
+            if channel == _STDOUT:
+                size += len(content)
+                if size > max_bytes:
+                    raise Failure(f"{command[0]} in pod {container} wrote more than {max_bytes >> 20} MiB")
+                yield content
+            elif channel in (_STDERR, _STATUS):
+                kept = errors if channel == _STDERR else status
+                kept += content[: _MAX_ERRORS - len(kept)]
+    except Failure as failure:
+        if failure.persistent:  # out of time
+            raise Failure(f"{command[0]} in pod {container} did not end within {seconds:.0f} s") from None
+        if not status:
+            raise
+    text = errors.decode(errors="replace")
+    return Ended(_exit_code(container, command, bytes(status), text), text)
+
+
+def _messages(
+    container: Container,
+    command: Sequence[str],
+    connection: socket.socket,
+    server: str,
+    headers: HTTPHeaderDict,
+) -> Generator[bytes, None, None]:
+    """Yield an empty part when the server has accepted the command, then its messages until it closes."""
+    query = [("container", container.name), ("stdout", "true"), ("stderr", "true")]
+    path = f"/api/v1/namespaces/{quote(container.namespace)}/pods/{quote(container.pod)}/exec"
+    url = f"{server}{path}?{urlencode([*(('command', it) for it in command), *query])}"
+    channel = websocket.WebSocket(skip_utf8_validation=True)
+    try:
+        channel.connect(  # type: ignore[no-untyped-call]
+            url.replace("http", "ws", 1),
+            socket=connection,
+            header=[f"{name}: {value}" for name, value in headers.iteritems()],
+            subprotocols=list(_PROTOCOLS),
+            suppress_origin=True,
+            redirect_limit=0,
+        )
+        if channel.getsubprotocol() not in _PROTOCOLS:
+            raise Failure(f"{server} does not speak {_PROTOCOLS[-1]}: it must be Kubernetes 1.21 or later")
+        connection.settimeout(None)  # the caller limits the time
+        yield b""
+        while message := _next(channel):
+            yield message
+    except websocket.WebSocketBadStatusException as error:
+        raise _refused(container, error) from None
+    except websocket.WebSocketException as error:
+        raise Unreachable(f"the connection to {server} broke: {error}") from None
+
+
+def _next(channel: websocket.WebSocket) -> bytes:
+    """Return the next message with a content, b"" when the server closes the connection."""
+    while True:
+        kind, data = channel.recv_data()
+        if kind == websocket.ABNF.OPCODE_CLOSE:
+            return b""
+        message = data.encode() if isinstance(data, str) else bytes(data)
+        if len(message) > 1:
+            return message
+
+
+def _refused(container: Container, error: websocket.WebSocketBadStatusException) -> Failure:
+    """Return the failure for a response that does not accept the command."""
+    try:
+        message = str(json.loads(error.resp_body or b"")["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = ""
+    detail = f" ({error.status_code}: {message})" if message else f" ({error.status_code})"
+    match error.status_code:
+        case 403:
+            return Forbidden(
+                f"exec into pod {container} is not permitted{detail}: a role must grant get and create of pods/exec"
+            )
+        case 404:
+            return PodGone(f"pod {container} does not exist{detail}")
+        case 400:
+            return Failure(f"cannot exec into container {container.name} of pod {container}{detail}")
+        case 500 | 502:
+            return Failure(f"the API server cannot reach the kubelet of pod {container}{detail}")
+    return failures.from_status(error.status_code, message, 0.0, "pods/exec", "get and create of")
+
+
+def _exit_code(container: Container, command: Sequence[str], status: bytes, errors: str) -> int:
+    """Return the exit code in a Status. Raises Failure if the command did not run to its end."""
+    where = f"{command[0]} in container {container.name} of pod {container}"
+    if not status:
+        raise Unreachable(f"the connection broke before the end of {where}")
+    try:
+        end = msgspec.json.decode(status, type=_Status)
+    except (ValueError, RecursionError):
+        raise Failure(f"the API server sent an invalid status for {where}") from None
+    if end.status == "Success":
+        return 0
+    causes = (end.details.causes if end.details else None) or []
+    code = next((it.message for it in causes if it.reason == "ExitCode" and it.message.isdecimal()), "")
+    said = f"{end.message} {errors}".lower()
+    if _NOT_FOUND in said or (_NO_FILE in said and code in ("", "126", "127", "128")):
+        raise NotInImage(f"the image of pod {container} has no {command[0]}")
+    if not code:
+        raise Failure(f"cannot run {where}: {end.message or end.reason or 'no reason given'}")
+    return int(code)
