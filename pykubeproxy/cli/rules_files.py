@@ -14,10 +14,10 @@ from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.in_use import of_backend, tables_in_use
 from pykubeproxy.rules.inferred import inferred_facts
-from pykubeproxy.rules.ruleset import KUBELET_HINTS, Counters, Ruleset
+from pykubeproxy.rules.ruleset import Counters, Ruleset
 from pykubeproxy.rules.saves import InvalidSave, SavedFile, SavedTables, read_saves
-from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.wording import listed
 
 # The rules of 300,000 endpoints.
@@ -116,31 +116,21 @@ def _of_backend(tables: Sequence[SavedTables], setting: str) -> Sequence[SavedTa
 
     If both backends have service-proxy rules, a note goes to standard error. Raises ClickException.
     """
-    groups = {name: [it for it in tables if it.backend in (name, "")] for name in ("nft", "legacy")}
     if setting != "auto":
-        if not groups[setting]:
+        found = of_backend(tables, setting)
+        if not found:
             raise click.ClickException(
                 f"--rules has no output of iptables-{setting}-save; remove --iptables-backend, or add that output"
             )
-        return groups[setting]
-    used = max(groups, key=lambda name: _signs_of_use(groups[name]))
-    other = next(name for name in groups if name != used)
-    if any(NAT_SERVICES in it.ruleset.chains for it in groups[other] if it.backend):
+        return found
+    used = tables_in_use(tables)
+    if used.other:
         click.echo(
-            f"Note: this shows the {used} tables. The {other} tables have service-proxy rules too, and packets pass"
-            f" both. Use --iptables-backend {other} to see them.",
+            f"Note: this shows the {used.backend} tables. The {used.other} tables have service-proxy rules too, and"
+            f" packets pass both. Use --iptables-backend {used.other} to see them.",
             err=True,
         )
-    return groups[used]
-
-
-def _signs_of_use(tables: Sequence[SavedTables]) -> tuple[bool, bool, int]:
-    chains = [it.ruleset.chains for it in tables]
-    return (
-        any(NAT_SERVICES in it for it in chains),
-        any(hint in it for it in chains for hint in KUBELET_HINTS),
-        sum(len(it.ruleset) for it in tables),
-    )
+    return used.tables
 
 
 def _text(path: str) -> str:

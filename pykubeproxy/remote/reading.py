@@ -1,30 +1,46 @@
-"""Read the tables of nodes side by side."""
+"""Read the tables of nodes through an API server, one node at a time or side by side."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
 from pykubeproxy.objects import Family, Node
-from pykubeproxy.rules.saves import SavedTables
-from pykubeproxy.sources import Client
+from pykubeproxy.remote.debug_pods import DebugPods
+from pykubeproxy.remote.proxies import ProxyPod, find_other_proxies, find_proxies
+from pykubeproxy.remote.side_by_side import side_by_side
+from pykubeproxy.remote.tables import has_nftables_proxy, read_tables, runs_ipvs
+from pykubeproxy.rules.in_use import tables_in_use
+from pykubeproxy.rules.saves import InvalidSave, SavedTables
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exec import Container, NotInImage
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.watch import SourceError
+
+_NO_POD = (
+    "has no pod of kube-proxy or pykubeproxy; some distributions, such as k3s, run the proxy without a pod: use"
+    " --debug-image IMAGE, or --pod-selector LABELS, or save a bundle on the node"
+)
+_OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
 
 
 class NodeAccess(msgspec.Struct, frozen=True):
     """How to reach nodes: a client of the API server, and which pods to use.
 
-    `pod_selector` replaces the labels by which proxy pods are found. With `debug_image`, nodes without such a pod get a
-    pod with that image while they are read.
+    `pod_selector` replaces the labels by which proxy pods are found. With `debug_pods`, nodes without such a pod get one
+    while they are read.
     """
 
     client: Client
     pod_selector: str = ""
-    debug_image: str = ""
+    debug_pods: DebugPods | None = None
 
 
 class ReadNode(msgspec.Struct, frozen=True):
     """The tables of one node, of the backend in use.
 
-    `pod` is NAMESPACE/NAME of the pod that was asked; `proxy` names the proxy, such as "pykubeproxy" or
+    `pod` is NAMESPACE/NAME of the pod that was asked; `proxy` names the proxy, such as "pykubeproxy 0.1.0" or
     "kube-proxy v1.35.1". `other_backend` is "nft" or "legacy" if that has service-proxy rules too, else "".
     """
 
@@ -36,7 +52,7 @@ class ReadNode(msgspec.Struct, frozen=True):
 
 
 class UnreadNode(msgspec.Struct, frozen=True):
-    """A node without tables to compare; `reason` says why, and what to do.
+    """A node without tables to compare; `reason` says why, and what to do. It continues a sentence about the node.
 
     `other_proxy` is True if no fault is the cause: the node's proxy does not use such rules by design.
     """
@@ -46,8 +62,91 @@ class UnreadNode(msgspec.Struct, frozen=True):
     other_proxy: bool = False
 
 
+class _Pods(msgspec.Struct, frozen=True):
+    """The pods of proxies by node, and the names of other programs that may serve Services there."""
+
+    proxies: Mapping[str, Sequence[ProxyPod]]
+    others: Mapping[str, str]
+
+
 def read_nodes(
     access: NodeAccess, nodes: Iterable[Node], *, at_once: int = 16
 ) -> Iterator[ReadNode | UnreadNode]:
-    """Yield each node when it has been read; read at most `at_once` side by side."""
-    raise NotImplementedError
+    """Yield each node when it has been read; read at most `at_once` side by side.
+
+    A node that cannot be read costs only its own tables. Raises SourceError if the pods cannot be listed.
+    """
+    wanted = tuple(nodes)
+    pods = _find(access, wanted)
+    return side_by_side(lambda node: _read_node(access, node, pods), wanted, at_once)
+
+
+def _find(access: NodeAccess, nodes: Sequence[Node]) -> _Pods:
+    only = nodes[0].name if len(nodes) == 1 else ""
+    try:
+        proxies = find_proxies(access.client, pod_selector=access.pod_selector, node=only)
+        without = [] if access.pod_selector else [it.name for it in nodes if it.name not in proxies]
+        return _Pods(proxies, find_other_proxies(access.client, without))
+    except Failure as failure:
+        raise SourceError(f"cannot list the pods of proxies: {failure}") from None
+
+
+def _read_node(access: NodeAccess, node: Node, pods: _Pods) -> ReadNode | UnreadNode:
+    proxy = next(iter(pods.proxies.get(node.name, ())), None)
+    other = pods.others.get(node.name, "")
+    if proxy and proxy.mode_flag in _OTHER_MODES:
+        return _in_other_mode(node, proxy.mode_flag, proxy)
+    container = _container(access, node, proxy, other)
+    if isinstance(container, UnreadNode):
+        return container
+    try:
+        with container as opened:
+            return _read(access.client, node, opened, proxy, other)
+    except NotInImage as failure:
+        return UnreadNode(node, f"{failure}; use --debug-image IMAGE")
+    except (Failure, InvalidSave) as failure:
+        return UnreadNode(node, str(failure))
+
+
+def _container(
+    access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str
+) -> AbstractContextManager[Container] | UnreadNode:
+    """Return the container to ask, or why there is none."""
+    if proxy and proxy.pod.runs:
+        return nullcontext(Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name))
+    if access.debug_pods:
+        return access.debug_pods.on(node.name)
+    if proxy:
+        state = "being deleted" if proxy.pod.deleting else proxy.pod.phase
+        problem = proxy.container.problem or proxy.pod.reason
+        reason = f"pod {proxy.pod} is {state}{f' ({problem})' if problem else ''}"
+        return UnreadNode(node, f"{reason}; use --debug-image IMAGE to read the rules without it")
+    if other:
+        return UnreadNode(node, f"runs {other} and no kube-proxy", other_proxy=True)
+    return UnreadNode(node, _NO_POD)
+
+
+def _read(
+    client: Client, node: Node, container: Container, proxy: ProxyPod | None, other: str
+) -> ReadNode | UnreadNode:
+    """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
+    used = tables_in_use(read_tables(client, container))
+    if any(runs_ipvs(it.ruleset) for it in used.tables):
+        return _in_other_mode(node, "ipvs", proxy)
+    if any(NAT_SERVICES in it.ruleset.chains for it in used.tables):
+        tables = {it.ruleset.family: it for it in used.tables}
+        return ReadNode(node, tables, str(container), _title(proxy), used.other)
+    if has_nftables_proxy(client, container):
+        return _in_other_mode(node, "nftables", proxy)
+    if other:
+        return UnreadNode(node, f"runs {other} and has no rules of kube-proxy", other_proxy=True)
+    advice = f"; run `kubectl logs -n {proxy.pod.namespace} {proxy.pod.name}`" if proxy else ""
+    return UnreadNode(node, f"has no service-proxy rules{advice}")
+
+
+def _in_other_mode(node: Node, mode: str, proxy: ProxyPod | None) -> UnreadNode:
+    return UnreadNode(node, f"runs {_title(proxy)} in {_OTHER_MODES[mode]} mode", other_proxy=True)
+
+
+def _title(proxy: ProxyPod | None) -> str:
+    return str(proxy) if proxy else "a proxy without a pod"

@@ -7,7 +7,7 @@
 A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
 """
 
-from pykubeproxy.sources.api import Timing, api_watches, list_kind, service_objects
+from pykubeproxy.sources.api import Timing, all_objects, api_watches, list_kind, service_objects
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.known_pods import PodsForbidden, find_pods
 from pykubeproxy.sources.manifests import ManifestWatch, load_manifests

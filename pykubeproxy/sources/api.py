@@ -100,6 +100,12 @@ def list_kind(client: Client, kind: Kind, namespace: str = "", name: str = "") -
     return listed
 
 
+def all_objects(client: Client) -> tuple[Listed, ...]:
+    """Return the objects that the proxies of all nodes need. Raises SourceError."""
+    services, slices, _ = api_watches(client, "")
+    return (*services.once(), *slices.once(), list_kind(client, Kind.NODE))
+
+
 class ApiWatch:
     """Watch one resource. Implements Watch."""
 

@@ -108,14 +108,16 @@ class Client:
         idle: float,
         end: float = math.inf,
         compressible: bool = False,
+        verbs: str = "list and watch of",
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
-        Messages name the `resource`. If `compressible`, ask for gzip, unless the kubeconfig disables it. The pieces are
-        unpacked and have at most 64 KiB. Raises Failure unless the status is 200.
+        Messages name the `resource`, and the `verbs` if a permission is missing. If `compressible`, ask for gzip, unless
+        the kubeconfig disables it. The pieces are unpacked and have at most 64 KiB. Raises Failure unless the status is
+        200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _Request("GET", target, resource, "list and watch of", idle, compressible=compressible)
+        request = _Request("GET", target, resource, verbs, idle, compressible=compressible)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 

@@ -15,7 +15,7 @@ from urllib3 import HTTPHeaderDict
 
 from pykubeproxy.sources import failures
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.failures import Failure, Forbidden, Unreachable
+from pykubeproxy.sources.failures import Failure, Forbidden, NotFound, Unreachable
 
 # The newest first; kubelets since 1.30 know version 5.
 _PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -41,10 +41,6 @@ class Container(NamedTuple):
 
 class NotInImage(Failure):
     """The container's image has no such program."""
-
-
-class PodGone(Failure):
-    """The pod does not exist, or no longer."""
 
 
 class Ended(NamedTuple):
@@ -88,7 +84,7 @@ def run(
     seconds: float = _SECONDS,
     max_bytes: int = _MAX_OUTPUT,
 ) -> Output:
-    """Run a command and return its output. Raises Failure, among them NotInImage and PodGone.
+    """Run a command and return its output. Raises Failure, among them NotInImage, Forbidden and NotFound.
 
     The command has `seconds` to end, and may write `max_bytes`.
     """
@@ -208,7 +204,7 @@ def _refused(container: Container, error: websocket.WebSocketBadStatusException)
                 f"exec into pod {container} is not permitted{detail}: a role must grant get and create of pods/exec"
             )
         case 404:
-            return PodGone(f"pod {container} does not exist{detail}")
+            return NotFound(f"pod {container} does not exist{detail}")
         case 400:
             return Failure(f"cannot exec into container {container.name} of pod {container}{detail}")
         case 500 | 502:

@@ -58,6 +58,10 @@ class Unauthorized(Failure):
     """The server does not accept the credentials."""
 
 
+class NotFound(Failure):
+    """The server has no such object, or does not serve its kind."""
+
+
 class Forbidden(Failure):
     """The server knows the account, which lacks a permission."""
 
@@ -81,7 +85,7 @@ def from_status(
         case 403:
             return Forbidden(f"{verbs} {resource} are not permitted{detail}: a ClusterRole must grant them")
         case 404:
-            return Failure(
+            return NotFound(
                 f"the API server does not serve {resource}{detail}: check its URL, and that its version is 1.21 or later"
             )
         case 410:

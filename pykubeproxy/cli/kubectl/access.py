@@ -1,36 +1,62 @@
 """The API server and the nodes that the plugin's options name."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import click
+
 from pykubeproxy.cli.kubectl.options import Connection, NodeNames, Reading
-from pykubeproxy.objects import Node
-from pykubeproxy.remote import NodeAccess
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.objects import Kind, Node
+from pykubeproxy.remote import DebugPods, NodeAccess
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import Client
+from pykubeproxy.sources import Client, SourceError, all_objects, list_kind
+from pykubeproxy.sources.kubeconfig_files import context_namespace, user_kubeconfigs
+
+# Requests per second, as for kubectl.
+_QPS, _BURST = 50.0, 300
 
 
+@click_errors(SourceError)
 def open_client(connection: Connection) -> Client:
     """Return a client of the API server. Raises ClickException."""
-    raise NotImplementedError
+    kubeconfigs = user_kubeconfigs(connection.kubeconfig, connection.context, os.environ)
+    return Client(kubeconfigs or "", qps=_QPS, burst=_BURST)
 
 
+@click_errors(SourceError)
 def namespace_of(connection: Connection) -> str:
-    """Return -n, else the namespace of the context, else "default"."""
-    raise NotImplementedError
+    """Return -n, else the namespace of the context, else "default". Raises ClickException."""
+    if connection.namespace:
+        return connection.namespace
+    kubeconfigs = user_kubeconfigs(connection.kubeconfig, connection.context, os.environ)
+    return (context_namespace(kubeconfigs) if kubeconfigs else "") or "default"
 
 
-def list_nodes(client: Client, nodes: NodeNames) -> Sequence[Node]:
+@click_errors(SourceError)
+def list_nodes(client: Client, wanted: NodeNames) -> Sequence[Node]:
     """Return these Nodes, ordered by name. Raises ClickException if one does not exist."""
-    raise NotImplementedError
+    nodes = {it.name: it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)}
+    if missing := [name for name in wanted.names if name not in nodes]:
+        raise click.ClickException(f"there is no node {missing[0]}; run `kubectl get nodes`")
+    return [nodes[name] for name in sorted(nodes if wanted.everywhere else set(wanted.names))]
 
 
+@click_errors(SourceError)
 def list_objects(client: Client) -> Cluster:
     """Return all Services, EndpointSlices and Nodes. Raises ClickException."""
-    raise NotImplementedError
+    cluster = Cluster()
+    for listed in all_objects(client):
+        cluster.apply(listed)
+    return cluster
 
 
 @contextmanager
 def node_access(client: Client, reading: Reading) -> Iterator[NodeAccess]:
     """Provide the access to nodes; remove debug pods at the end."""
-    yield NodeAccess(client, reading.pod_selector, reading.debug_image)
+    if not reading.debug_image:
+        yield NodeAccess(client, reading.pod_selector)
+        return
+    with DebugPods(client, reading.debug_image, lambda line: click.echo(line, err=True)) as debug_pods:
+        yield NodeAccess(client, reading.pod_selector, debug_pods)

@@ -1,0 +1,161 @@
+"""Debug pods: run on nodes without a proxy's pod while their tables are read, and are removed again."""
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exec import Container
+from pykubeproxy.sources.failures import Failure, NotFound
+from pykubeproxy.sources.pods import Pod, create_pod, delete_pod, get_pod
+
+NAMESPACE = "kube-system"
+"""The namespace of debug pods: one whose pods may have the capability NET_ADMIN on most clusters."""
+_CONTAINER = "debug"
+# Seconds after which the kubelet ends a pod that nobody removed.
+_DEADLINE = 600
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+# Beginnings of reasons for which a container does not start soon.
+_HOPELESS = ("ErrImage", "ImagePull", "InvalidImageName", "CreateContainer", "RunContainerError")
+_CREATE_SECONDS = 10.0  # for pods that are being created when the command ends
+
+
+class DebugPods:
+    """The debug pods of one command; thread-safe. A context manager that removes those that are left at its end.
+
+    `warn` gets a line about each pod that cannot be removed.
+    """
+
+    def __init__(self, client: Client, image: str, warn: Callable[[str], None]) -> None:
+        self._client, self._image, self._warn = client, image, warn
+        self._changed = threading.Condition()
+        self._creating: set[str] = set()
+        self._created: set[str] = set()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _no_interrupt():
+            with self._changed:
+                self._closed = True
+                self._changed.wait_for(lambda: not self._creating, _CREATE_SECONDS)
+                left = sorted(self._creating | self._created)
+            if left:
+                with ThreadPoolExecutor(16) as threads:
+                    list(threads.map(self._remove, left))
+
+    @contextmanager
+    def on(self, node: str) -> Iterator[Container]:
+        """Run a pod on a node until the end of the context. Raises Failure."""
+        name = f"pykubeproxy-debug-{secrets.token_hex(4)}"
+        with self._changed:
+            if self._closed:
+                raise Failure("the command ends")
+            self._creating.add(name)
+        try:
+            self._create(name, node)
+            self._wait(name, node)
+            yield Container(NAMESPACE, name, _CONTAINER)
+        finally:
+            self._remove(name)
+
+    def _create(self, name: str, node: str) -> None:
+        try:
+            create_pod(self._client, NAMESPACE, manifest(name, node, self._image))
+        finally:
+            with self._changed:
+                self._creating.discard(name)
+                self._created.add(name)
+                self._changed.notify_all()
+
+    def _wait(self, name: str, node: str) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while not (pod := get_pod(self._client, NAMESPACE, name)).runs:
+            problem = _problem(pod)
+            if pod.phase in ("Succeeded", "Failed") or problem.startswith(_HOPELESS):
+                raise Failure(f"debug pod with image {self._image} does not run on {node}: {problem}")
+            if time.monotonic() > end:
+                limit = f"{_START_SECONDS:.0f} s"
+                raise Failure(
+                    f"debug pod with image {self._image} is not up on {node} after {limit}: {problem}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _remove(self, name: str) -> None:
+        with self._changed:
+            if name not in self._created | self._creating:
+                return
+            self._created.discard(name)
+            self._creating.discard(name)
+        try:
+            delete_pod(self._client, NAMESPACE, name)
+        except NotFound:
+            return
+        except Failure as failure:
+            minutes = _DEADLINE // 60
+            self._warn(
+                f"cannot remove debug pod {NAMESPACE}/{name}: {failure}; it ends by itself within {minutes} minutes"
+            )
+
+
+def manifest(name: str, node: str, image: str) -> dict[str, object]:
+    """Return a pod that may read the tables of a node, and nothing more. Its image needs sleep and iptables-save."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "pykubeproxy-debug"}},
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": True,
+            "dnsPolicy": "Default",
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _DEADLINE,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": _CONTAINER,
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", str(_DEADLINE)],
+                    "securityContext": {
+                        "runAsUser": 0,
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]},
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _problem(pod: Pod) -> str:
+    return next((it.problem for it in pod.containers if it.problem), "") or pod.reason or pod.phase
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ignore Ctrl-C while pods are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

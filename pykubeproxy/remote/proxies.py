@@ -1,0 +1,126 @@
+"""Find the pods of service proxies: which pod and container to ask on each node, and what runs there."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.failures import Forbidden
+from pykubeproxy.sources.pods import Pod, PodContainer, list_pods
+
+PYKUBEPROXY, KUBE_PROXY = "pykubeproxy", "kube-proxy"
+_OURS = "app.kubernetes.io/name=pykubeproxy,app.kubernetes.io/component=service-proxy"
+# As kubeadm and most distributions label the pods, and as GKE and AKS do.
+_SELECTORS = (_OURS, "k8s-app=kube-proxy", "component=kube-proxy")
+_KUBE_SYSTEM = "kube-system"
+# The containers of manifests/ and of kubeadm, in the order in which they are tried.
+_CONTAINERS = ("kube-proxy", "agent", "pykubeproxy")
+_MODE = re.compile(r"--proxy-mode[= ](\S+)")
+
+
+class OtherProxy(NamedTuple):
+    """A program that can serve Services in place of kube-proxy, and the labels of its pods."""
+
+    name: str
+    selector: str
+
+
+_OTHERS = (
+    OtherProxy("Cilium", "k8s-app=cilium"),
+    OtherProxy("kube-router", "k8s-app=kube-router"),
+    OtherProxy("Antrea", "app=antrea,component=antrea-agent"),
+    OtherProxy("OVN-Kubernetes", "app=ovnkube-node"),
+    OtherProxy("Calico", "k8s-app=calico-node"),
+)
+
+
+class ProxyPod(msgspec.Struct, frozen=True):
+    """The pod of a proxy, and its container.
+
+    `proxy` is "pykubeproxy", "kube-proxy", or the name of the container if labels do not tell. `version` is the tag of
+    the image, or "".
+    """
+
+    pod: Pod
+    container: PodContainer
+    proxy: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.proxy} {self.version}".strip()
+
+    @property
+    def ours(self) -> bool:
+        """Whether it runs this program."""
+        return self.proxy == PYKUBEPROXY
+
+    @property
+    def mode_flag(self) -> str:
+        """The value of --proxy-mode, "" if the command line has none."""
+        found = _MODE.search(" ".join(self.container.command))
+        return found[1] if found else ""
+
+
+def find_proxies(
+    client: Client, *, pod_selector: str = "", node: str = ""
+) -> Mapping[str, Sequence[ProxyPod]]:
+    """Return the pods of proxies by node, those that run first; only of one node if `node` is given.
+
+    Without the permission to list the pods of all namespaces, look in kube-system. Raises Failure.
+    """
+    selectors = (pod_selector,) if pod_selector else _SELECTORS
+    found = (it for selector in selectors for it in _list(client, selector, node))
+    unique = {str(pod): pod for pod in found if pod.containers}
+    proxies: dict[str, list[ProxyPod]] = {}
+    for pod in unique.values():
+        proxies.setdefault(pod.node, []).append(_proxy(pod))
+    for pods in proxies.values():
+        pods.sort(key=lambda it: (not it.pod.runs, not it.container.ready, not it.ours, it.pod.name))
+    return proxies
+
+
+def find_other_proxies(client: Client, nodes: Iterable[str]) -> Mapping[str, str]:
+    """Return by node the name of another program that may serve Services there. Raises Failure."""
+    wanted = set(nodes)
+    only = next(iter(wanted)) if len(wanted) == 1 else ""
+    found: dict[str, str] = {}
+    for other in _OTHERS if wanted else ():
+        for pod in _list(client, other.selector, only):
+            if pod.node in wanted:
+                found.setdefault(pod.node, other.name)
+    return found
+
+
+def _list(client: Client, selector: str, node: str) -> tuple[Pod, ...]:
+    try:
+        return list_pods(client, selector, node=node)
+    except Forbidden:
+        return list_pods(client, selector, namespace=_KUBE_SYSTEM, node=node)
+
+
+def _proxy(pod: Pod) -> ProxyPod:
+    container = _container(pod)
+    return ProxyPod(pod, container, _name(pod, container), version_of(container.image))
+
+
+def _container(pod: Pod) -> PodContainer:
+    by_name = {it.name: it for it in pod.containers}
+    names = (*_CONTAINERS, pod.default_container)
+    return next((by_name[name] for name in names if name in by_name), pod.containers[0])
+
+
+def _name(pod: Pod, container: PodContainer) -> str:
+    labels = pod.labels
+    if labels.get("app.kubernetes.io/name") == PYKUBEPROXY:
+        return PYKUBEPROXY
+    if KUBE_PROXY in (labels.get("k8s-app"), labels.get("component"), container.name):
+        return KUBE_PROXY
+    return container.name
+
+
+def version_of(image: str) -> str:
+    """Return the tag of an image, "" without one: v1.36.0 of registry/kube-proxy:v1.36.0@sha256:..."""
+    _, _, name = image.partition("@")[0].rpartition("/")
+    return name.partition(":")[2]

@@ -1,0 +1,80 @@
+"""Read the tables of one node by exec: with iptables-save and its kin, and nothing else of the image."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pykubeproxy.objects import Family
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.saves import SavedFile, SavedTables, read_saves
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exec import Container, NotInImage, run
+from pykubeproxy.sources.failures import Failure
+
+_PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+# iptables-nft-save warns so, on standard output or standard error by version.
+_LEGACY_TOO = "-legacy tables present"
+_IPVS = "--match-set KUBE-"
+
+
+class _Saved(NamedTuple):
+    tables: tuple[SavedTables, ...]
+    legacy_too: bool
+
+
+def read_tables(client: Client, container: Container) -> Sequence[SavedTables]:
+    """Return the tables of a node: of both backends, unless one serves it and the other is empty.
+
+    Raises Failure; NotInImage without iptables-save; InvalidSave if that prints something unexpected.
+    """
+    try:
+        nft = _save(client, container, "nft-save")
+    except NotInImage:
+        # An image with one backend, which its iptables-save reads.
+        return _save(client, container, "save").tables
+    if any(NAT_SERVICES in it.ruleset.chains for it in nft.tables) and not nft.legacy_too:
+        return nft.tables
+    try:
+        return (*nft.tables, *_save(client, container, "legacy-save").tables)
+    except NotInImage:
+        return nft.tables
+
+
+def runs_ipvs(ruleset: Ruleset) -> bool:
+    """Return whether the rules are those of kube-proxy's ipvs mode."""
+    return any(_IPVS in rule for rule in ruleset.chains.get(NAT_SERVICES, ()))
+
+
+def has_nftables_proxy(client: Client, container: Container) -> bool:
+    """Return whether a node has the tables of kube-proxy's nftables mode; False if the image has no nft.
+
+    Raises Failure.
+    """
+    try:
+        tables = run(client, container, ("nft", "list", "tables")).output
+    except NotInImage:
+        return False
+    return any(line.split()[-1:] == [b"kube-proxy"] for line in tables.splitlines())
+
+
+def _save(client: Client, container: Container, program: str) -> _Saved:
+    """Run a program such as "nft-save" for both families. A node may lack one."""
+    files: list[SavedFile] = []
+    failures: list[Failure] = []
+    legacy_too = False
+    for prefix in _PREFIX.values():
+        name = f"{prefix}-{program}"
+        saved = run(client, container, (name, "-c"))
+        if saved.exit_code:
+            reason = saved.errors.strip() or "no message"
+            failures.append(
+                Failure(f"{name} in pod {container} exited with status {saved.exit_code}: {reason}")
+            )
+            continue
+        text = saved.output.decode(errors="surrogateescape")
+        legacy_too |= _LEGACY_TOO in text + saved.errors
+        if "\n*" in text or text.startswith("*"):
+            files.append(SavedFile(f"{name} in pod {container}", text))
+    if len(failures) == len(_PREFIX):
+        raise failures[0]
+    return _Saved(read_saves(files), legacy_too)
