@@ -1,10 +1,14 @@
-"""Read the tables of nodes through an API server, by exec into the pods of their proxies.
-
-for node in read_nodes(NodeAccess(client), nodes):
-    match node:
-        case ReadNode(): ...
-        case UnreadNode(reason=reason): ...
-"""
+"""Read the tables of nodes through an API server, by exec into the pods of their proxies."""
 
 from pykubeproxy.remote.debug_pods import DebugPods
-from pykubeproxy.remote.reading import NodeAccess, ReadNode, UnreadNode, read_nodes
+from pykubeproxy.remote.proxies import ProxyPod
+from pykubeproxy.remote.reading import (
+    NodeAccess,
+    NodePods,
+    ReadNode,
+    UnreadNode,
+    find_pods,
+    read_node,
+    read_nodes,
+)
+from pykubeproxy.remote.side_by_side import side_by_side

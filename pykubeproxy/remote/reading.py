@@ -54,19 +54,25 @@ class ReadNode(msgspec.Struct, frozen=True):
 class UnreadNode(msgspec.Struct, frozen=True):
     """A node without tables to compare; `reason` says why, and what to do. It continues a sentence about the node.
 
-    `other_proxy` is True if no fault is the cause: the node's proxy does not use such rules by design.
+    `other_proxy` is True if no fault is the cause: the node's proxy does not use such rules by design. `mode` is the mode
+    of its kube-proxy, "ipvs", "nftables" or "kernelspace", or "" if unknown.
     """
 
     node: Node
     reason: str
     other_proxy: bool = False
+    mode: str = ""
 
 
-class _Pods(msgspec.Struct, frozen=True):
+class NodePods(msgspec.Struct, frozen=True):
     """The pods of proxies by node, and the names of other programs that may serve Services there."""
 
     proxies: Mapping[str, Sequence[ProxyPod]]
     others: Mapping[str, str]
+
+    def proxy(self, node: Node) -> ProxyPod | None:
+        """Return the pod to ask on a node: the first that runs, None without any."""
+        return next(iter(self.proxies.get(node.name, ())), None)
 
 
 def read_nodes(
@@ -77,22 +83,24 @@ def read_nodes(
     A node that cannot be read costs only its own tables. Raises SourceError if the pods cannot be listed.
     """
     wanted = tuple(nodes)
-    pods = _find(access, wanted)
-    return side_by_side(lambda node: _read_node(access, node, pods), wanted, at_once)
+    pods = find_pods(access, wanted)
+    return side_by_side(lambda node: read_node(access, node, pods), wanted, at_once)
 
 
-def _find(access: NodeAccess, nodes: Sequence[Node]) -> _Pods:
+def find_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
+    """Return the pods of the proxies of these nodes. Raises SourceError."""
     only = nodes[0].name if len(nodes) == 1 else ""
     try:
         proxies = find_proxies(access.client, pod_selector=access.pod_selector, node=only)
         without = [] if access.pod_selector else [it.name for it in nodes if it.name not in proxies]
-        return _Pods(proxies, find_other_proxies(access.client, without))
+        return NodePods(proxies, find_other_proxies(access.client, without))
     except Failure as failure:
         raise SourceError(f"cannot list the pods of proxies: {failure}") from None
 
 
-def _read_node(access: NodeAccess, node: Node, pods: _Pods) -> ReadNode | UnreadNode:
-    proxy = next(iter(pods.proxies.get(node.name, ())), None)
+def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | UnreadNode:
+    """Read the tables of one node."""
+    proxy = pods.proxy(node)
     other = pods.others.get(node.name, "")
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
@@ -145,7 +153,7 @@ def _read(
 
 
 def _in_other_mode(node: Node, mode: str, proxy: ProxyPod | None) -> UnreadNode:
-    return UnreadNode(node, f"runs {_title(proxy)} in {_OTHER_MODES[mode]} mode", other_proxy=True)
+    return UnreadNode(node, f"runs {_title(proxy)} in {_OTHER_MODES[mode]} mode", True, mode)
 
 
 def _title(proxy: ProxyPod | None) -> str:

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 import click
 
+from pykubeproxy.cli import logs
 from pykubeproxy.cli.kubectl.options import Connection, NodeNames, Reading
 from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Kind, Node
 from pykubeproxy.remote import DebugPods, NodeAccess
 from pykubeproxy.services.cluster import Cluster
@@ -20,7 +22,8 @@ _QPS, _BURST = 50.0, 300
 
 @click_errors(SourceError)
 def open_client(connection: Connection) -> Client:
-    """Return a client of the API server. Raises ClickException."""
+    """Return a client of the API server, and send log lines to standard error. Raises ClickException."""
+    logs.set_up(LogFormat.TEXT)
     kubeconfigs = user_kubeconfigs(connection.kubeconfig, connection.context, os.environ)
     return Client(kubeconfigs or "", qps=_QPS, burst=_BURST)
 

@@ -70,10 +70,14 @@ def complete(findings: Iterable[Finding]) -> bool:
 
 def text(findings: Sequence[Finding], configuration: str) -> str:
     """Return the findings in 80 columns, and where the configuration comes from; styled for click.echo."""
-    width = max((len(_title(finding)) for finding in findings), default=0)
-    lines = [line for finding in findings for line in _lines(finding, width)]
     summary = (*wrapped(f"Configuration: {configuration}.", "", "  "), *wrapped(_summary(findings)))
-    return "".join(f"{line}\n" for line in (*lines, "", *summary))
+    return findings_text(findings) + "".join(f"{line}\n" for line in ("", *summary))
+
+
+def findings_text(findings: Sequence[Finding]) -> str:
+    """Return the findings in 80 columns; styled for click.echo."""
+    width = max((len(_title(finding)) for finding in findings), default=0)
+    return "".join(f"{line}\n" for finding in findings for line in _lines(finding, width))
 
 
 def _title(finding: Finding) -> str:

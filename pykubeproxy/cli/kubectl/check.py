@@ -1,0 +1,147 @@
+"""`kubectl pykubeproxy check`: check the proxies of nodes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
+from pykubeproxy.cli.kubectl.options import (
+    Connection,
+    NodeNames,
+    Reading,
+    connection_options,
+    node_options,
+    reading_options,
+)
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.inspect.preflight import kube_proxy, report
+from pykubeproxy.inspect.preflight.report import Finding
+from pykubeproxy.remote import ReadNode, UnreadNode, find_pods, side_by_side
+from pykubeproxy.remote.states import ProxyState, proxy_state
+from pykubeproxy.sources import SourceError
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.server_version import server_version
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    state: ProxyState
+    findings: tuple[Finding, ...]
+
+
+class _Report(msgspec.Struct):
+    """What `pykubeproxy check -o json` prints."""
+
+    checks: tuple[Finding, ...]
+
+
+@click.command(short_help="Check the proxies of nodes, and print what to do about problems.")
+@output_option
+@node_options
+@connection_options
+@reading_options
+@click_errors(SourceError)
+def check(output: str, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+    """Check the proxies of nodes, and print what to do about each problem.
+
+    On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
+    of kube-proxy, its version, the backend of its rules, and the jumps to its chains. The exit code is 1 if a check fails.
+
+    \b
+    kubectl pykubeproxy check --all-nodes
+    kubectl pykubeproxy check --node node1 -o json
+    """
+    client = open_client(connection)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, reading) as access:
+        pods = find_pods(access, wanted)
+        try:
+            server = server_version(client)
+        except Failure:
+            server = ""
+        states = side_by_side(lambda node: proxy_state(access, node, pods, "check"), wanted, reading.at_once)
+        checked = sorted(
+            (_Checked(it, tuple(_findings(it, server))) for it in states), key=lambda it: it.state.node.name
+        )
+    if output == "json":
+        echo_json(document(checked))
+    else:
+        echo_styled("\n".join(map(_text, checked)))
+    if not all(report.passed(it.findings) for it in checked):
+        raise SystemExit(1)
+
+
+def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
+    if state.answer:
+        yield from _of_agent(state)
+        return
+    proxy, read = state.proxy, state.read
+    if proxy:
+        yield kube_proxy.pod(
+            str(proxy),
+            str(proxy.pod),
+            phase="being deleted" if proxy.pod.deleting else proxy.pod.phase,
+            ready=proxy.container.ready,
+            restarts=proxy.container.restarts,
+            problem=proxy.container.problem or proxy.pod.reason,
+        )
+        if not proxy.ours:
+            yield kube_proxy.version(proxy.version, server)
+    match read:
+        case ReadNode():
+            rulesets = [it.ruleset for it in read.tables.values()]
+            yield from kube_proxy.tables(rulesets, state.backend, read.other_backend)
+        case UnreadNode(other_proxy=True):
+            yield kube_proxy.other_mode(read.reason)
+        case UnreadNode():
+            yield kube_proxy.unread(read.reason) if proxy else kube_proxy.no_pod(read.reason)
+    if state.failure:
+        yield kube_proxy.unread(state.failure)
+
+
+def _of_agent(state: ProxyState) -> Sequence[Finding]:
+    try:
+        return msgspec.json.decode(state.answer, type=_Report).checks
+    except (ValueError, RecursionError) as error:
+        return (kube_proxy.unread(f"its agent is of another version: {error}"),)
+
+
+def _text(checked: _Checked) -> str:
+    name, proxy = checked.state.node.name, checked.state.proxy
+    title = click.style(f"{name}  {proxy or 'no pod of a proxy'}", bold=True)
+    return f"{title}\n{report.findings_text(checked.findings)}"
+
+
+def document(checked: Sequence[_Checked]) -> dict[str, object]:
+    """The checks of nodes as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1",
+     "passed": true if no check failed on any node,
+     "nodes": [{"node": its name, "proxy": such as "kube-proxy v1.35.1", "" without a pod, "pod": NAMESPACE/NAME, or "",
+                "passed": true if no check failed, "complete": true if no check was skipped,
+                "checks": as `pykubeproxy check` prints them; for kube-proxy, "check" is
+                          "pod"|"version"|"mode"|"tables"|"jumps"|"leftovers"|"other-tables"}]}
+
+    Nodes are ordered by name. Checks and keys may be added.
+    """
+    entries: list[Mapping[str, Any]] = [_entry(it) for it in checked]
+    return {
+        "apiVersion": API_VERSION,
+        "passed": all(it["passed"] for it in entries),
+        "nodes": entries,
+    }
+
+
+def _entry(checked: _Checked) -> dict[str, object]:
+    proxy = checked.state.proxy
+    return {
+        "node": checked.state.node.name,
+        "proxy": str(proxy) if proxy else "",
+        "pod": str(proxy.pod) if proxy else "",
+        "passed": report.passed(checked.findings),
+        "complete": report.complete(checked.findings),
+        "checks": msgspec.to_builtins(checked.findings),
+    }

@@ -1,0 +1,156 @@
+"""`kubectl pykubeproxy dump-rules`: show the services, endpoints and shares in the rules of nodes."""
+
+from collections.abc import Sequence
+
+import click
+import yaml
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.cli.flags import choice_option, family_option
+from pykubeproxy.cli.inputs import service_filter
+from pykubeproxy.cli.kubectl.access import list_nodes, namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.options import (
+    Connection,
+    NodeNames,
+    Reading,
+    connection_options,
+    node_options,
+    reading_options,
+)
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.inspect.dump import render
+from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
+from pykubeproxy.inspect.dump.render_rules import listing
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.objects import Family
+from pykubeproxy.remote import ReadNode, UnreadNode, read_nodes
+from pykubeproxy.sources import SourceError
+
+
+@click.command("dump-rules", short_help="Show services, endpoints and shares in the rules of nodes.")
+@click.argument("service", default="")
+@choice_option(
+    "-o",
+    "--output",
+    choices=("table", "wide", "json", "yaml", "iptables"),
+    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
+)
+@family_option
+@node_options
+@connection_options
+@reading_options
+@click_errors(SourceError)
+def dump_rules(
+    service: str,
+    output: str,
+    families: tuple[Family, ...],
+    connection: Connection,
+    nodes: NodeNames,
+    reading: Reading,
+) -> None:
+    """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
+
+    SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share of
+    new connections. A node that cannot be read is named on standard error, and the exit code is 2.
+
+    \b
+    kubectl pykubeproxy dump-rules --node node1
+    kubectl pykubeproxy dump-rules web:http -n default --all-nodes
+    """
+    query = _query(service, connection)
+    client = open_client(connection)
+    wanted = list_nodes(client, nodes)
+    documents: list[dict[str, object]] = []
+    unread: list[UnreadNode] = []
+    with node_access(client, reading) as access:
+        for node in read_nodes(access, wanted, at_once=reading.at_once):
+            if isinstance(node, UnreadNode):
+                click.echo(f"Node {node.node.name} {node.reason}.", err=True)
+                unread.append(node)
+                continue
+            with click_errors(TooManyRules):
+                found = _views(node, families, query)
+            if output in ("json", "yaml"):
+                documents.append(node_document(node, found))
+            else:
+                _print(node, found, output, families, query)
+    if output in ("json", "yaml"):
+        _print_documents(document(documents, unread), output)
+    if any(not it.other_proxy for it in unread):
+        raise SystemExit(2)
+
+
+def _query(service: str, connection: Connection) -> ServiceFilter:
+    """Return the filter; a name without namespace is in that of -n or of the context."""
+    needed = service and "/" not in service
+    return service_filter(service, namespace_of(connection) if needed else connection.namespace)
+
+
+def _views(node: ReadNode, families: Sequence[Family], query: ServiceFilter) -> Sequence[ServiceView]:
+    tables = [node.tables[family] for family in families if family in node.tables]
+    return in_order(view for it in tables for view in views(it.ruleset, it.counters, query))
+
+
+def _print(
+    node: ReadNode,
+    found: Sequence[ServiceView],
+    output: str,
+    families: Sequence[Family],
+    query: ServiceFilter,
+) -> None:
+    title = f"# Node {node.node.name}, {node.proxy}, pod {node.pod}"
+    echo_styled(f"{click.style(title, fg='cyan')}\n")
+    if node.other_backend:
+        click.echo(
+            f"The {node.other_backend} tables of node {node.node.name} have service-proxy rules too, and packets pass"
+            " both.",
+            err=True,
+        )
+    match output:
+        case "iptables":
+            rulesets = [node.tables[family].ruleset for family in families if family in node.tables]
+            texts = ((ruleset.family, listing(ruleset, query)) for ruleset in rulesets)
+            echo_styled("\n".join(f"# {family.value}\n{text}" for family, text in texts if text))
+        case "wide":
+            echo_styled(render.table(found, render.counters, with_chains=True))
+        case _:
+            echo_styled(render.table(found))
+    if not found:
+        click.echo(f"Node {node.node.name} has no rules for {query if query.name else 'services'}.", err=True)
+    click.echo()
+
+
+def _print_documents(printed: dict[str, object], output: str) -> None:
+    if output == "json":
+        echo_json(printed)
+    else:
+        echo_styled(yaml.safe_dump(printed, sort_keys=False, allow_unicode=True))
+
+
+def node_document(node: ReadNode, found: Sequence[ServiceView]) -> dict[str, object]:
+    """Return the entry of one node; see `document`."""
+    services = render.document(found)["services"]
+    return {"node": node.node.name, "pod": node.pod, "proxy": node.proxy, "services": services}
+
+
+def document(nodes: Sequence[dict[str, object]], unread: Sequence[UnreadNode]) -> dict[str, object]:
+    """The services in the rules of nodes as a document for JSON or YAML, of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1",
+     "nodes": [{"node": its name, "pod": NAMESPACE/NAME of the pod that was asked,
+                "proxy": such as "kube-proxy v1.35.1",
+                "services": as `pykubeproxy dump-rules` prints them}],
+     "unread": [{"node", "reason": why its rules could not be read, and what to do,
+                 "otherProxy": true if its proxy does not write iptables rules}]}
+
+    Both lists are ordered by node. Keys may be added.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "nodes": sorted(nodes, key=lambda it: str(it["node"])),
+        "unread": [
+            {"node": it.node.name, "reason": it.reason, "otherProxy": it.other_proxy}
+            for it in sorted(unread, key=lambda it: it.node.name)
+        ],
+    }

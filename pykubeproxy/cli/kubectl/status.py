@@ -1,0 +1,180 @@
+"""`kubectl pykubeproxy status`: show which proxy runs on each node, and whether it is well."""
+
+import time
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.agent.observe.status import Status, decode
+from pykubeproxy.agent.observe.status_text import all_well, duration, health
+from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
+from pykubeproxy.cli.kubectl.options import (
+    Connection,
+    NodeNames,
+    Reading,
+    connection_options,
+    node_options,
+    reading_options,
+)
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.remote import UnreadNode, find_pods, side_by_side
+from pykubeproxy.remote.states import ProxyState, proxy_state
+from pykubeproxy.sources import SourceError
+from pykubeproxy.wording import wrapped
+
+_HEADER = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE")
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """The state of one node's proxy; `problem` is what is wrong, or ""."""
+
+    state: ProxyState
+    agent: Status | None
+    problem: str
+
+
+@click.command(short_help="Show which proxy runs on each node, and its health.")
+@output_option
+@node_options
+@connection_options
+@reading_options
+@click_errors(SourceError)
+def status(output: str, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+    """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
+
+    Agents of pykubeproxy are asked for their health. For kube-proxy, this shows the state of its pod, and whether its
+    rules are there; use diff to see whether they are up to date. The exit code is 1 if something is wrong.
+
+    \b
+    kubectl pykubeproxy status --all-nodes
+    kubectl pykubeproxy status --node node1 -o json
+    """
+    client = open_client(connection)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, reading) as access:
+        pods = find_pods(access, wanted)
+        states = side_by_side(lambda node: proxy_state(access, node, pods, "status"), wanted, reading.at_once)
+        rows = sorted(map(_row, states), key=lambda it: it.state.node.name)
+    if output == "json":
+        echo_json(document(rows))
+    else:
+        echo_styled(_table(rows))
+    if any(it.problem for it in rows):
+        raise SystemExit(1)
+
+
+def _row(state: ProxyState) -> _Row:
+    if not state.answer:
+        return _Row(state, None, _problem(state))
+    try:
+        agent = decode(state.answer)
+    except ValueError as error:
+        return _Row(state, None, f"its agent is of another version: {error}")
+    return _Row(state, agent, "" if all_well(agent) else health(agent))
+
+
+def _problem(state: ProxyState) -> str:
+    """Return what the pod and the rules show to be wrong; "" for nothing."""
+    if state.failure:
+        return state.failure
+    if isinstance(state.read, UnreadNode):
+        return "" if state.read.other_proxy else state.read.reason
+    if state.proxy and not state.proxy.container.ready:
+        problem = state.proxy.container.problem
+        return f"pod {state.proxy.pod} is not ready{f': {problem}' if problem else ''}"
+    if state.read and state.read.other_backend:
+        return f"the {state.read.other_backend} tables have service-proxy rules too, and packets pass both"
+    return ""
+
+
+def _table(rows: Sequence[_Row]) -> str:
+    now = time.time()
+    cells = [_HEADER, *(_cells(it, now) for it in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADER))]
+    lines = []
+    for row, it in zip(cells, (None, *rows), strict=True):
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        lines.append(click.style(line, fg="red") if it and it.problem else line)
+        if it and (note := it.problem or _note(it.state)):
+            lines += wrapped(note, "    ")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _note(state: ProxyState) -> str:
+    """Return what to know about a node without fault whose rules are not read."""
+    return f"It {state.read.reason}." if isinstance(state.read, UnreadNode) and not state.mode else ""
+
+
+def _cells(row: _Row, now: float) -> tuple[str, ...]:
+    state = row.state
+    if not state.proxy:
+        return state.node.name, "none", state.mode or "unknown", "no pod", "", ""
+    container = state.proxy.container
+    since = duration(max(0.0, now - container.running_since)) if container.running_since else ""
+    return (
+        state.node.name,
+        str(state.proxy),
+        _mode(row),
+        _state(row),
+        str(container.restarts),
+        since,
+    )
+
+
+def _mode(row: _Row) -> str:
+    backend = row.agent.backend if row.agent else row.state.backend
+    return f"{row.state.mode} ({backend})" if backend else row.state.mode or "unknown"
+
+
+def _state(row: _Row) -> str:
+    proxy = row.state.proxy
+    assert proxy
+    if row.agent:
+        return "healthy" if not row.problem else "not healthy"
+    if not proxy.pod.runs:
+        return "deleting" if proxy.pod.deleting else proxy.pod.phase.lower()
+    return "ready" if proxy.container.ready else "not ready"
+
+
+def document(rows: Sequence[_Row]) -> dict[str, object]:
+    """The proxies of nodes as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion": "pykubeproxy/v1",
+     "healthy": true if nothing is wrong on any node,
+     "nodes": [{"node": its name,
+                "proxy": "pykubeproxy"|"kube-proxy"|the name of a container, "" without a pod,
+                "version": the tag of its image, "pod": NAMESPACE/NAME, "phase": that of the pod,
+                "ready": true or false, "restarts": number, "runningSince": seconds since 1970, or null,
+                "mode": "iptables"|"ipvs"|"nftables"|"kernelspace", "" if unknown,
+                "backend": "nft"|"legacy", "" if unknown,
+                "problem": what is wrong, "" for nothing,
+                "agent": what `pykubeproxy status -o json` prints there, null for other proxies}]}
+
+    Nodes are ordered by name. Keys may be added.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "healthy": not any(it.problem for it in rows),
+        "nodes": [_entry(it) for it in rows],
+    }
+
+
+def _entry(row: _Row) -> dict[str, object]:
+    proxy = row.state.proxy
+    return {
+        "node": row.state.node.name,
+        "proxy": proxy.proxy if proxy else "",
+        "version": proxy.version if proxy else "",
+        "pod": str(proxy.pod) if proxy else "",
+        "phase": proxy.pod.phase if proxy else "",
+        "ready": bool(proxy and proxy.container.ready),
+        "restarts": proxy.container.restarts if proxy else 0,
+        "runningSince": proxy.container.running_since if proxy else None,
+        "mode": row.state.mode,
+        "backend": row.agent.backend if row.agent else row.state.backend,
+        "problem": row.problem,
+        "agent": msgspec.json.decode(row.state.answer) if row.agent else None,
+    }
