@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, NoReturn, Self
 
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import Container
@@ -25,6 +25,8 @@ _POLL_SECONDS = 0.5
 # Beginnings of reasons for which a container does not start soon.
 _HOPELESS = ("ErrImage", "ImagePull", "InvalidImageName", "CreateContainer", "RunContainerError")
 _CREATE_SECONDS = 10.0  # for pods that are being created when the command ends
+# Signals that would end the program at once; here they remove pods first, as Ctrl-C does.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class DebugPods:
@@ -39,14 +41,16 @@ class DebugPods:
         self._creating: set[str] = set()
         self._created: set[str] = set()
         self._closed = False
+        self._signals = ExitStack()
 
     def __enter__(self) -> Self:
+        self._signals.enter_context(_handling(_end, *_ENDING))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _no_interrupt():
+        with self._signals, _handling(signal.SIG_IGN, signal.SIGINT, *_ENDING):
             with self._changed:
                 self._closed = True
                 self._changed.wait_for(lambda: not self._creating, _CREATE_SECONDS)
@@ -148,14 +152,21 @@ def _problem(pod: Pod) -> str:
     return next((it.problem for it in pod.containers if it.problem), "") or pod.reason or pod.phase
 
 
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 @contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Ignore Ctrl-C while pods are removed."""
+def _handling(
+    handler: Callable[[int, Any], Any] | signal.Handlers, *signals: signal.Signals
+) -> Iterator[None]:
+    """Handle signals in a context."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # only the main thread may set handlers
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

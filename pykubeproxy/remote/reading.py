@@ -19,7 +19,7 @@ from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
-    "has no pod of kube-proxy or pykubeproxy; some distributions, such as k3s, run the proxy without a pod: use"
+    "no pod of kube-proxy or pykubeproxy; some distributions, such as k3s, run the proxy without a pod: use"
     " --debug-image IMAGE, or --pod-selector LABELS, or save a bundle on the node"
 )
 _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
@@ -52,7 +52,7 @@ class ReadNode(msgspec.Struct, frozen=True):
 
 
 class UnreadNode(msgspec.Struct, frozen=True):
-    """A node without tables to compare; `reason` says why, and what to do. It continues a sentence about the node.
+    """A node without tables to compare; `reason` says why, and what to do.
 
     `other_proxy` is True if no fault is the cause: the node's proxy does not use such rules by design. `mode` is the mode
     of its kube-proxy, "ipvs", "nftables" or "kernelspace", or "" if unknown.
@@ -99,31 +99,29 @@ def find_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
 
 
 def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | UnreadNode:
-    """Read the tables of one node."""
-    proxy = pods.proxy(node)
-    other = pods.others.get(node.name, "")
+    """Read the tables of one node, in a debug pod if the pod of its proxy cannot serve."""
+    proxy, other = pods.proxy(node), pods.others.get(node.name, "")
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
-    container = _container(access, node, proxy, other)
-    if isinstance(container, UnreadNode):
-        return container
-    try:
-        with container as opened:
-            return _read(access.client, node, opened, proxy, other)
-    except NotInImage as failure:
-        return UnreadNode(node, f"{failure}; use --debug-image IMAGE")
-    except (Failure, InvalidSave) as failure:
-        return UnreadNode(node, str(failure))
-
-
-def _container(
-    access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str
-) -> AbstractContextManager[Container] | UnreadNode:
-    """Return the container to ask, or why there is none."""
+    containers: list[AbstractContextManager[Container]] = []
     if proxy and proxy.pod.runs:
-        return nullcontext(Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name))
+        containers.append(nullcontext(Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name)))
     if access.debug_pods:
-        return access.debug_pods.on(node.name)
+        containers.append(access.debug_pods.on(node.name))
+    outcome = _without_container(node, proxy, other)
+    for container in containers:
+        try:
+            with container as opened:
+                return _read(access.client, node, opened, proxy, other)
+        except NotInImage as failure:
+            outcome = UnreadNode(node, f"{failure}; use --debug-image IMAGE with an image that has it")
+        except (Failure, InvalidSave) as failure:
+            return UnreadNode(node, str(failure))
+    return outcome
+
+
+def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> UnreadNode:
+    """Return why there is no container to ask."""
     if proxy:
         state = "being deleted" if proxy.pod.deleting else proxy.pod.phase
         problem = proxy.container.problem or proxy.pod.reason
@@ -149,7 +147,7 @@ def _read(
     if other:
         return UnreadNode(node, f"runs {other} and has no rules of kube-proxy", other_proxy=True)
     advice = f"; run `kubectl logs -n {proxy.pod.namespace} {proxy.pod.name}`" if proxy else ""
-    return UnreadNode(node, f"has no service-proxy rules{advice}")
+    return UnreadNode(node, f"no service-proxy rules{advice}")
 
 
 def _in_other_mode(node: Node, mode: str, proxy: ProxyPod | None) -> UnreadNode:

@@ -66,7 +66,7 @@ def dump_rules(
     with node_access(client, reading) as access:
         for node in read_nodes(access, wanted, at_once=reading.at_once):
             if isinstance(node, UnreadNode):
-                click.echo(f"Node {node.node.name} {node.reason}.", err=True)
+                click.echo(f"{node.node.name}: {node.reason}", err=True)
                 unread.append(node)
                 continue
             with click_errors(TooManyRules):

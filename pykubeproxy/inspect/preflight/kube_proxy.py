@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pykubeproxy.inspect.preflight.report import Check, Finding
-from pykubeproxy.objects import Family
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.ipvs_mode import CHAINS
 from pykubeproxy.rules.ownership import is_ours
@@ -42,12 +41,14 @@ def pod(title: str, name: str, *, phase: str, ready: bool, restarts: int, proble
 
 def no_pod(reason: str) -> Finding:
     """Report a node without a pod of a proxy, whose rules could not be read."""
-    return Check("pod").fail(f"the node {reason}", "")
+    return Check("pod").fail(reason, "")
 
 
 def other_mode(reason: str) -> Finding:
     """Report a proxy that writes no iptables rules, so that there is nothing to check."""
-    return Check("mode").skip(f"the node {reason}", "Its rules are not those of iptables mode.")
+    return Check("mode").skip(
+        f"the node {reason}", "Its rules are not checked: they are not those of iptables mode."
+    )
 
 
 def unread(reason: str) -> Finding:
