@@ -169,15 +169,19 @@ def _messages(
             redirect_limit=0,
         )
         if channel.getsubprotocol() not in _PROTOCOLS:
-            raise Failure(f"{server} does not speak {_PROTOCOLS[-1]}: it must be Kubernetes 1.21 or later")
+            raise websocket.WebSocketProtocolException("no subprotocol")
         connection.settimeout(None)  # the caller limits the time
         yield b""
         while message := _next(channel):
             yield message
     except websocket.WebSocketBadStatusException as error:
         raise _refused(container, error) from None
+    except websocket.WebSocketConnectionClosedException:
+        raise Unreachable(f"the connection to {server} broke") from None
     except websocket.WebSocketException as error:
-        raise Unreachable(f"the connection to {server} broke: {error}") from None
+        raise Failure(
+            f"{server} does not speak {_PROTOCOLS[-1]} over WebSocket ({error}); look for a proxy that passes no WebSockets"
+        ) from None
 
 
 def _next(channel: websocket.WebSocket) -> bytes:
