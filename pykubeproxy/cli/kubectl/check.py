@@ -8,6 +8,7 @@ import msgspec
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.help import command
 from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
 from pykubeproxy.cli.kubectl.options import (
     Connection,
@@ -38,7 +39,10 @@ class _Report(msgspec.Struct):
     checks: tuple[Finding, ...]
 
 
-@click.command(short_help="Check the proxies of nodes, and print what to do about problems.")
+@command(
+    short_help="Check the proxies of nodes, and print what to do about problems.",
+    exit_codes={0: "No check failed.", 1: "A check failed on a node.", 2: "Wrong usage or a failure."},
+)
 @output_option
 @node_options
 @connection_options
@@ -48,7 +52,7 @@ def check(output: str, connection: Connection, nodes: NodeNames, reading: Readin
     """Check the proxies of nodes, and print what to do about each problem.
 
     On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
-    of kube-proxy, its version, the backend of its rules, and the jumps to its chains. The exit code is 1 if a check fails.
+    of kube-proxy, its version, the backend of its rules, and the jumps to its chains.
 
     \b
     kubectl pykubeproxy check --all-nodes

@@ -7,6 +7,7 @@ import yaml
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.cli.flags import choice_option, family_option
+from pykubeproxy.cli.help import OUTPUT, command
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.kubectl.access import list_nodes, namespace_of, node_access, open_client
 from pykubeproxy.cli.kubectl.options import (
@@ -28,13 +29,18 @@ from pykubeproxy.remote import ReadNode, UnreadNode, read_nodes
 from pykubeproxy.sources import SourceError
 
 
-@click.command("dump-rules", short_help="Show services, endpoints and shares in the rules of nodes.")
+@command(
+    "dump-rules",
+    short_help="Show services, endpoints and shares in the rules of nodes.",
+    exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
+)
 @click.argument("service", default="")
 @choice_option(
     "-o",
     "--output",
     choices=("table", "wide", "json", "yaml", "iptables"),
     help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
+    group=OUTPUT,
 )
 @family_option
 @node_options
@@ -52,7 +58,7 @@ def dump_rules(
     """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
 
     SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share of
-    new connections. A node that cannot be read is named on standard error, and the exit code is 2.
+    new connections. Nodes whose rules cannot be read are named on standard error.
 
     \b
     kubectl pykubeproxy dump-rules --node node1

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from pykubeproxy.cli.help import QUESTION, SOURCE, option
+
 _Command = Callable[..., Any]
 
 
@@ -38,12 +40,28 @@ class NodeNames(NamedTuple):
 def connection_options(command: _Command) -> _Command:
     """Add -n, --context and --kubeconfig. The command gets one argument, `connection`."""
     options = (
-        click.option("-n", "--namespace", default="", metavar="NAME", help="Namespace of names without one."),
-        click.option(
-            "--context", "context_name", default="", metavar="NAME", help="Context of the kubeconfig."
+        option(
+            "-n",
+            "--namespace",
+            default="",
+            metavar="NAME",
+            help="Namespace of names without one.  [default: that of the context]",
+            group=QUESTION,
         ),
-        click.option(
-            "--kubeconfig", default="", metavar="PATH", help="Kubeconfig.  [default: as for kubectl]"
+        option(
+            "--kubeconfig",
+            default="",
+            metavar="PATH",
+            help="Kubeconfig of the cluster.  [default: KUBECONFIG, or ~/.kube/config]",
+            group=SOURCE,
+        ),
+        option(
+            "--context",
+            "context_name",
+            default="",
+            metavar="NAME",
+            help="Context of the kubeconfig.  [default: the current one]",
+            group=SOURCE,
         ),
     )
 
@@ -57,24 +75,28 @@ def connection_options(command: _Command) -> _Command:
 def reading_options(command: _Command) -> _Command:
     """Add --pod-selector, --debug-image and --at-once. The command gets one argument, `reading`."""
     options = (
-        click.option(
+        option(
             "--pod-selector",
             default="",
             metavar="LABELS",
             help="Labels of the proxy's pods.  [default: those of pykubeproxy and kube-proxy]",
+            group=SOURCE,
         ),
-        click.option(
+        option(
             "--debug-image",
             default="",
             metavar="IMAGE",
-            help="On nodes without a proxy's pod, run a pod with this image and remove it again.",
+            help="On nodes where no pod of a proxy can serve, run a pod with this image, and remove it again. The image"
+            " needs iptables-save and sleep; that of pykubeproxy has them.",
+            group=SOURCE,
         ),
-        click.option(
+        option(
             "--at-once",
             type=click.IntRange(1, 256),
             default=16,
             show_default=True,
-            help="How many nodes to read side by side.",
+            help="Read so many nodes side by side.",
+            group=SOURCE,
         ),
     )
 
@@ -88,20 +110,29 @@ def reading_options(command: _Command) -> _Command:
 def node_options(command: _Command) -> _Command:
     """Add --node and --all-nodes, of which one is required. The command gets one argument, `nodes`."""
     options = (
-        click.option("--node", "names", multiple=True, metavar="NAME", help="A node to read. Repeatable."),
-        click.option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes."),
+        option(
+            "--node",
+            "names",
+            multiple=True,
+            metavar="NAME",
+            help="Read this node. Repeatable.",
+            group=QUESTION,
+        ),
+        option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes.", group=QUESTION),
     )
 
     @functools.wraps(command)
     def wrapper(*args: Any, names: tuple[str, ...], everywhere: bool, **others: Any) -> Any:
         if bool(names) == everywhere:
-            raise click.UsageError("give either --node NAME or --all-nodes")
+            raise click.UsageError(
+                "give either --node NAME or --all-nodes; `kubectl get nodes` lists the names"
+            )
         return command(*args, nodes=NodeNames(names, everywhere), **others)
 
     return _with_options(wrapper, options)
 
 
 def _with_options(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
-    for option in reversed(options):
-        command = option(command)
+    for add in reversed(options):
+        command = add(command)
     return command

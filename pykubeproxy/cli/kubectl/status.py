@@ -10,6 +10,7 @@ from pykubeproxy import API_VERSION
 from pykubeproxy.agent.observe.status import Status, decode
 from pykubeproxy.agent.observe.status_text import all_well, duration, health
 from pykubeproxy.cli.flags import output_option
+from pykubeproxy.cli.help import command
 from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
 from pykubeproxy.cli.kubectl.options import (
     Connection,
@@ -36,7 +37,10 @@ class _Row(msgspec.Struct, frozen=True):
     problem: str
 
 
-@click.command(short_help="Show which proxy runs on each node, and its health.")
+@command(
+    short_help="Show which proxy runs on each node, and its health.",
+    exit_codes={0: "Nothing is wrong.", 1: "Something is wrong on a node.", 2: "Wrong usage or a failure."},
+)
 @output_option
 @node_options
 @connection_options
@@ -46,7 +50,7 @@ def status(output: str, connection: Connection, nodes: NodeNames, reading: Readi
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
     Agents of pykubeproxy are asked for their health. For kube-proxy, this shows the state of its pod, and whether its
-    rules are there; use diff to see whether they are up to date. The exit code is 1 if something is wrong.
+    rules are there; use diff to see whether they are up to date.
 
     \b
     kubectl pykubeproxy status --all-nodes
