@@ -15,7 +15,7 @@ from pykubeproxy.rules.saves import InvalidSave, SavedTables
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import Container, NotInImage
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
@@ -95,7 +95,10 @@ def find_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
         without = [] if access.pod_selector else [it.name for it in nodes if it.name not in proxies]
         return NodePods(proxies, find_other_proxies(access.client, without))
     except Failure as failure:
-        raise SourceError(f"cannot list the pods of proxies: {failure}") from None
+        advice = (
+            "; manifests/inspect/rbac.yaml grants what is needed" if isinstance(failure, Forbidden) else ""
+        )
+        raise SourceError(f"cannot list the pods of proxies: {failure}{advice}") from None
 
 
 def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | UnreadNode:

@@ -205,7 +205,8 @@ def _refused(container: Container, error: websocket.WebSocketBadStatusException)
     match error.status_code:
         case 403:
             return Forbidden(
-                f"exec into pod {container} is not permitted{detail}: a role must grant get and create of pods/exec"
+                f"exec into pod {container} is not permitted{detail}: a role must grant get and create of pods/exec,"
+                " as manifests/inspect/rbac.yaml does"
             )
         case 404:
             return NotFound(f"pod {container} does not exist{detail}")

@@ -109,7 +109,7 @@ def test_missing_permission_names_both_verbs() -> None:
     assert isinstance(failure, Forbidden)
     assert str(failure) == (
         'exec into pod kube-system/proxy-1 is not permitted (403: pods "proxy-1" is forbidden: User "ann" cannot create):'
-        " a role must grant get and create of pods/exec"
+        " a role must grant get and create of pods/exec, as manifests/inspect/rbac.yaml does"
     )
 
 
