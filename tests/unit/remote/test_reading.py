@@ -1,0 +1,230 @@
+"""Reading the tables of nodes through their proxies' pods, whose images hold little."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode, read_nodes
+from pykubeproxy.rules.skeleton import NAT_SERVICES
+from pykubeproxy.sources import Client, SourceError
+from tests.fakes.faulty_apiserver import Order
+from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes, saved
+
+Read = Callable[..., dict[str, ReadNode | UnreadNode]]
+IPVS = "*nat\n:KUBE-SERVICES - [0:0]\n[0:0] -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
+
+
+def tables(outcome: ReadNode | UnreadNode) -> dict[Family, str]:
+    """Return the backend of each family that was read."""
+    assert isinstance(outcome, ReadNode), outcome
+    return {family: it.backend for family, it in outcome.tables.items()}
+
+
+def reason(outcome: ReadNode | UnreadNode, *, other_proxy: bool = False) -> str:
+    assert isinstance(outcome, UnreadNode)
+    assert outcome.other_proxy is other_proxy
+    return outcome.reason
+
+
+def test_both_families_of_the_nft_backend(cluster: RemoteNodes, read: Read) -> None:
+    """Only two programs run: legacy is empty, as iptables-nft-save would say otherwise."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING, KUBELET_ONLY)
+    outcome = read()["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft", Family.IPV6: "nft"}
+    assert isinstance(outcome, ReadNode)
+    assert (outcome.pod, outcome.proxy, outcome.other_backend) == (
+        "kube-system/p1",
+        "kube-proxy v1.35.1",
+        "",
+    )
+    assert outcome.node.addresses
+    assert NAT_SERVICES in outcome.tables[Family.IPV4].ruleset.chains
+
+
+def test_legacy_backend(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "legacy"}
+
+
+def test_rules_in_both_backends(cluster: RemoteNodes, read: Read) -> None:
+    """The warning of iptables-nft-save on standard error is the sign to look."""
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    warning = "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n"
+    cluster.program("p1", "iptables-nft-save", saved("iptables-nft-save", SERVING), errors=warning)
+    cluster.saves("p1", "legacy", SERVING)
+    outcome = read()["n1"]
+    assert isinstance(outcome, ReadNode)
+    assert (tables(outcome), outcome.other_backend) == ({Family.IPV4: "nft"}, "legacy")
+
+
+def test_image_with_a_single_backend(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+
+
+def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.program("p1", "ip6tables-nft-save", errors="Protocol not supported", code=1)
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+
+
+def test_image_without_iptables_save(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    expected = "the image of pod kube-system/p1 has no iptables-save; use --debug-image IMAGE"
+    assert reason(read()["n1"]).startswith(expected)
+
+
+def test_program_that_fails(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    for name in ("iptables-nft-save", "ip6tables-nft-save"):
+        cluster.program("p1", name, errors="Permission denied (you must be root)\n", code=4)
+    expected = (
+        "iptables-nft-save in pod kube-system/p1 exited with status 4: Permission denied (you must be root)"
+    )
+    assert reason(read()["n1"]) == expected
+
+
+def test_output_that_is_no_rules(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", "*nat\nfoo\nCOMMIT\n")
+    assert "iptables-nft-save in pod kube-system/p1, line 3" in reason(read()["n1"])
+
+
+def test_proxy_that_has_written_nothing(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", "")
+    assert reason(read()["n1"]) == "no service-proxy rules; run `kubectl logs -n kube-system p1`"
+
+
+@pytest.mark.parametrize("mode", ["ipvs", "nftables"])
+def test_mode_on_the_command_line(cluster: RemoteNodes, read: Read, mode: str) -> None:
+    """No program has to run to see it."""
+    cluster.pod("p1", "n1", arguments=("--config=/c", f"--proxy-mode={mode}"))
+    outcome = read()["n1"]
+    assert reason(outcome, other_proxy=True).lower() == f"runs kube-proxy v1.35.1 in {mode} mode"
+    assert isinstance(outcome, UnreadNode) and outcome.mode == mode
+
+
+def test_ipvs_mode_by_its_rules(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", IPVS)
+    assert reason(read()["n1"], other_proxy=True) == "runs kube-proxy v1.35.1 in IPVS mode"
+
+
+def test_nftables_mode_by_its_tables(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", "")
+    cluster.program("p1", "nft", "table ip mangle\ntable ip kube-proxy\n")
+    assert reason(read()["n1"], other_proxy=True) == "runs kube-proxy v1.35.1 in nftables mode"
+
+
+def test_another_proxy(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("cilium-1", "n1", {"k8s-app": "cilium"})
+    cluster.pod("p2", "n2")
+    cluster.pod("cilium-2", "n2", {"k8s-app": "cilium"})
+    cluster.saves("p2", "nft", SERVING)
+    outcome = read()
+    assert reason(outcome["n1"], other_proxy=True) == "runs Cilium and no kube-proxy"
+    assert tables(outcome["n2"]) == {Family.IPV4: "nft"}
+
+
+def test_node_without_a_pod(cluster: RemoteNodes, read: Read) -> None:
+    cluster.node("n1")
+    told = reason(read()["n1"])
+    assert all(it in told for it in ("k3s", "--debug-image", "--pod-selector", "bundle"))
+
+
+def test_pod_that_does_not_run(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1", phase="Pending", ready=False, waiting="ImagePullBackOff")
+    expected = "pod kube-system/p1 is Pending (ImagePullBackOff: no such image); use --debug-image IMAGE"
+    assert reason(read()["n1"]).startswith(expected)
+
+
+def test_pod_that_is_not_ready_is_asked(cluster: RemoteNodes, read: Read) -> None:
+    """The rules of a proxy that hangs are those to look at."""
+    cluster.pod("p1", "n1", ready=False)
+    cluster.saves("p1", "nft", SERVING)
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+
+
+def test_pods_of_all_kinds_and_namespaces(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1", {"component": "kube-proxy"})
+    cluster.pod("p2", "n2", AGENT, namespace="net", container="agent", image="pykubeproxy:0.1.0")
+    cluster.pod("p3", "n3", {"app": "mine"}, container="other")
+    for pod in ("p1", "p2", "p3"):
+        cluster.saves(pod, "nft", SERVING)
+    found = {name: it.proxy for name, it in read().items() if isinstance(it, ReadNode)}
+    assert found == {"n1": "kube-proxy v1.35.1", "n2": "pykubeproxy 0.1.0"}
+    found = {name: it.proxy for name, it in read(pod_selector="app=mine").items() if isinstance(it, ReadNode)}
+    assert found == {"n3": "other v1.35.1"}
+
+
+def test_permission_for_kube_system_only(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="error", path="/api/v1/pods", status=403, times=100))
+    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+    cluster.api.faults.apply(Order(do="error", path="/pods", status=403, times=100))
+    with pytest.raises(
+        SourceError, match=r"cannot list the pods of proxies: get and list of pods .* rbac.yaml"
+    ):
+        read()
+
+
+def test_failures_cost_their_own_node_only(cluster: RemoteNodes, read: Read) -> None:
+    for number in (1, 2, 3):
+        cluster.pod(f"p{number}", f"n{number}")
+        cluster.saves(f"p{number}", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="error", path="/pods/p1/exec", status=403, times=100))
+    cluster.api.faults.apply(Order(do="truncate", path="/pods/p2/exec", times=100))
+    outcome = read()
+    assert "exec into pod kube-system/p1 is not permitted" in reason(outcome["n1"])
+    assert "broke" in reason(outcome["n2"])
+    assert tables(outcome["n3"]) == {Family.IPV4: "nft"}
+
+
+def test_debug_pod_serves_a_node_without_a_pod(cluster: RemoteNodes, read: Read) -> None:
+    """It is gone when the node has been read."""
+    cluster.node("n1")
+    cluster.saves("debug", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft"}
+    assert isinstance(outcome, ReadNode) and outcome.proxy == "a proxy without a pod"
+    assert cluster.debug_pods() == []
+
+
+def test_debug_pod_serves_where_the_image_lacks_programs(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("debug", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert isinstance(outcome, ReadNode) and outcome.proxy == "kube-proxy v1.35.1"
+    assert outcome.pod.startswith("kube-system/pykubeproxy-debug-")
+
+
+def test_debug_pod_is_not_used_without_need(cluster: RemoteNodes, read: Read) -> None:
+    cluster.pod("p1", "n1")
+    cluster.saves("p1", "nft", SERVING)
+    outcome = read(debug_image="debug:1")["n1"]
+    assert isinstance(outcome, ReadNode) and outcome.pod == "kube-system/p1"
+
+
+def test_caller_that_stops_waits_for_no_command(cluster: RemoteNodes, client: Client) -> None:
+    """As on Ctrl-C, while a command hangs."""
+    for number in (1, 2):
+        cluster.pod(f"p{number}", f"n{number}")
+        cluster.saves(f"p{number}", "nft", SERVING)
+    cluster.api.faults.apply(Order(do="stall", path="/pods/p2/exec"))
+    nodes = read_nodes(NodeAccess(client), [Node("n1"), Node("n2")], at_once=2)
+    assert next(iter(nodes)).node.name == "n1"
+    nodes.close()  # type: ignore[attr-defined]
+    assert threading.active_count() < 50
