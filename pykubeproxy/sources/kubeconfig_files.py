@@ -31,8 +31,8 @@ class Kubeconfigs(msgspec.Struct, frozen=True):
 def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) -> Kubeconfigs | None:
     """Return the kubeconfigs that kubectl would read: `path`, else those of KUBECONFIG, else ~/.kube/config.
 
-    Return None if there are none; in a pod, kubectl then uses the service account. Raises SourceError if `path` is
-    missing.
+    Return None if there are none in a pod, where kubectl then uses the service account. Raises SourceError if there are
+    none elsewhere, or if `path` is missing.
     """
     if path:
         if not Path(path).expanduser().is_file():
@@ -44,8 +44,8 @@ def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) ->
         return Kubeconfigs(paths, context)
     if named:
         raise SourceError(f"KUBECONFIG names no file that exists: {os.pathsep.join(named)}")
-    if context:
-        raise SourceError(f"there is no kubeconfig with context {context!r}; set --kubeconfig or KUBECONFIG")
+    if context or "KUBERNETES_SERVICE_HOST" not in environment:
+        raise SourceError("there is no kubeconfig; set --kubeconfig or KUBECONFIG")
     return None
 
 

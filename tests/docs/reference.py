@@ -15,6 +15,10 @@ from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.cli import main
 from pykubeproxy.cli.help import Topic
+from pykubeproxy.cli.kubectl import check as kubectl_check
+from pykubeproxy.cli.kubectl import dump_rules as kubectl_dump_rules
+from pykubeproxy.cli.kubectl import plugin
+from pykubeproxy.cli.kubectl import status as kubectl_status
 from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Setting
 from pykubeproxy.config.kinds import BOOL
@@ -171,7 +175,8 @@ def _entry(setting: Setting) -> str:
 def commands() -> str:
     """Return docs/reference/commands.md."""
     parts = [_COMMANDS]
-    for path, command in _walk(main, ("pykubeproxy",)):
+    programs = (_walk(main, ("pykubeproxy",)), _walk(plugin, ("kubectl", "pykubeproxy")))
+    for path, command in itertools.chain(*programs):
         parts.append(f"## {' '.join(path)}\n")
         parts.append(f"```text\n{_help(path, command)}\n```\n")
     return "\n".join(parts)
@@ -248,6 +253,9 @@ _FORMS: dict[str, Callable[..., object]] = {
     "lab demo --list": report.list_document,
     "lab up, lab status": report.status_document,
     "lab down": report.down_document,
+    "kubectl pykubeproxy dump-rules": kubectl_dump_rules.document,
+    "kubectl pykubeproxy status": kubectl_status.document,
+    "kubectl pykubeproxy check": kubectl_check.document,
 }
 
 

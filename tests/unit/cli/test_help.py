@@ -21,6 +21,7 @@ from pykubeproxy.cli.help import (
     command,
     option,
 )
+from pykubeproxy.cli.kubectl import plugin
 from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import SETTINGS
 
@@ -38,8 +39,12 @@ def walk(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
             yield (*path, name), found
 
 
-ALL = [pytest.param(path, it, id=" ".join(path) or "main") for path, it in walk(main)]
-every_command = pytest.mark.parametrize(("path", "command"), ALL)
+ALL = [
+    pytest.param(program, path, it, id=" ".join((program.name or "", *path)))
+    for program in (main, plugin)
+    for path, it in walk(program)
+]
+every_command = pytest.mark.parametrize(("program", "path", "command"), ALL)
 
 
 def shown(*arguments: str, program: click.Command = main) -> str:
@@ -53,17 +58,18 @@ def headings(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "names"),
+    ("program", "path", "names"),
     [
-        ((), ["Run a node", "Inspect rules", "Without a node"]),
-        (("lab",), ["Commands"]),
+        (main, (), ["Run a node", "Inspect rules", "Without a node"]),
+        (main, ("lab",), ["Commands"]),
+        (plugin, (), [heading for heading, names in plugin.headings.items() if names]),
     ],
 )
-def test_lists_of_commands(path: tuple[str, ...], names: list[str]) -> None:
+def test_lists_of_commands(program: click.Group, path: tuple[str, ...], names: list[str]) -> None:
     """Each command has a whole sentence on one line, under one of the headings."""
-    text = shown(*path, "--help")
+    text = shown(*path, "--help", program=program)
     assert headings(text) == ["Examples", *names, "Help"]
-    group = dict(walk(main))[path]
+    group = dict(walk(program))[path]
     assert isinstance(group, click.Group)
     lines = text.partition(f"{names[0]}:\n")[2].partition("\nHelp:\n")[0].splitlines()
     rows = [line for line in lines if line.startswith("  ")]
@@ -73,15 +79,17 @@ def test_lists_of_commands(path: tuple[str, ...], names: list[str]) -> None:
 
 
 @every_command
-def test_help_fits(path: tuple[str, ...], command: click.Command) -> None:
+def test_help_fits(program: click.Command, path: tuple[str, ...], command: click.Command) -> None:
     """No help text is wider than the terminal."""
     options = {it for parameter in command.params for it in parameter.opts}
     for asked in {"--help", "--help-all"} & {"--help", *options}:
-        assert [line for line in shown(*path, asked).splitlines() if len(line) > 80] == []
+        assert [line for line in shown(*path, asked, program=program).splitlines() if len(line) > 80] == []
 
 
 @every_command
-def test_every_option_declares_its_group(path: tuple[str, ...], command: click.Command) -> None:
+def test_every_option_declares_its_group(
+    program: click.Command, path: tuple[str, ...], command: click.Command
+) -> None:
     """An option made by click itself would have no group."""
     assert isinstance(command, Command | Group)
     options = [it for it in command.params if isinstance(it, click.Option)]
@@ -89,12 +97,15 @@ def test_every_option_declares_its_group(path: tuple[str, ...], command: click.C
 
 
 @every_command
-def test_examples_have_a_heading(path: tuple[str, ...], command: click.Command) -> None:
+def test_examples_have_a_heading(
+    program: click.Command, path: tuple[str, ...], command: click.Command
+) -> None:
     """Examples begin with the program and stand under their heading."""
     assert isinstance(command, Command | Group)
     assert command.examples
-    assert "\nExamples:\n  " in shown(*path, "--help")
-    assert "\b" not in shown(*path, "--help")
+    text = shown(*path, "--help", program=program)
+    assert "\nExamples:\n  " in text
+    assert "\b" not in text
 
 
 def test_unknown_group_is_an_error() -> None:

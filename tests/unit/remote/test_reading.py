@@ -176,7 +176,7 @@ def test_permission_for_kube_system_only(cluster: RemoteNodes, read: Read) -> No
     assert tables(read()["n1"]) == {Family.IPV4: "nft"}
     cluster.api.faults.apply(Order(do="error", path="/pods", status=403, times=100))
     with pytest.raises(
-        SourceError, match=r"cannot list the pods of proxies: get and list of pods .* rbac.yaml"
+        SourceError, match=r"cannot list the pods of proxies: get and list of pods .*rbac.yaml"
     ):
         read()
 

@@ -70,7 +70,7 @@ def test_order_of_places(paths: tuple[str, ...], tmp_path: Path, monkeypatch: py
     several = {"KUBECONFIG": f"{paths[1]}::{paths[2]}:{paths[1]}"}
     assert user_kubeconfigs(paths[0], "x1", several) == Kubeconfigs((paths[0],), "x1")
     assert user_kubeconfigs("", "", several) == Kubeconfigs((paths[1], paths[2]))
-    assert user_kubeconfigs("", "", {}) is None
+    assert user_kubeconfigs("", "", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) is None
     home = tmp_path / ".kube" / "config"
     home.parent.mkdir()
     home.write_text(yaml.safe_dump({}))
@@ -84,8 +84,10 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         user_kubeconfigs("/no/file", "", {})
     with pytest.raises(SourceError, match="KUBECONFIG names no file that exists: /no/file"):
         user_kubeconfigs("", "", {"KUBECONFIG": "/no/file"})
-    with pytest.raises(SourceError, match="there is no kubeconfig with context 'x1'"):
-        user_kubeconfigs("", "x1", {})
+    with pytest.raises(SourceError, match="there is no kubeconfig; set"):
+        user_kubeconfigs("", "", {})
+    with pytest.raises(SourceError, match="there is no kubeconfig; set"):
+        user_kubeconfigs("", "x1", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
 
 
 def test_file_that_is_no_kubeconfig(tmp_path: Path) -> None:

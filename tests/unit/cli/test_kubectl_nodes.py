@@ -1,0 +1,163 @@
+"""`kubectl pykubeproxy dump-rules`, `status` and `check`: the nodes of a cluster, from outside."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.kubectl import plugin
+from tests.fakes.faulty_apiserver import Order
+from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes
+
+STATUS = {
+    "apiVersion": "pykubeproxy/v1",
+    "version": "0.1.0",
+    "node": "n2",
+    "backend": "legacy",
+    "started": 0,
+    "now": 60,
+    "healthy": True,
+    "ready": True,
+    "alive": True,
+    "nodeEligible": True,
+    "families": [],
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteNodes]:
+    """A node with kube-proxy, one with our agent, and one with Cilium."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with RemoteNodes(tmp_path) as running:
+        running.pod("p1", "n1", restarts=2)
+        running.saves("p1", "nft", SERVING)
+        running.pod("p2", "n2", AGENT, container="agent", image="pykubeproxy:0.1.0")
+        running.saves("p2", "nft", SERVING)
+        running.program("p2", "pykubeproxy", json.dumps(STATUS))
+        running.pod("cilium-1", "n3", {"k8s-app": "cilium"})
+        yield running
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(plugin, arguments, terminal_width=80)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def printed(*arguments: str, code: int = 0) -> dict[str, Any]:
+    document = json.loads(invoke(*arguments, "-o", "json", code=code).stdout)
+    assert document.pop("apiVersion") == "pykubeproxy/v1"
+    return dict(document)
+
+
+def test_dump_rules_of_one_node(cluster: RemoteNodes) -> None:
+    text = invoke("dump-rules", "--node", "n1").stdout
+    assert text == (
+        "# Node n1, kube-proxy v1.35.1, pod kube-system/p1\n"
+        "default/web:http  TCP\n"
+        "  Cluster  cluster IP 10.96.0.10:80\n"
+        "     100%  10.244.1.5:8080  7 packets\n\n"
+    )
+
+
+def test_dump_rules_of_all_nodes(cluster: RemoteNodes) -> None:
+    """A node with another proxy is no failure."""
+    result = invoke("dump-rules", "--all-nodes")
+    assert "# Node n1, " in result.stdout and "# Node n2, pykubeproxy 0.1.0, " in result.stdout
+    assert result.stderr == "n3: runs Cilium and no kube-proxy\n"
+
+
+def test_dump_rules_as_json(cluster: RemoteNodes) -> None:
+    cluster.node("n4")
+    document = printed("dump-rules", "--all-nodes", code=2)
+    assert [(it["node"], it["proxy"], it["pod"]) for it in document["nodes"]] == [
+        ("n1", "kube-proxy v1.35.1", "kube-system/p1"),
+        ("n2", "pykubeproxy 0.1.0", "kube-system/p2"),
+    ]
+    (service,) = document["nodes"][0]["services"]
+    assert (service["name"], service["endpoints"][0]["packets"]) == ("web", 7)
+    assert [(it["node"], it["otherProxy"]) for it in document["unread"]] == [("n3", True), ("n4", False)]
+
+
+def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
+    """A name without namespace is in that of the context."""
+    assert "default/web" in invoke("dump-rules", "web", "--node", "n1").stdout
+    result = invoke("dump-rules", "web", "--node", "n1", "-n", "other")
+    assert result.stderr == "Node n1 has no rules for other/web.\n"
+    assert "-A KUBE-SVC-A" in invoke("dump-rules", "web", "--node", "n1", "-o", "iptables").stdout
+
+
+def test_status(cluster: RemoteNodes) -> None:
+    lines = invoke("status", "--all-nodes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "n1", "n2", "n3", "It"]
+    assert lines[1].split()[1:7] == ["kube-proxy", "v1.35.1", "iptables", "(nft)", "ready", "2"]
+    assert lines[2].split()[1:7] == ["pykubeproxy", "0.1.0", "iptables", "(legacy)", "healthy", "0"]
+    assert lines[4] == "    It runs Cilium and no kube-proxy."
+
+
+def test_status_of_a_node_with_a_problem(cluster: RemoteNodes) -> None:
+    cluster.saves("p1", "nft", KUBELET_ONLY)
+    cluster.saves("p1", "legacy", "")
+    unwell = STATUS | {"healthy": False, "ready": False}
+    cluster.program("p2", "pykubeproxy", json.dumps(unwell), code=1)
+    document = printed("status", "--all-nodes", code=1)
+    assert not document["healthy"]
+    first, second, third = document["nodes"]
+    assert first["problem"] == "no service-proxy rules; run `kubectl logs -n kube-system p1`"
+    assert first["agent"] is None
+    assert second["problem"] == "Not ready: the rules are not in place or not up to date yet."
+    assert second["agent"]["node"] == "n2"
+    assert (third["problem"], third["proxy"]) == ("", "")
+
+
+def test_status_of_an_agent_that_does_not_answer(cluster: RemoteNodes) -> None:
+    cluster.program("p2", "pykubeproxy", errors="Error: no agent\n", code=2)
+    (entry,) = printed("status", "--node", "n2", code=1)["nodes"]
+    assert entry["problem"] == "`pykubeproxy status` in pod kube-system/p2 failed: Error: no agent"
+
+
+def test_check(cluster: RemoteNodes) -> None:
+    """Our agent checks its node itself; what kube-proxy's pod and rules show is checked here."""
+    own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": "IPv4"}
+    cluster.program("p2", "pykubeproxy", json.dumps({"checks": [own]}))
+    document = printed("check", "--all-nodes")
+    assert document["passed"]
+    first, second, third = document["nodes"]
+    levels = {it["check"]: it["level"] for it in first["checks"]}
+    expected = dict.fromkeys(("pod", "version", "tables", "jumps", "other-tables"), "ok")
+    assert levels == expected
+    assert second["checks"] == [own]
+    assert [(it["check"], it["level"]) for it in third["checks"]] == [("mode", "skip")]
+
+
+def test_check_fails_on_flushed_jumps(cluster: RemoteNodes) -> None:
+    cluster.saves("p1", "nft", "".join(it + "\n" for it in SERVING.splitlines() if "OUTPUT -m" not in it))
+    text = invoke("check", "--node", "n1", code=1).stdout
+    assert "fail  jumps IPv4" in text
+    assert "no jump from nat OUTPUT to\n" in text
+
+
+def test_node_that_does_not_exist(cluster: RemoteNodes) -> None:
+    result = invoke("status", "--node", "n9", code=2)
+    assert result.stderr == "Error: there is no node n9; run `kubectl get nodes`\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--node", "n1", "--all-nodes")])
+def test_nodes_must_be_named(cluster: RemoteNodes, arguments: tuple[str, ...]) -> None:
+    assert "give either --node NAME or --all-nodes" in invoke("status", *arguments, code=2).stderr
+
+
+def test_cluster_that_cannot_be_asked(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.api.faults.apply(Order(do="error", path="/nodes", status=403, times=10))
+    assert "list and watch of nodes are not permitted" in invoke("status", "--node", "n1", code=2).stderr
+    assert "it has no context 'x'" in invoke("status", "--node", "n1", "--context", "x", code=2).stderr
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", os.devnull)
+    assert (
+        "there is no kubeconfig; set --kubeconfig or KUBECONFIG"
+        in invoke("status", "--node", "n1", code=2).stderr
+    )
