@@ -7,7 +7,7 @@ from pykubeproxy.remote.reading import (
     NodePods,
     ReadNode,
     UnreadNode,
-    find_pods,
+    find_node_pods,
     read_node,
     read_nodes,
 )

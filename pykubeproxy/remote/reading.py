@@ -83,11 +83,11 @@ def read_nodes(
     A node that cannot be read costs only its own tables. Raises SourceError if the pods cannot be listed.
     """
     wanted = tuple(nodes)
-    pods = find_pods(access, wanted)
+    pods = find_node_pods(access, wanted)
     return side_by_side(lambda node: read_node(access, node, pods), wanted, at_once)
 
 
-def find_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
+def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
     """Return the pods of the proxies of these nodes. Raises SourceError."""
     only = nodes[0].name if len(nodes) == 1 else ""
     try:

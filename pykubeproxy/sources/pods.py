@@ -17,7 +17,11 @@ _MAX_PAGE = 256 << 20  # bytes
 
 
 class PodContainer(NamedTuple):
-    """A container of a pod. `command` is its command and arguments; `problem` is why it does not run, or ""."""
+    """A container of a pod.
+
+    `command` is its command and arguments; `running_since` is in seconds since 1970; `problem` is why it does not run,
+    or "".
+    """
 
     name: str
     image: str
@@ -29,19 +33,16 @@ class PodContainer(NamedTuple):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A Pod; times are in seconds since 1970. `reason` is why it is in its phase, as far as known, or ""."""
+    """A Pod and how its containers run. `reason` is why it is in its phase, as far as known, or ""."""
 
     namespace: str
     name: str
     node: str = ""
-    addresses: tuple[str, ...] = ()
-    host_network: bool = False
     labels: Mapping[str, str] = {}
     default_container: str = ""
     phase: str = ""
     reason: str = ""
     deleting: bool = False
-    started: float | None = None
     containers: tuple[PodContainer, ...] = ()
 
     def __str__(self) -> str:
@@ -122,7 +123,6 @@ class _ContainerSpec(msgspec.Struct):
 
 class _Spec(msgspec.Struct):
     nodeName: str | None = None  # noqa: N815
-    hostNetwork: bool | None = None  # noqa: N815
     containers: list[_ContainerSpec] | None = None
 
 
@@ -145,16 +145,10 @@ class _ContainerStatus(msgspec.Struct):
     state: _State | None = None
 
 
-class _PodIp(msgspec.Struct):
-    ip: str | None = None
-
-
 class _PodStatus(msgspec.Struct):
     phase: str | None = None
     reason: str | None = None
     message: str | None = None
-    startTime: str | None = None  # noqa: N815
-    podIPs: list[_PodIp] | None = None  # noqa: N815
     containerStatuses: list[_ContainerStatus] | None = None  # noqa: N815
 
 
@@ -200,14 +194,11 @@ def _pod(pod: _Pod) -> Pod:
         namespace=meta.namespace,
         name=meta.name,
         node=spec.nodeName or "",
-        addresses=tuple(it.ip for it in status.podIPs or () if it.ip),
-        host_network=bool(spec.hostNetwork),
         labels=meta.labels or {},
         default_container=(meta.annotations or {}).get("kubectl.kubernetes.io/default-container", ""),
         phase=status.phase or "Unknown",
         reason=": ".join(filter(None, (status.reason, status.message))),
         deleting=meta.deletionTimestamp is not None,
-        started=_seconds(status.startTime),
         containers=tuple(_container(it, statuses.get(it.name)) for it in spec.containers or ()),
     )
 

@@ -21,7 +21,7 @@ from pykubeproxy.cli.kubectl.options import (
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect.preflight import kube_proxy, report
 from pykubeproxy.inspect.preflight.report import Finding
-from pykubeproxy.remote import ReadNode, UnreadNode, find_pods, side_by_side
+from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods, side_by_side
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import SourceError
 from pykubeproxy.sources.failures import Failure
@@ -61,7 +61,7 @@ def check(output: str, connection: Connection, nodes: NodeNames, reading: Readin
     client = open_client(connection)
     wanted = list_nodes(client, nodes)
     with node_access(client, reading) as access:
-        pods = find_pods(access, wanted)
+        pods = find_node_pods(access, wanted)
         try:
             server = server_version(client)
         except Failure:

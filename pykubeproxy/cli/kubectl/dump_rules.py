@@ -10,6 +10,7 @@ from pykubeproxy.cli.flags import choice_option, family_option
 from pykubeproxy.cli.help import OUTPUT, command
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.kubectl.access import list_nodes, namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.completion import services
 from pykubeproxy.cli.kubectl.options import (
     Connection,
     NodeNames,
@@ -34,7 +35,7 @@ from pykubeproxy.sources import SourceError
     short_help="Show services, endpoints and shares in the rules of nodes.",
     exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
 )
-@click.argument("service", default="")
+@click.argument("service", default="", shell_complete=services)
 @choice_option(
     "-o",
     "--output",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from pykubeproxy.cli.help import QUESTION, SOURCE, option
+from pykubeproxy.cli.kubectl import completion
 
 _Command = Callable[..., Any]
 
@@ -45,11 +46,13 @@ def connection_options(command: _Command) -> _Command:
             "--namespace",
             default="",
             metavar="NAME",
+            shell_complete=completion.namespaces,
             help="Namespace of names without one.  [default: that of the context]",
             group=QUESTION,
         ),
         option(
             "--kubeconfig",
+            type=click.Path(),
             default="",
             metavar="PATH",
             help="Kubeconfig of the cluster.  [default: KUBECONFIG, or ~/.kube/config]",
@@ -115,6 +118,7 @@ def node_options(command: _Command) -> _Command:
             "names",
             multiple=True,
             metavar="NAME",
+            shell_complete=completion.nodes,
             help="Read this node. Repeatable.",
             group=QUESTION,
         ),

@@ -21,7 +21,7 @@ from pykubeproxy.cli.kubectl.options import (
     reading_options,
 )
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
-from pykubeproxy.remote import UnreadNode, find_pods, side_by_side
+from pykubeproxy.remote import UnreadNode, find_node_pods, side_by_side
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import SourceError
 from pykubeproxy.wording import wrapped
@@ -59,7 +59,7 @@ def status(output: str, connection: Connection, nodes: NodeNames, reading: Readi
     client = open_client(connection)
     wanted = list_nodes(client, nodes)
     with node_access(client, reading) as access:
-        pods = find_pods(access, wanted)
+        pods = find_node_pods(access, wanted)
         states = side_by_side(lambda node: proxy_state(access, node, pods, "status"), wanted, reading.at_once)
         rows = sorted(map(_row, states), key=lambda it: it.state.node.name)
     if output == "json":

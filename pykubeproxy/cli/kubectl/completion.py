@@ -1,0 +1,91 @@
+"""The executable kubectl_complete-pykubeproxy, which kubectl runs to complete arguments of the plugin.
+
+Its arguments are those of the plugin, the last one as far as it is typed. It prints one completion a line, and then a
+directive, as for the completion of kubectl itself.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete
+
+from pykubeproxy.objects import Key
+
+if TYPE_CHECKING:
+    from pykubeproxy.cli.kubectl.options import Connection
+
+# Do not complete names of files, or do.
+_NO_FILES, _FILES = ":4", ":0"
+# Shells may run what they complete: accept only names that the API accepts.
+_NAME = re.compile(r"[a-z0-9][-.a-z0-9]*")
+
+
+def main() -> None:
+    """Print completions for the arguments of this program."""
+    *arguments, incomplete = sys.argv[1:] or [""]
+    for line in completions(arguments, incomplete):
+        sys.stdout.write(f"{line}\n")
+
+
+def completions(arguments: list[str], incomplete: str) -> list[str]:
+    """Return the completions of a word after these arguments, and the directive."""
+    from pykubeproxy.cli.kubectl import plugin
+
+    items = ShellComplete(plugin, {}, "kubectl pykubeproxy", "").get_completions(arguments, incomplete)
+    plain = [it for it in items if it.type == "plain"]
+    described = [f"{it.value}\t{it.help}" if it.help else str(it.value) for it in plain]
+    return [*described, _FILES if len(plain) < len(items) else _NO_FILES]
+
+
+def nodes(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a Node."""
+    return _items(ctx, incomplete, lambda connection: [it.name for it in _nodes(connection)])
+
+
+def namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a namespace that has Services."""
+    return _items(ctx, incomplete, lambda connection: [it.namespace for it in _services(connection)])
+
+
+def services(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a Service: NAME in the namespace of -n, else NAMESPACE/NAME."""
+
+    def names(connection: "Connection") -> Iterable[str]:
+        found = _services(connection)
+        if connection.namespace:
+            return [it.name for it in found if it.namespace == connection.namespace]
+        return map(str, found)
+
+    return _items(ctx, incomplete, names)
+
+
+def _items(
+    ctx: click.Context, incomplete: str, names: Callable[["Connection"], Iterable[str]]
+) -> list[CompletionItem]:
+    """Return the names that fit; none on any failure, as completion must not print errors."""
+    from pykubeproxy.cli.kubectl.options import Connection
+
+    given = [ctx.params.get(name) or "" for name in ("kubeconfig", "context_name", "namespace")]
+    try:
+        found = {it for it in names(Connection(*given)) if it.startswith(incomplete)}
+    except Exception:
+        return []
+    return [CompletionItem(it) for it in sorted(found) if all(map(_NAME.fullmatch, it.split("/")))]
+
+
+def _services(connection: "Connection") -> list[Key]:
+    from pykubeproxy.cli.kubectl.access import open_client
+    from pykubeproxy.sources import api_watches
+
+    services, *_ = api_watches(open_client(connection), "")
+    return [it.key for listed in services.once() for it in listed.objects]
+
+
+def _nodes(connection: "Connection") -> list[Key]:
+    from pykubeproxy.cli.kubectl.access import open_client
+    from pykubeproxy.sources import all_nodes
+
+    return [it.key for it in all_nodes(open_client(connection)).objects]
