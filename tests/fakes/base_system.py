@@ -49,6 +49,11 @@ def pretend(system: str) -> None:
 
 if __name__ == "__main__":
     pretend(sys.argv.pop(1))
+    if sys.argv[1:3] == ["kubectl", "pykubeproxy"]:
+        del sys.argv[1:3]
+        from pykubeproxy.cli.kubectl import main as plugin
+
+        plugin()
     from pykubeproxy.cli import main
 
     main(prog_name="pykubeproxy")

@@ -12,6 +12,7 @@ from pykubeproxy.objects import Family
 from pykubeproxy.sources.transport import Keepalive
 from tests.base_commands import EXTRAS, OF_RULES, ON_NODES, WORKING, api_server, fails, works
 from tests.fakes.base_system import EXTRA
+from tests.fakes.remote_nodes import SERVING, RemoteNodes
 
 ROOT = Path(__file__).parents[2]
 # What runs on nodes only, besides the commands that start it.
@@ -37,6 +38,18 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", WORKING)
 def test_command_that_needs_no_node_works_on_macos(name: str, url: str, tmp_path: Path) -> None:
     works(program("darwin"), name, url, tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("dump-rules",), ("status",), ("check",)], ids=lambda it: it[0])
+def test_plugin_reads_nodes_from_macos(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    with RemoteNodes(tmp_path) as cluster:
+        cluster.pod("p1", "n1")
+        cluster.saves("p1", "nft", SERVING)
+        options = ("--node", "n1", "--kubeconfig", str(cluster.kubeconfig))
+        command = [*program("darwin"), "kubectl", "pykubeproxy", *arguments, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kube-proxy v1.35.1" in done.stdout
 
 
 @pytest.mark.parametrize("name", ON_NODES)
