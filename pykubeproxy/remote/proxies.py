@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exec import Container
 from pykubeproxy.sources.failures import Forbidden
 from pykubeproxy.sources.pods import Pod, PodContainer, list_pods
 
@@ -55,6 +56,11 @@ class ProxyPod(msgspec.Struct, frozen=True):
     def ours(self) -> bool:
         """Whether it runs this program."""
         return self.proxy == PYKUBEPROXY
+
+    @property
+    def target(self) -> Container:
+        """The container in which commands run."""
+        return Container(self.pod.namespace, self.pod.name, self.container.name)
 
     @property
     def mode_flag(self) -> str:

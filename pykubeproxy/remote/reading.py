@@ -108,7 +108,7 @@ def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | Unre
         return _in_other_mode(node, proxy.mode_flag, proxy)
     containers: list[AbstractContextManager[Container]] = []
     if proxy and proxy.pod.runs:
-        containers.append(nullcontext(Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name)))
+        containers.append(nullcontext(proxy.target))
     if access.debug_pods:
         containers.append(access.debug_pods.on(node.name))
     outcome = _without_container(node, proxy, other)

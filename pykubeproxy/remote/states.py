@@ -5,7 +5,7 @@ import msgspec
 from pykubeproxy.objects import Node
 from pykubeproxy.remote.proxies import ProxyPod
 from pykubeproxy.remote.reading import NodeAccess, NodePods, ReadNode, UnreadNode, read_node
-from pykubeproxy.sources.exec import Container, run
+from pykubeproxy.sources.exec import run
 from pykubeproxy.sources.failures import Failure, one_line
 
 IPTABLES = "iptables"
@@ -46,9 +46,8 @@ def proxy_state(access: NodeAccess, node: Node, pods: NodePods, command: str) ->
     proxy = pods.proxy(node)
     if proxy is None or not proxy.ours or not proxy.pod.runs:
         return ProxyState(node, proxy, read_node(access, node, pods))
-    container = Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
     try:
-        answer = run(access.client, container, ("pykubeproxy", command, "-o", "json"))
+        answer = run(access.client, proxy.target, ("pykubeproxy", command, "-o", "json"))
     except Failure as failure:
         return ProxyState(node, proxy, failure=str(failure))
     if answer.output.lstrip().startswith(b"{"):
