@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from pykubeproxy.objects import Key
+from pykubeproxy.objects import Key, Kind
 
 if TYPE_CHECKING:
     from pykubeproxy.cli.kubectl.options import Connection
@@ -78,14 +78,13 @@ def _items(
 
 def _services(connection: "Connection") -> list[Key]:
     from pykubeproxy.cli.kubectl.access import open_client
-    from pykubeproxy.sources import api_watches
+    from pykubeproxy.sources import list_kind
 
-    services, *_ = api_watches(open_client(connection), "")
-    return [it.key for listed in services.once() for it in listed.objects]
+    return [it.key for it in list_kind(open_client(connection), Kind.SERVICE).objects]
 
 
 def _nodes(connection: "Connection") -> list[Key]:
     from pykubeproxy.cli.kubectl.access import open_client
-    from pykubeproxy.sources import all_nodes
+    from pykubeproxy.sources import list_kind
 
-    return [it.key for it in all_nodes(open_client(connection)).objects]
+    return [it.key for it in list_kind(open_client(connection), Kind.NODE).objects]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubeproxy.objects import Node
+from pykubeproxy.objects import Kind, Node
 from pykubeproxy.remote import DebugPods, NodeAccess, ReadNode, UnreadNode, read_nodes
-from pykubeproxy.sources import Client, all_nodes
+from pykubeproxy.sources import Client, list_kind
 from tests.fakes.remote_nodes import RemoteNodes
 
 
@@ -29,7 +29,7 @@ def read(client: Client) -> Callable[..., dict[str, ReadNode | UnreadNode]]:
     def outcome(
         *, pod_selector: str = "", debug_image: str = "", at_once: int = 4
     ) -> dict[str, ReadNode | UnreadNode]:
-        nodes = [it for it in all_nodes(client).objects if isinstance(it, Node)]
+        nodes = [it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)]
         with DebugPods(client, debug_image, warn=pytest.fail) as debug_pods:
             access = NodeAccess(client, pod_selector, debug_pods if debug_image else None)
             return {it.node.name: it for it in read_nodes(access, nodes, at_once=at_once)}
