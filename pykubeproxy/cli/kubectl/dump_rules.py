@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import click
+import msgspec
 import yaml
 
 from pykubeproxy import API_VERSION
@@ -25,6 +26,7 @@ from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.inspect.targets.parse import is_service_name
 from pykubeproxy.objects import Family
 from pykubeproxy.remote import ReadNode, UnreadNode, read_nodes
 from pykubeproxy.sources import SourceError
@@ -58,8 +60,8 @@ def dump_rules(
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
 
-    SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port. For each endpoint, show its share of
-    new connections. Nodes whose rules cannot be read are named on standard error.
+    SERVICE is [svc/][NAMESPACE/]NAME[:PORT] or NAME.NAMESPACE[:PORT], with the name or number of a port. For each
+    endpoint, show its share of new connections. Nodes whose rules cannot be read are named on standard error.
 
     \b
     kubectl pykubeproxy dump-rules --node node1
@@ -90,8 +92,10 @@ def dump_rules(
 
 def _query(service: str, connection: Connection) -> ServiceFilter:
     """Return the filter; a name without namespace is in that of -n or of the context."""
-    needed = service and "/" not in service
-    return service_filter(service, namespace_of(connection) if needed else connection.namespace)
+    query = service_filter(service, connection.namespace)
+    if query.namespace or not is_service_name(service):
+        return query
+    return msgspec.structs.replace(query, namespace=namespace_of(connection))
 
 
 def _views(node: ReadNode, families: Sequence[Family], query: ServiceFilter) -> Sequence[ServiceView]:

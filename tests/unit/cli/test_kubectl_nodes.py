@@ -86,6 +86,8 @@ def test_dump_rules_as_json(cluster: RemoteNodes) -> None:
 def test_dump_rules_of_a_service(cluster: RemoteNodes) -> None:
     """A name without namespace is in that of the context."""
     assert "default/web" in invoke("dump-rules", "web", "--node", "n1").stdout
+    for name in ("default/web", "svc/web:http", "web.default:80"):
+        assert "default/web" in invoke("dump-rules", name, "--node", "n1").stdout
     result = invoke("dump-rules", "web", "--node", "n1", "-n", "other")
     assert result.stderr == "Node n1 has no rules for other/web.\n"
     assert "-A KUBE-SVC-A" in invoke("dump-rules", "web", "--node", "n1", "-o", "iptables").stdout
