@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import Container
-from pykubeproxy.sources.failures import Failure, NotFound
+from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
 from pykubeproxy.sources.pods import Pod, create_pod, delete_pod, get_pod
 
 NAMESPACE = "kube-system"
@@ -75,12 +75,17 @@ class DebugPods:
             self._remove(name)
 
     def _create(self, name: str, node: str) -> None:
+        refused = False
         try:
             create_pod(self._client, NAMESPACE, manifest(name, node, self._image))
+        except Forbidden:
+            refused = True
+            raise
         finally:
             with self._changed:
                 self._creating.discard(name)
-                self._created.add(name)
+                if not refused:  # after other failures, the pod may exist
+                    self._created.add(name)
                 self._changed.notify_all()
 
     def _wait(self, name: str, node: str) -> None:
@@ -97,20 +102,22 @@ class DebugPods:
             time.sleep(_POLL_SECONDS)
 
     def _remove(self, name: str) -> None:
+        """Remove a pod, even if another thread does so already: the program may end before that has finished."""
         with self._changed:
             if name not in self._created | self._creating:
                 return
-            self._created.discard(name)
-            self._creating.discard(name)
         try:
             delete_pod(self._client, NAMESPACE, name)
         except NotFound:
-            return
+            pass
         except Failure as failure:
             minutes = _DEADLINE // 60
             self._warn(
                 f"cannot remove debug pod {NAMESPACE}/{name}: {failure}; it ends by itself within {minutes} minutes"
             )
+        with self._changed:
+            self._created.discard(name)
+            self._creating.discard(name)
 
 
 def manifest(name: str, node: str, image: str) -> dict[str, object]:

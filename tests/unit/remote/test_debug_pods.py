@@ -69,10 +69,23 @@ def test_pods_are_removed_when_the_program_is_ended(
     assert signal.getsignal(number) is before
 
 
+def test_pod_that_was_created_although_the_answer_was_lost(cluster: RemoteNodes, client: Client) -> None:
+    cluster.node("n1")
+    cluster.api.faults.apply(Order(do="truncate", verb="create", path="/pods"))
+    with (
+        DebugPods(client, "image:1", warn=pytest.fail) as pods,
+        pytest.raises(Failure, match="invalid pod"),
+        pods.on("n1"),
+    ):
+        pass
+    assert cluster.debug_pods() == []
+
+
 def test_missing_permission(cluster: RemoteNodes, client: Client) -> None:
     """No pod is created, so none has to be removed."""
     cluster.node("n1")
-    cluster.api.faults.apply(Order(do="error", verb="create", path="/pods", status=403))
+    for verb in ("create", "delete"):
+        cluster.api.faults.apply(Order(do="error", verb=verb, path="/pods", status=403, times=10))
     with (
         DebugPods(client, "image:1", warn=pytest.fail) as pods,
         pytest.raises(Failure, match="new pods are not permitted"),
