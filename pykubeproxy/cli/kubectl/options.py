@@ -112,18 +112,7 @@ def reading_options(command: _Command) -> _Command:
 
 def node_options(command: _Command) -> _Command:
     """Add --node and --all-nodes, of which one is required. The command gets one argument, `nodes`."""
-    options = (
-        option(
-            "--node",
-            "names",
-            multiple=True,
-            metavar="NAME",
-            shell_complete=completion.nodes,
-            help="Read this node. Repeatable.",
-            group=QUESTION,
-        ),
-        option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes.", group=QUESTION),
-    )
+    all_nodes = option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes.", group=QUESTION)
 
     @functools.wraps(command)
     def wrapper(*args: Any, names: tuple[str, ...], everywhere: bool, **others: Any) -> Any:
@@ -133,7 +122,29 @@ def node_options(command: _Command) -> _Command:
             )
         return command(*args, nodes=NodeNames(names, everywhere), **others)
 
-    return _with_options(wrapper, options)
+    return _with_options(wrapper, (_node_option("Read this node. Repeatable."), all_nodes))
+
+
+def optional_node_options(command: _Command) -> _Command:
+    """Add --node; without it, the command is about all nodes. The command gets one argument, `nodes`."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, names: tuple[str, ...], **others: Any) -> Any:
+        return command(*args, nodes=NodeNames(names, everywhere=not names), **others)
+
+    return _with_options(wrapper, (_node_option("Only this node. Repeatable.  [default: all nodes]"),))
+
+
+def _node_option(text: str) -> Callable[[_Command], _Command]:
+    return option(
+        "--node",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=completion.nodes,
+        help=text,
+        group=QUESTION,
+    )
 
 
 def _with_options(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
