@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # linux/rtnetlink.h: RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR
 _ADDRESS_GROUPS = 0x10 | 0x100
 _RT_TABLE_MAIN, _RTN_LOCAL = 254, 2
-_UNSPECIFIED = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - not bound to
+UNSPECIFIED = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - not bound to
 
 
 class LocalAddress(msgspec.Struct, frozen=True, order=True):
@@ -53,8 +53,8 @@ class NetworkRoute(NamedTuple):
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
     """Return all addresses of a family, link-local ones too, sorted. Raises KernelError."""
-    with _iproute("read the addresses of this node") as route:
-        names = _interface_names(route)
+    with open_iproute("read the addresses of this node") as route:
+        names = interface_names(route)
         addresses = [
             # On a point-to-point link, IFA_ADDRESS is the peer's.
             LocalAddress(
@@ -69,7 +69,7 @@ def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
 
 def interfaces() -> tuple[Interface, ...]:
     """Return all interfaces, sorted by name. Raises KernelError."""
-    with _iproute("read the interfaces of this node") as route:
+    with open_iproute("read the interfaces of this node") as route:
         links = [
             Interface(link.get_attr("IFLA_IFNAME"), link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "")
             for link in route.get_links()
@@ -79,18 +79,18 @@ def interfaces() -> tuple[Interface, ...]:
 
 def remove_interface(name: str) -> None:
     """Remove an interface with its addresses, if it exists. Raises KernelError."""
-    with _iproute(f"remove the interface {name}") as route:
+    with open_iproute(f"remove the interface {name}") as route:
         for index in route.link_lookup(ifname=name):
             route.link("del", index=index)
 
 
 def routes(family: Family) -> tuple[NetworkRoute, ...]:
     """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
-    with _iproute("read the routes of this node") as route:
-        names = _interface_names(route)
+    with open_iproute("read the routes of this node") as route:
+        names = interface_names(route)
         network_routes = []
         for message in route.get_routes(family=ADDRESS_FAMILY[family], table=_RT_TABLE_MAIN):
-            network = f"{message.get_attr('RTA_DST') or _UNSPECIFIED[family]}/{message['dst_len']}"
+            network = f"{message.get_attr('RTA_DST') or UNSPECIFIED[family]}/{message['dst_len']}"
             hops = message.get_attr("RTA_MULTIPATH") or ()
             index = message.get_attr("RTA_OIF") or next((hop["oif"] for hop in hops), 0)
             network_routes.append(NetworkRoute(network, names.get(index, "")))
@@ -153,7 +153,7 @@ def _discard(events: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _iproute(task: str) -> Iterator["IPRoute"]:
+def open_iproute(task: str) -> Iterator["IPRoute"]:
     """Open rtnetlink for a task. Raises KernelError."""
     require_node(("pyroute2",))
     from pyroute2 import IPRoute
@@ -166,5 +166,5 @@ def _iproute(task: str) -> Iterator["IPRoute"]:
         raise KernelError(f"cannot {task}: {error}") from error
 
 
-def _interface_names(route: "IPRoute") -> dict[int, str]:
+def interface_names(route: "IPRoute") -> dict[int, str]:
     return {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -79,6 +79,14 @@ class Iptables(msgspec.Struct, frozen=True):
             return read_counted(self.family, canonical(saved))
         except ValueError as error:
             raise self._unreadable(error) from error
+
+    def copy_saved(self, write: Callable[[bytes], None]) -> None:
+        """Call `write` with each piece of what iptables-save prints of all live tables, with counters.
+
+        An exception from `write` ends it. Raises Failed, TimedOut, NotPermitted.
+        """
+        argv = (self.tools.save, "--counters")
+        self._check_saved(self.runner.copy(argv, write, seconds=self.seconds))
 
     def chain(self, key: ChainKey) -> str:
         """Return what `iptables -v -S` prints of one chain; "" if there is none.
@@ -191,14 +199,17 @@ class Iptables(msgspec.Struct, frozen=True):
 
     def _run_save(self, arguments: tuple[str, ...]) -> str:
         outcome = self.runner.run((self.tools.save, *arguments), seconds=self.seconds)
-        if "Permission denied" in outcome.stderr:
-            raise NotPermitted(self.tools.save, outcome.stderr.strip())
-        if outcome.exit_code:
-            raise Failed(self.tools.save, outcome.exit_code, outcome.stderr.strip())
+        self._check_saved(outcome)
         # The pattern alone is slow over a large table.
         if " is incompatible" in outcome.stdout and (match := _UNREADABLE.search(outcome.stdout)):
             raise Unreadable(self.tools.save, 0, f"{match[1]} It holds rules that iptables cannot show.")
         return outcome.stdout
+
+    def _check_saved(self, outcome: Outcome) -> None:
+        if "Permission denied" in outcome.stderr:
+            raise NotPermitted(self.tools.save, outcome.stderr.strip())
+        if outcome.exit_code:
+            raise Failed(self.tools.save, outcome.exit_code, outcome.stderr.strip())
 
 
 def open_iptables(

@@ -42,7 +42,8 @@ class Command:
 
     The command reads while the caller prepares the next text. `seconds` limits the time without progress: the command
     takes input, prints something or ends. In all it may take `_LONGEST` times as long. `stopped_reading` tells whether it
-    closed its input before it had read everything.
+    closed its input before it had read everything. `write` gets the standard output piece by piece; without it, memory
+    holds all of it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Command:
         process: subprocess.Popen[bytes],
         seconds: float,
         progress: Callable[[], None] = lambda: None,
+        write: Callable[[bytes], None] | None = None,
     ) -> None:
         assert process.stdin and process.stdout and process.stderr
         _running.add(process)
@@ -64,6 +66,7 @@ class Command:
         self._unwritten = memoryview(b"")
         self.stopped_reading = False
         self._output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        self._write_output = {process.stdout.fileno(): write} if write else {}
         self._selector = selectors.DefaultSelector()
         os.set_blocking(self._stdin.fileno(), False)
         self._selector.register(self._stdin, selectors.EVENT_WRITE)
@@ -135,7 +138,7 @@ class Command:
                 if key.fd not in self._output:
                     self._write_some()
                 elif data := os.read(key.fd, _READ):
-                    self._output[key.fd] += data
+                    self._write_output.get(key.fd, self._output[key.fd].extend)(data)
                 else:
                     self._selector.unregister(key.fd)
 
@@ -176,11 +179,17 @@ class Runner(msgspec.Struct, frozen=True):
         """Return whether the command is on PATH or in a system folder."""
         return shutil.which(command, path=self._environment()["PATH"]) is not None
 
-    def start(self, argv: Sequence[str], seconds: float = 60, die_with_parent: bool = False) -> Command:
+    def start(
+        self,
+        argv: Sequence[str],
+        seconds: float = 60,
+        die_with_parent: bool = False,
+        write: Callable[[bytes], None] | None = None,
+    ) -> Command:
         """Start a command that gets its input piece by piece. Raises Missing, NotStarted.
 
-        With `die_with_parent`, the kernel kills the command when the calling thread ends, also if it is killed. This adds
-        1 ms.
+        With `write`, it also gives its output piece by piece, see `Command`. With `die_with_parent`, the kernel kills the
+        command when the calling thread ends, also if it is killed. This adds 1 ms.
         """
         self.progress()
         wrapper: tuple[str, ...] = ()
@@ -203,7 +212,7 @@ class Runner(msgspec.Struct, frozen=True):
             raise NotStarted([*self.prefix, *argv][0], error.strerror or str(error)) from None
         if self.started:
             self.started(process.pid)
-        return Command(argv[0], process, seconds, self.progress)
+        return Command(argv[0], process, seconds, self.progress, write)
 
     def run(self, argv: Sequence[str], text: str = "", seconds: float = 60) -> Outcome:
         """Run a command with `text` on its standard input and wait for its end.
@@ -214,6 +223,14 @@ class Runner(msgspec.Struct, frozen=True):
         with self.start(argv, seconds) as command:
             if text:
                 command.write(text)
+            return command.finish()
+
+    def copy(self, argv: Sequence[str], write: Callable[[bytes], None], seconds: float = 60) -> Outcome:
+        """Run a command, and call `write` with each piece of its standard output. Raises as `run` does.
+
+        An exception from `write` kills the command.
+        """
+        with self.start(argv, seconds, write=write) as command:
             return command.finish()
 
     def read(self, path: str) -> str | None:
