@@ -1,0 +1,1 @@
+"""Bundles: one file with what tells where connections of a node go. `layout` describes the file."""

@@ -1,0 +1,200 @@
+"""Read a bundle. It may come from anywhere: sizes are bounded, and nothing is written to disk."""
+
+import gzip
+import ipaddress
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import IO, TypeVar
+
+import msgspec
+
+import pykubeproxy
+from pykubeproxy.bundle.layout import (
+    ADDRESSES,
+    FORMAT,
+    MANIFEST,
+    MOST_BYTES,
+    OBJECTS,
+    ROUTES,
+    STATUS,
+    TABLES,
+    Manifest,
+    SavedAddress,
+    SavedRoute,
+)
+
+# The files that commands use. Others are for people, and for later versions.
+_USED = frozenset((MANIFEST, *TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))
+_BLOCK = 512  # bytes, of a tar
+_PIECE = 1 << 16
+_MOST_MANIFEST = 1 << 20
+_MOST_USED = 512 << 20  # bytes of the used files in all
+_MOST_UNPACKED = 2 << 30
+_MOST_MEMBERS = 1000
+_COPY_AGAIN = "copy it again, or run `pykubeproxy bundle` again"
+_MAIN_TABLE = 254
+
+_T = TypeVar("_T")
+
+
+class InvalidBundle(ValueError):
+    """A file is no bundle that this version can read. The message names the file and what to do."""
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A bundle, and those of its files that commands use, by name. `name` is that of the bundle's file."""
+
+    name: str
+    manifest: Manifest
+    files: Mapping[str, bytes]
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the node's interfaces; none if the bundle does not have them. Raises InvalidBundle."""
+        found = self._decoded(ADDRESSES, tuple[SavedAddress, ...]) or ()
+        try:
+            return tuple(str(ipaddress.ip_address(it.address)) for it in found)
+        except ValueError as error:
+            raise self._damaged(ADDRESSES, error) from None
+
+    def routes(self) -> tuple[SavedRoute, ...]:
+        """Return the routes of the main table; none if the bundle does not have them. Raises InvalidBundle."""
+        found = self._decoded(ROUTES, tuple[SavedRoute, ...]) or ()
+        try:
+            return tuple(
+                msgspec.structs.replace(it, network=str(ipaddress.ip_network(it.network, strict=False)))
+                for it in found
+                if it.table == _MAIN_TABLE
+            )
+        except ValueError as error:
+            raise self._damaged(ROUTES, error) from None
+
+    def why_missing(self, name: str) -> str:
+        """Return why a file is missing."""
+        known = next((it.error for it in self.manifest.files if it.name == name), "")
+        return known or "it was not collected"
+
+    def _decoded(self, name: str, type_: type[_T]) -> _T | None:
+        if name not in self.files:
+            return None
+        try:
+            return msgspec.json.decode(self.files[name], type=type_)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(name, error) from None
+
+    def _damaged(self, name: str, error: Exception) -> InvalidBundle:
+        return InvalidBundle(f"{self.name}: {name} is damaged: {error}; {_COPY_AGAIN}")
+
+
+def read_bundle(file: IO[bytes], name: str) -> Bundle:
+    """Read a bundle; `name` is for messages. Raises InvalidBundle, and OSError of the file."""
+    files: dict[str, bytes] = {}
+    used = 0
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            for path, content in _members(_Bounded(unpacked)):
+                if path in files:
+                    raise _Malformed(f"it has {path} twice")
+                files[path] = content
+                used += len(content)
+                if used > _MOST_USED:
+                    raise _Malformed(f"its files have more than {_MOST_USED >> 20} MiB")
+    except EOFError:
+        raise InvalidBundle(f"{name} is cut short; {_COPY_AGAIN}") from None
+    except gzip.BadGzipFile as error:
+        what = "is damaged" if files else "is no bundle"
+        raise InvalidBundle(f"{name} {what}: {error}; give a file that `pykubeproxy bundle` made") from None
+    except (_Malformed, zlib.error, tarfile.HeaderError) as error:
+        raise InvalidBundle(f"{name} is damaged: {error}; {_COPY_AGAIN}") from None
+    return Bundle(name, _manifest(name, files), files)
+
+
+class _Malformed(Exception):
+    """A tar has no valid form, or is too large."""
+
+
+class _Bounded:
+    """An unpacked stream of limited size."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self._left = _MOST_UNPACKED
+
+    def read(self, size: int) -> bytes:
+        """Return exactly so many bytes. Raises EOFError, _Malformed."""
+        self._left -= size
+        if self._left < 0:
+            raise _Malformed(f"it has more than {_MOST_UNPACKED >> 20} MiB when unpacked")
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def skip(self, size: int) -> None:
+        """Read so many bytes and drop them. Raises as `read` does."""
+        for start in range(0, size, _PIECE):
+            self.read(min(_PIECE, size - start))
+
+    def finish(self) -> None:
+        """Read to the end, which checks the sum of all bytes. Raises EOFError, _Malformed."""
+        while data := self._file.read(_PIECE):
+            self._left -= len(data)
+            if self._left < 0:
+                raise _Malformed("it does not end")
+
+
+def _members(stream: _Bounded) -> Iterator[tuple[str, bytes]]:
+    """Yield the used files of a tar by name. Ignore folders, links, extended headers and all other files."""
+    for _ in range(_MOST_MEMBERS):
+        header = stream.read(_BLOCK)
+        if not any(header):
+            stream.finish()
+            return
+        info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        if info.size < 0:
+            raise _Malformed(f"the size of {info.name!r} is negative")
+        name = info.name.rpartition("/")[2]
+        size = info.size if info.type not in _WITHOUT_DATA else 0
+        if info.isreg() and name in _USED:
+            most = _MOST_MANIFEST if name == MANIFEST else MOST_BYTES
+            if size > most:
+                raise _Malformed(f"{name} has more than {most >> 20} MiB")
+            yield name, stream.read(size)
+        else:
+            stream.skip(size)
+        stream.skip(-size % _BLOCK)
+    raise _Malformed(f"it has more than {_MOST_MEMBERS} files")
+
+
+_WITHOUT_DATA = (
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+)
+
+
+class _Form(msgspec.Struct):
+    """What manifests of all formats have."""
+
+    format: int
+    version: str = ""
+
+
+def _manifest(name: str, files: Mapping[str, bytes]) -> Manifest:
+    if MANIFEST not in files:
+        raise InvalidBundle(f"{name} has no {MANIFEST}; give a file that `pykubeproxy bundle` made")
+    try:
+        form = msgspec.json.decode(files[MANIFEST], type=_Form)
+        if form.format > FORMAT:
+            raise InvalidBundle(
+                f"{name} has format {form.format} of pykubeproxy {form.version}, and this is"
+                f" {pykubeproxy.__version__}, which reads up to {FORMAT}; upgrade pykubeproxy"
+            )
+        return msgspec.json.decode(files[MANIFEST], type=Manifest)
+    except InvalidBundle:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidBundle(f"{name}: {MANIFEST} is damaged: {error}; {_COPY_AGAIN}") from None

@@ -1,0 +1,145 @@
+"""Write a bundle: collect its files one after the other, compressed in memory, then write them with a manifest."""
+
+import calendar
+import contextlib
+import gzip
+import io
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from pykubeproxy.bundle.layout import MANIFEST, MOST_BYTES, Manifest, SavedFile, folder_name
+from pykubeproxy.wording import without_password
+
+_LONGEST_ERROR = 500  # characters
+
+
+class TooLarge(Exception):
+    """A file of a bundle exceeds its limit."""
+
+
+class Content:
+    """The text of one file: compressed as it is collected, so that an agent's pod needs little memory for it.
+
+    Removes user and password of the URLs in the text. A URL lies within one line.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.size = 0
+        self._most = most_bytes
+        self._line = bytearray()
+        self._packed = io.BytesIO()
+        self._gzip = gzip.GzipFile(fileobj=self._packed, mode="wb", compresslevel=1, mtime=0)
+
+    def write(self, data: bytes) -> None:
+        """Add a piece of the text. Raises TooLarge."""
+        lines, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._add(bytes(self._line) + lines + newline)
+            self._line.clear()
+        self._line += rest
+        if self.size + len(self._line) > self._most:
+            raise TooLarge(f"it has more than {self._most >> 20} MiB")
+
+    def write_json(self, document: object) -> None:
+        """Add a value as JSON of many lines. Raises TooLarge."""
+        self.write_json_text(msgspec.json.encode(document))
+
+    def write_json_text(self, text: bytes) -> None:
+        """Add a JSON document in many lines, each with one string at most. Raises TooLarge, ValueError."""
+        self.write(msgspec.json.format(text) + b"\n")
+
+    def packed(self) -> bytes:
+        """Return the text, compressed with gzip."""
+        self._add(bytes(self._line))
+        self._line.clear()
+        self._gzip.close()
+        return self._packed.getvalue()
+
+    def _add(self, text: bytes) -> None:
+        if b"@" in text:
+            text = without_password(text.decode("utf-8", "surrogateescape")).encode(
+                "utf-8", "surrogateescape"
+            )
+        self.size += len(text)
+        self._gzip.write(text)
+
+
+class Section(NamedTuple):
+    """How to collect one file; `source` is the command, request or path it comes from."""
+
+    name: str
+    source: str
+    collect: Callable[[Content], None]
+
+
+class Member(NamedTuple):
+    """A file, collected; `packed` is its text compressed with gzip, b"" if it is missing."""
+
+    file: SavedFile
+    packed: bytes = b""
+
+
+def collected(sections: Iterable[Section], most_bytes: int = MOST_BYTES) -> Iterator[Member]:
+    """Yield each file when it has been collected. A failure costs its own section only, whatever it is."""
+    for section in sections:
+        content = Content(most_bytes)
+        try:
+            section.collect(content)
+            packed = content.packed()
+        except Exception as error:
+            yield Member(SavedFile(section.name, section.source, error=_reason(error)))
+        else:
+            yield Member(SavedFile(section.name, section.source, content.size), packed)
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+    return without_password(" ".join(text.split()))[:_LONGEST_ERROR]
+
+
+def write_bundle(file: IO[bytes], manifest: Manifest, members: Iterable[Member]) -> None:
+    """Write a bundle with these files; `manifest` lacks only them. Raises OSError."""
+    members = tuple(members)
+    manifest = msgspec.structs.replace(manifest, files=tuple(it.file for it in members))
+    content = Content()
+    content.write_json(manifest)
+    about = Member(SavedFile(MANIFEST, "", content.size), content.packed())
+    folder = folder_name(manifest.node, manifest.time)
+    seconds = calendar.timegm(time.strptime(manifest.time, "%Y-%m-%dT%H:%M:%SZ"))
+    with (
+        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=seconds) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for member in (about, *(it for it in members if not it.file.error)):
+            info = tarfile.TarInfo(f"{folder}/{member.file.name}")
+            info.size, info.mtime, info.mode = member.file.size, seconds, 0o600
+            info.uname = info.gname = "root"
+            tar.addfile(info, gzip.GzipFile(fileobj=io.BytesIO(member.packed)))
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of mode 0600 that appears as `path` when it is complete, and never in part.
+
+    Raises FileExistsError if there is such a file, and OSError.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} exists")
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
