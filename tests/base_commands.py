@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pykubeproxy.config import load
+from pykubeproxy.objects import Family
+from tests.fakes.bundles import files_of, sections_of, written
 from tests.fakes.cluster import node, server, service, slice_of
 
 _OBJECTS = str(Path(__file__).parent / "data/manifests/explain.yaml")
@@ -47,6 +49,8 @@ WORKING = {
         "10.244.1.5:8080",
         0,
     ),
+    "dump-rules of a bundle": (("dump-rules", "--bundle", "node.tar.gz"), "10.96.0.10:80", 0),
+    "explain of a bundle": (("explain", "ns1/web", "--bundle", "node.tar.gz"), "10.244.1.11:8080", 0),
     "completion": (("completion", "bash"), "complete -o nosort", 0),
     "configuration": (("run", "--write-config-to", "config.yaml", "--cluster-cidr", "10.244.0.0/16"), "", 0),
     "status": (("status", "--url", "http://127.0.0.1:1"), "", 2),
@@ -83,6 +87,7 @@ def works(program: Sequence[str], name: str, url: str, folder: Path) -> None:
     arguments, expected, status = WORKING[name]
     (folder / "old.yaml").write_text(Path(_OBJECTS).read_text().replace("10.244.2.9", "10.244.2.8"))
     (folder / "saved.txt").write_text(_SAVED)
+    (folder / "node.tar.gz").write_bytes(written(sections_of("nodeport", files_of({Family.IPV4: _SAVED}))))
     command = [*program, *(url if it == SERVER else it for it in arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, expected in done.stdout, "Traceback" in done.stderr) == (status, True, False), (

@@ -22,6 +22,7 @@ _COMMANDS = {
         "explain": "pykubeproxy.cli.explain:explain",
         "diff": "pykubeproxy.cli.diff:diff",
         "dump-rules": "pykubeproxy.cli.dump_rules:dump_rules",
+        "bundle": "pykubeproxy.cli.bundle:bundle",
     },
     "Without a node": {
         "render": "pykubeproxy.cli.render:render",

@@ -6,6 +6,9 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from pykubeproxy.bundle.read import Bundle
+from pykubeproxy.cli.bundle_agent import NoObjects, bundled_agent
+from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
@@ -39,6 +42,11 @@ from pykubeproxy.rules.difference import installed, own_part
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import listed
+
+_NO_SETTINGS = (
+    "Note: the bundle does not have the configuration of the proxy. Give it with --config or with other flags of"
+    " `run`, such as --cluster-cidr."
+)
 
 
 class _Side(NamedTuple):
@@ -87,6 +95,7 @@ class _Pair(NamedTuple):
     group=QUESTION,
 )
 @rules_option
+@bundle_option
 @node_address_option
 @family_option
 @choice_option(
@@ -110,6 +119,7 @@ def diff(
     against: str | None,
     against_config: str | None,
     files: tuple[str, ...],
+    bundle_file: str | None,
     addresses: tuple[str, ...],
     families: tuple[Family, ...],
     url: str | None,
@@ -125,6 +135,9 @@ def diff(
     With --rules, compare the rules of another node, from files; --hostname-override names the node. Without -f, objects
     come from the API server, or from the agent at --url, and flags of `run` say how its proxy is configured.
 
+    With --bundle, compare the rules of another node with the objects and the configuration in the same file. With -f,
+    objects come from files, with --kubeconfig from the API server; other flags of `run` replace the configuration.
+
     With --against or --against-config, compare the desired rules with the rules for other objects or another
     configuration instead of the live rules; this needs no root. Only the proxy's own chains and jumps are compared, and
     nothing changes. In chains that services share, an order of rules that means nothing to a packet is no difference:
@@ -138,31 +151,39 @@ def diff(
     sudo pykubeproxy diff
     sudo pykubeproxy diff --config /var/lib/kube-proxy/config.conf
     sudo pykubeproxy diff -f objects.yaml --hostname-override node1 -o rules
+    pykubeproxy diff --bundle node1.tar.gz
     pykubeproxy diff --rules node1.txt -f objects.yaml --hostname-override node1
     pykubeproxy diff -f new.yaml --against old.yaml --hostname-override node1
     """
     if meaning and output == "rules":
         raise click.UsageError("--meaning compares no text of rules; remove it, or -o rules")
-    if [filename, against, *files].count("-") > 1:
-        raise click.UsageError('only one of -f, --against and --rules can be "-" (standard input)')
+    if [filename, against, bundle_file, *files].count("-") > 1:
+        raise click.UsageError('only one of -f, --against, --rules and --bundle can be "-" (standard input)')
     of_node = against is None and against_config is None
-    if files and not of_node:
+    if (files or bundle_file) and not of_node:
+        name = "--rules" if files else "--bundle"
         raise click.UsageError(
-            "--rules cannot be combined with --against or --against-config; remove one of them"
+            f"{name} cannot be combined with --against or --against-config; remove one of them"
         )
+    if bundle_file and url is not None:
+        raise click.UsageError("--bundle cannot be combined with --url; remove one of them")
     config = read_config(flags)
+    bundle = opened(bundle_file)
     # The agent on this machine knows nothing about the node of a file.
-    agent = None if files and url is None else ask_agent(url, flags, filename, slices="all")
+    elsewhere = bundle or (files and url is None)
+    agent = None if elsewhere else ask_agent(url, flags, filename, slices="all")
     same_settings = against is not None and against_config is None
     settings = "" if same_settings else str(flags.get("config", "" if flags else "default settings"))
-    if agent:
+    if bundle:
+        side = _side_of_bundle(bundle, filename, config, flags)
+    elif agent:
         side = _agent_side(agent)
     elif files:
         side = _side_of_node(filename, config, settings)
     else:
         side = _side(filename, _here(config) if of_node else config, settings)
     if of_node:
-        rules = node_rules(files, side.config.iptables_backend.value, addresses)
+        rules = node_rules(files, bundle, side.config.iptables_backend.value, addresses)
         before, pairs = rules.title, _pairs_of_node(rules, side, families)
     else:
         other = _other(side, against, against_config, flags)
@@ -171,10 +192,36 @@ def diff(
     raise SystemExit(DIFFERENT if differs else 0)
 
 
-def _agent_side(agent: AgentState) -> _Side:
+def _side_of_bundle(
+    bundle: Bundle, filename: str | None, config: Config, flags: Mapping[str, object]
+) -> _Side:
+    """Return the side of the desired rules of a bundle's node: options come before what the bundle has."""
+    elsewhere = filename is not None or any(it in flags for it in ("kubeconfig", "master"))
+    try:
+        agent = bundled_agent(bundle)
+    except NoObjects:
+        if not elsewhere:
+            raise
+        agent = None
+    settings = str(flags.get("config", "" if flags else "default settings"))
+    if agent and agent.config and not flags:
+        config, settings = agent.config, f"the configuration in {bundle.name}"
+    elif not flags:
+        click.echo(_NO_SETTINGS, err=True)
+    config = msgspec.structs.replace(
+        config, hostname_override=config.hostname_override or bundle.manifest.node
+    )
+    if elsewhere or agent is None:
+        return _side(filename, config, settings)
+    if agent.config and not flags:
+        state = AgentState(agent.objects, config, bundle.name)
+        return _agent_side(state, f"objects and configuration in {bundle.name}")
+    return _Side(_title(f"objects in {bundle.name}", settings), agent_objects(agent.objects), config)
+
+
+def _agent_side(agent: AgentState, title: str = "objects and configuration of the agent") -> _Side:
     if quarantined := sorted({str(it.port_name) for it in agent.objects.quarantined}):
         click.echo(f"The agent has quarantined {listed(quarantined, 5)}; their rules differ.", err=True)
-    title = "objects and configuration of the agent"
     config = msgspec.structs.replace(agent.config, hostname_override=agent.objects.node.name)
     return _Side(title, agent_objects(agent.objects), config)
 

@@ -9,6 +9,7 @@ import click
 import yaml
 
 from pykubeproxy.cli import terminal
+from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import backend_option, choice_option, family_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
@@ -47,6 +48,7 @@ _INTERVAL = 2.0
 )
 @family_option
 @rules_option
+@bundle_option
 @backend_option(help="The backend to read; auto detects the one in use.", group=SOURCE)
 @option("--watch", is_flag=True, help="Show new connections per second until Ctrl-C.", group=OUTPUT)
 @rules_errors()
@@ -56,15 +58,16 @@ def dump_rules(
     output: str,
     families: tuple[Family, ...],
     files: tuple[str, ...],
+    bundle_file: str | None,
     backend: Literal["auto", "nft", "legacy"],
     watch: bool,
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the live rules of this node.
 
     SERVICE has the form [NAMESPACE/]NAME[:PORT], with the name or number of a port, also as svc/[NAMESPACE/]NAME or
-    NAME.NAMESPACE. For each endpoint, show its share
-    of new connections. This also reads the rules of kube-proxy, needs no running agent and changes nothing. With --rules,
-    show the rules of another node; this needs neither root nor iptables.
+    NAME.NAMESPACE. For each endpoint, show its share of new connections. This also reads the rules of kube-proxy, needs no
+    running agent and changes nothing. With --rules or --bundle, show the rules of another node; this needs neither root
+    nor iptables.
 
     \b
     pykubeproxy dump-rules
@@ -74,10 +77,10 @@ def dump_rules(
     """
     if watch and output != "table":
         raise click.UsageError("--watch requires -o table")
-    if watch and files:
-        raise click.UsageError("--watch requires live rules; remove --rules")
+    if watch and (files or bundle_file):
+        raise click.UsageError("--watch requires live rules; remove --rules or --bundle")
     query = service_filter(service, namespace)
-    rules = node_rules(files, backend)
+    rules = node_rules(files, opened(bundle_file), backend)
 
     def read() -> tuple[_Tables, Sequence[ServiceView]]:
         tables = rules.counted(families, query)

@@ -5,6 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 import click
 import msgspec
 
+from pykubeproxy.bundle.read import Bundle
+from pykubeproxy.cli.bundle_agent import bundled_agent
+from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
@@ -46,6 +49,7 @@ _Quarantined = Mapping[tuple[str, PortName], str]
 @option("--node", "node_name", default="", metavar="NAME", help="Explain for another node.", group=QUESTION)
 @option("--zone", metavar="NAME", help="Explain as if the node were in this zone.", group=QUESTION)
 @url_option(unless="-f and flags of `run`")
+@bundle_option
 @output_option
 @config_options
 def explain(
@@ -56,6 +60,7 @@ def explain(
     node_name: str,
     zone: str | None,
     url: str | None,
+    bundle_file: str | None,
     output: str,
     flags: dict[str, object],
 ) -> None:
@@ -67,7 +72,8 @@ def explain(
     needs no root.
 
     By default, objects and configuration come from the agent on this node. With -f, objects come from files. With flags
-    of `run`, or if no agent answers, they come from the API server.
+    of `run`, or if no agent answers, they come from the API server. With --bundle, they come from a file about another
+    node.
 
     \b
     pykubeproxy explain default/web:http
@@ -78,7 +84,10 @@ def explain(
     query = service_filter(service, namespace)
     if not query.name:
         raise click.UsageError("SERVICE has no name; use the form [NAMESPACE/]NAME[:PORT]")
-    agent = _ask_agent(query, url, flags, filename)
+    if bundle_file and (url is not None or filename is not None or flags):
+        raise click.UsageError("--bundle cannot be combined with --url, -f or flags of `run`; remove them")
+    bundle = opened(bundle_file)
+    agent = _of_bundle(query, bundle, config) if bundle else _ask_agent(query, url, flags, filename)
     if filename is not None and node_name and not config.hostname_override:
         # Files tell no current node, so explain for the named node without comparison.
         config, node_name = msgspec.structs.replace(config, hostname_override=node_name.lower()), ""
@@ -112,6 +121,20 @@ def _ask_agent(
             " or one of another proxy, use --config or --kubeconfig to read from the API server"
         )
     return found
+
+
+def _of_bundle(query: ServiceFilter, bundle: Bundle, config: Config) -> AgentState:
+    """Return the state of the agent in a bundle with one Service; `config` is for a bundle without configuration.
+
+    Raises ClickException if the agent does not know the Service.
+    """
+    found = bundled_agent(bundle, query)
+    if not found.objects.services:
+        raise click.ClickException(
+            f"{bundle.name} has no Service {msgspec.structs.replace(query, port='')}; a bundle lacks headless Services and"
+            " those of another proxy"
+        )
+    return AgentState(found.objects, found.config or config, bundle.name)
 
 
 def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> Node | None:

@@ -162,7 +162,7 @@ def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend
     If both backends have service-proxy rules, "auto" is the one that the agent on this node writes, and a note goes to
     standard error.
     """
-    kernel.require_linux(", or pass rules from a file with --rules")
+    kernel.require_linux(", or pass rules from a file with --rules or --bundle")
     chosen = kernel.choose_backend(backend, holding=NAT_SERVICES)
     other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
     if other is None:

@@ -18,6 +18,7 @@ from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Objec
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
     from pykubeproxy.agent.observe.object_documents import Objects
+    from pykubeproxy.bundle.read import Bundle
     from pykubeproxy.sources import Client
     from pykubeproxy.sources.manifests import Manifests
 
@@ -62,6 +63,31 @@ def object_source(config: Config, rules: NodeRules, *, is_live: bool) -> ObjectS
     if config.client.kubeconfig or config.client.master:
         return ServerObjects(config, config.hostname_override or (host_name() if is_live else ""))
     return AgentObjects(rules) if is_live else RuleNames(rules)
+
+
+def bundle_source(config: Config, rules: NodeRules, bundle: "Bundle") -> ObjectSource:
+    """Return the API server that the configuration names; else the agent in a bundle."""
+    if config.client.kubeconfig or config.client.master:
+        return ServerObjects(config, config.hostname_override or bundle.manifest.node)
+    return BundleObjects(bundle, config, rules)
+
+
+class BundleObjects(NamedTuple):
+    """The objects of the agent in a bundle; without them, the Services in the rules."""
+
+    bundle: "Bundle"
+    config: Config
+    rules: NodeRules
+
+    def directory(self, targets: Sequence[Target]) -> Directory:
+        """Return all objects. Raises ClickException."""
+        from pykubeproxy.cli.bundle_agent import NoObjects, bundled_agent
+
+        try:
+            found = bundled_agent(self.bundle)
+        except NoObjects:
+            return RuleNames(self.rules).directory(targets)
+        return directory_of(found.objects, found.config or self.config, f"in {self.bundle.name}")
 
 
 class AgentObjects(NamedTuple):

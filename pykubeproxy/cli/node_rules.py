@@ -1,12 +1,13 @@
-"""The rules that commands inspect: the live tables of this node, or files."""
+"""The rules that commands inspect: the live tables of this node, files, or a bundle."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
 
 from pykubeproxy import kernel
+from pykubeproxy.cli.bundle_files import bundled_rules
 from pykubeproxy.cli.inputs import backend_to_read
 from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
@@ -19,6 +20,9 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.ruleset import Counters, Ruleset
+
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
 
 # The chains with rules for frontends.
 ROOTS = (
@@ -54,23 +58,32 @@ class NodeRules(Protocol):
 
 @contextmanager
 def rules_errors() -> Iterator[None]:
-    """Raise errors about rules as ClickException, with the advice to use --rules. Works as a decorator too."""
+    """Raise errors about rules as ClickException, with the advice to use files. Works as a decorator too."""
     try:
         yield
     except (kernel.NotPermitted, kernel.Missing) as error:
-        raise click.ClickException(f"{error}, or read rules from a file with --rules") from None
+        raise click.ClickException(f"{error}, or read rules from a file with --rules or --bundle") from None
     except (KernelError, TooManyRules) as error:
         raise click.ClickException(str(error)) from None
 
 
 def node_rules(
-    files: Sequence[str], backend: Literal["auto", "nft", "legacy"], addresses: tuple[str, ...] = ()
+    files: Sequence[str],
+    bundle: "Bundle | None",
+    backend: Literal["auto", "nft", "legacy"],
+    addresses: tuple[str, ...] = (),
 ) -> NodeRules:
-    """Return the rules in files, or without files the live rules. Raises KernelError, ClickException."""
+    """Return the rules in files or in a bundle, or without both the live rules. Raises KernelError, ClickException."""
+    if files and bundle:
+        raise click.UsageError("--bundle cannot be combined with --rules; remove one of them")
+    if bundle:
+        return bundled_rules(bundle, backend, addresses)
     if files:
         return read_rules(files, backend, addresses)
     if addresses:
-        raise click.UsageError("--node-address has no effect on live rules; remove it, or add --rules")
+        raise click.UsageError(
+            "--node-address has no effect on live rules; remove it, or add --rules or --bundle"
+        )
     return LiveRules(backend_to_read(backend))
 
 

@@ -11,8 +11,8 @@ import click
 from pykubeproxy.cli.help import SOURCE, option
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.trace.packet import Host
-from pykubeproxy.objects import Family
+from pykubeproxy.inspect.trace.packet import Host, Route
+from pykubeproxy.objects import Family, family_of
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.in_use import of_backend, tables_in_use
 from pykubeproxy.rules.inferred import inferred_facts
@@ -41,11 +41,18 @@ rules_option = option(
 
 
 class SavedRules(NamedTuple):
-    """The rules of a node from elsewhere than its kernel; `source` names where. See NodeRules."""
+    """The rules of a node from elsewhere than its kernel; `source` names where. See NodeRules.
+
+    - `given`: the addresses are given, not read, so that they replace those of the Node
+    - `advice`: what to do about missing tables; by default, add a file
+    """
 
     source: str
     tables: Mapping[Family, SavedTables]
     addresses: tuple[str, ...] = ()
+    routes: tuple[Route, ...] = ()
+    given: bool = True
+    advice: str = ""
 
     @property
     def title(self) -> str:
@@ -66,14 +73,14 @@ class SavedRules(NamedTuple):
         return [(self.tables[it].ruleset, self.tables[it].counters) for it in self._present(families)]
 
     def for_packets(self, family: Family) -> tuple[Ruleset, Host]:
-        """Return the rules of a family and what is known about the node; it has no routes."""
+        """Return the rules of a family and what is known about the node."""
         self._present((family,))
-        return self.tables[family].ruleset, Host(frozenset(self.addresses))
+        return self.tables[family].ruleset, Host(frozenset(self.addresses), self.routes)
 
     def with_facts(
         self,
         families: Sequence[Family],
-        with_addresses: bool,  # noqa: ARG002
+        with_addresses: bool,
     ) -> Iterator[tuple[Ruleset, KernelFacts]]:
         """Yield the rules of these families, and the facts about the kernel that follow from them."""
         present = self._present(families)
@@ -85,7 +92,9 @@ class SavedRules(NamedTuple):
                 )
         for family in present:
             ruleset = self.tables[family].ruleset
-            yield ruleset, inferred_facts(ruleset, self.addresses)
+            of_family = tuple(it for it in self.addresses if family_of(it) is family)
+            known = self.addresses if self.given else of_family if with_addresses else ()
+            yield ruleset, inferred_facts(ruleset, known)
 
     def _present(self, families: Sequence[Family]) -> Sequence[Family]:
         """Return the families that are there. Raises ClickException if there is none."""
@@ -93,8 +102,9 @@ class SavedRules(NamedTuple):
             return found
         wanted = families[0]
         program = "ip6tables-save" if wanted is Family.IPV6 else "iptables-save"
+        default = f"add the output of {program} with --rules"
         raise click.ClickException(
-            f"there are no {wanted.value} rules {self.place}; add the output of {program} with --rules"
+            f"there are no {wanted.value} rules {self.place}; {self.advice or default}"
         )
 
 
@@ -106,13 +116,13 @@ def read_rules(
         raise click.UsageError("--rules names a file twice; give one file, or one for each family")
     with click_errors(InvalidSave):
         tables = read_saves(SavedFile("standard input" if it == "-" else it, _text(it)) for it in paths)
-    chosen = {it.ruleset.family: it for it in _of_backend(tables, backend)}
+    chosen = {it.ruleset.family: it for it in chosen_tables(tables, backend, "--rules")}
     names = listed(["standard input" if it == "-" else it for it in paths], len(paths))
     return SavedRules(names, chosen, addresses)
 
 
-def _of_backend(tables: Sequence[SavedTables], setting: str) -> Sequence[SavedTables]:
-    """Return the tables of one backend; for "auto", the one whose rules serve the node.
+def chosen_tables(tables: Sequence[SavedTables], setting: str, place: str) -> Sequence[SavedTables]:
+    """Return the tables of one backend; for "auto", the one whose rules serve the node. `place` has the tables.
 
     If both backends have service-proxy rules, a note goes to standard error. Raises ClickException.
     """
@@ -120,7 +130,7 @@ def _of_backend(tables: Sequence[SavedTables], setting: str) -> Sequence[SavedTa
         found = of_backend(tables, setting)
         if not found:
             raise click.ClickException(
-                f"--rules has no output of iptables-{setting}-save; remove --iptables-backend, or add that output"
+                f"{place} has no output of iptables-{setting}-save; remove --iptables-backend, or add that output"
             )
         return found
     used = tables_in_use(tables)

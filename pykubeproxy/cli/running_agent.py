@@ -67,7 +67,7 @@ def agent_state(url: str | None, **query: str) -> AgentState:
     """
     address = url or DEFAULT_URL
     try:
-        answer = object_documents.decode(_fetched(address, query))
+        answer = object_documents.decode(fetch_patiently(address, "/servicez", **query))
         return AgentState(answer.objects, load(answer.config.encode(), {}).config, address)
     except NoAnswer as error:
         raise UnusableAnswer(f"{error}; retry, or pass --config instead of asking the agent") from None
@@ -89,11 +89,11 @@ def agent_backend() -> str:
         return ""
 
 
-def _fetched(address: str, query: Mapping[str, str]) -> bytes:
-    """Return the agent's answer; retry while it is busy. Raises NoAgent."""
+def fetch_patiently(address: str, page: str, **query: str) -> bytes:
+    """Return the agent's response for a page; retry while it is busy. Raises NoAgent."""
     for _ in range(_TRIES - 1):
         try:
-            return fetch(address, "/servicez", **query)
+            return fetch(address, page, **query)
         except Busy:
             continue
-    return fetch(address, "/servicez", **query)
+    return fetch(address, page, **query)

@@ -20,6 +20,8 @@ from pykubeproxy.agent.observe.status_text import (
     unwatched,
     waiting,
 )
+from pykubeproxy.cli.bundle_agent import bundled_status
+from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
@@ -35,39 +37,47 @@ _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
 )
 @option(
     "--url",
-    default=DEFAULT_URL,
-    show_default=True,
     metavar="URL",
-    help="Metrics address of the agent, on loopback.",
+    help=f"Metrics address of the agent, on loopback.  [default: {DEFAULT_URL}]",
     group=SOURCE,
 )
+@bundle_option
 @output_option
-def status(url: str, output: str) -> None:
+def status(url: str | None, bundle_file: str | None, output: str) -> None:
     """Show the health of the agent on this node, its rules, recent syncs and pending changes.
 
     For services and endpoints, use -o json or open /statusz of its metrics address in a browser on the node. The agent
-    answers over loopback only.
+    answers over loopback only. With --bundle, show the health when the bundle was made.
 
     \b
     pykubeproxy status
     pykubeproxy status --url http://127.0.0.1:10259 -o json
     """
-    try:
-        body = fetch(url, "/statusz") if output == "json" else fetch(url, "/statusz", limit="0")
-    except NoAgent as error:
-        raise click.ClickException(f"{error}; start the agent or set --url to its metrics address") from None
+    if url is not None and bundle_file:
+        raise click.UsageError("--bundle cannot be combined with --url; remove one of them")
+    bundle = opened(bundle_file)
+    body = bundled_status(bundle) if bundle else _fetched(url or DEFAULT_URL, output)
     try:
         agent = decode(body)
     except ValueError as error:
-        advice = "set --url to its metrics address"
+        place = f"the status in {bundle_file}" if bundle else url or DEFAULT_URL
+        advice = "use the pykubeproxy that made it" if bundle else "set --url to its metrics address"
         raise click.ClickException(
-            f"{url} is not an agent of this pykubeproxy version: {error}; {advice}"
+            f"{place} is not an agent of this pykubeproxy version: {error}; {advice}"
         ) from None
     if output == "json":
         click.echo(msgspec.json.format(body).decode(errors="replace"))
     else:
         echo_styled("".join(f"{line}\n" for line in _lines(agent)))
     raise SystemExit(0 if agent.healthy else DIFFERENT)
+
+
+def _fetched(url: str, output: str) -> bytes:
+    """Return the status of the agent at a URL. Raises ClickException."""
+    try:
+        return fetch(url, "/statusz") if output == "json" else fetch(url, "/statusz", limit="0")
+    except NoAgent as error:
+        raise click.ClickException(f"{error}; start the agent or set --url to its metrics address") from None
 
 
 def _lines(agent: Status) -> Iterator[str]:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import click
 
+from pykubeproxy.bundle.read import Bundle
+from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import destinations, namespaces, sources
 from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
@@ -16,7 +18,7 @@ from pykubeproxy.cli.flags import (
 )
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, objects_in, read_manifests
-from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, object_source
+from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, bundle_source, object_source
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
 from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
@@ -93,10 +95,11 @@ _ForPackets = Callable[[Family], tuple[Ruleset, Host]]
     "-f",
     "--filename",
     metavar="PATH",
-    help='Use the objects in a YAML or JSON file, a folder or "-" for names and, without --rules, for rules.',
+    help='Use the objects in a YAML or JSON file, a folder or "-" for names and, without --rules or --bundle, for rules.',
     group=SOURCE,
 )
 @rules_option
+@bundle_option
 @node_address_option
 @choice_option(
     "-o",
@@ -118,6 +121,7 @@ def trace(
     in_interface: str,
     filename: str | None,
     files: tuple[str, ...],
+    bundle_file: str | None,
     addresses: tuple[str, ...],
     output: str,
     flags: dict[str, object],
@@ -126,19 +130,20 @@ def trace(
 
     SRC is pod/[NAMESPACE/]NAME, node/NAME or an address. DST is svc/[NAMESPACE/]NAME[:PORT], NAME.NAMESPACE[:PORT],
     pod/[NAMESPACE/]NAME:PORT, node/NAME:PORT or ADDRESS:PORT, with the name or number of a port. Names come from -f,
-    from the API server of --kubeconfig, from the agent on this node, or else from comments of the rules, which name
-    Services only.
+    from the API server of --kubeconfig, from the agent on this node or of --bundle, or else from comments of the rules,
+    which name Services only.
 
     Show the endpoints it may reach with their probabilities, whether its source address is masqueraded, or which rule
     drops or rejects it. This follows foreign rules too, sends no packet and changes nothing.
 
-    With --rules, trace through the rules of another node; name its addresses with --node-address. With -f, the flags of
-    `run` define the rules. Both need neither root nor a network.
+    With --bundle, trace through the rules of another node. With --rules too, but name its addresses with --node-address.
+    With -f, the flags of `run` define the rules. All these need neither root nor a network.
 
     \b
     pykubeproxy trace pod/default/client svc/default/web:http
     pykubeproxy trace 10.244.1.5 10.96.0.10:53 --proto udp
     pykubeproxy trace 10.244.1.5 web.default:80 --rules node1.txt
+    pykubeproxy trace pod/default/client web.default:80 --bundle node1.tar.gz
     pykubeproxy trace 2001:db8::7 [2001:db8::80]:443 -f objects.yaml -o json
     pykubeproxy trace 10.244.1.5 10.96.0.10:80 -o svg > trace.svg
     """
@@ -149,7 +154,7 @@ def trace(
         start, end = parse_source(source, namespace), parse_destination(destination, namespace)
     except InvalidTarget as error:
         raise click.UsageError(str(error)) from None
-    for_packets, objects = _rules_and_objects(config, filename, files, addresses)
+    for_packets, objects = _rules_and_objects(config, filename, files, opened(bundle_file), addresses)
     is_named = {start.kind, end.kind} != {TargetKind.ADDRESS}
     directory = objects.directory((start, end)) if is_named or filename is not None else Directory("")
     connection = resolve(
@@ -179,17 +184,23 @@ def trace(
 
 
 def _rules_and_objects(
-    config: Config, filename: str | None, files: tuple[str, ...], addresses: tuple[str, ...]
+    config: Config,
+    filename: str | None,
+    files: tuple[str, ...],
+    bundle: Bundle | None,
+    addresses: tuple[str, ...],
 ) -> tuple[_ForPackets, ObjectSource]:
     """Return what reads the rules of a family, and where names are looked up."""
     if filename is None:
-        rules = node_rules(files, config.iptables_backend.value, addresses)
+        rules = node_rules(files, bundle, config.iptables_backend.value, addresses)
+        if bundle:
+            return rules.for_packets, bundle_source(config, rules, bundle)
         return rules.for_packets, object_source(config, rules, is_live=not files)
     if filename == "-" and "-" in files:
         raise click.UsageError('only one of -f and --rules can be "-"')
     manifests = read_manifests(filename)
-    if files:
-        rules = node_rules(files, config.iptables_backend.value, addresses)
+    if files or bundle:
+        rules = node_rules(files, bundle, config.iptables_backend.value, addresses)
         return rules.for_packets, ManifestObjects(filename, manifests, config)
     cluster, node = objects_in(manifests, config)
     objects = ManifestObjects(filename, manifests, config, node.name)

@@ -1,6 +1,8 @@
 """Run the parsers of untrusted input on arbitrary bytes; each function fails only if there is a defect."""
 
 import contextlib
+import gzip
+import io
 import json
 from collections.abc import Callable, Sequence
 from unittest import mock
@@ -11,6 +13,7 @@ import msgspec
 
 from pykubeproxy import config, http
 from pykubeproxy.agent.observe import object_documents, pages, status
+from pykubeproxy.bundle.read import InvalidBundle, read_bundle
 from pykubeproxy.cli import explain, terminal
 from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.http.accept import preferred
@@ -64,6 +67,17 @@ def an_object(kind: Kind) -> Callable[[bytes], None]:
             assert not violations(full_input(render(cluster, on), on.options))
 
     return run
+
+
+def bundle(raw: bytes) -> None:
+    """Read a bundle: the error is one line."""
+    for packed in (raw, gzip.compress(raw, 1)):
+        try:
+            found = read_bundle(io.BytesIO(packed), "b.tar.gz")
+            found.addresses()
+            found.routes()
+        except InvalidBundle as error:
+            assert "\n" not in str(error)
 
 
 def watch(raw: bytes) -> None:

@@ -1,5 +1,6 @@
 """What is fuzzed: readers, and what each usually reads, from which near-misses are made."""
 
+import gzip
 import json
 import socket
 import struct
@@ -9,9 +10,11 @@ import msgspec
 
 from pykubeproxy import config
 from pykubeproxy.agent.observe import object_documents
+from pykubeproxy.bundle.layout import FILES, TABLES
 from pykubeproxy.kernel import netfilter
 from pykubeproxy.objects import Family, Kind, Node
 from tests.cases import NAMES, expected, load_case
+from tests.fakes.bundles import sections_of, written
 from tests.fuzz import readers
 from tests.fuzz.readers import CONFIG
 from tests.invalid_objects import WHOLE
@@ -160,6 +163,9 @@ def _answers() -> Iterator[Target]:
         (object_documents.encode(object_documents.ObjectDocument(objects, config.dump(CONFIG))),),
         (b"null", b'""', b"[]", b"-1", b"1e999", b'"\\u0000"', b'"\\ud800"', b'"::1"', b"\\n"),
     )
+    saved = sections_of("nodeport", {TABLES[0]: "*nat\nCOMMIT\n"}, with_objects=False)
+    names = (*(name.encode() for name in FILES), b"x/../", b"0000777\0", b"ustar\x0000", bytes(512))
+    yield Target("bundle", readers.bundle, (gzip.decompress(written(saved)),), names)
     yield Target(
         "printed",
         readers.printed,

@@ -67,6 +67,10 @@ def test_command_that_reads_rules_offers_files_on_macos(name: str) -> None:
     fails(program("darwin"), OF_RULES[name], "on a Linux node, or pass rules from a file with --rules")
 
 
+def test_bundle_is_made_on_nodes_only() -> None:
+    fails(program("darwin"), ("bundle",), "macOS has no iptables; run this command on a Linux node")
+
+
 def test_addresses_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """`trace` reads rules without pyroute2, but not the node's addresses."""
     for name in EXTRA:

@@ -38,7 +38,7 @@ def test_standard_input_for_both() -> None:
     """Standard input can be read only once, so the second side would be empty."""
     result = compared("-f", "-", "--against", "-", *HERE)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert 'only one of -f, --against and --rules can be "-"' in result.stderr
+    assert 'only one of -f, --against, --rules and --bundle can be "-"' in result.stderr
 
 
 def test_no_differences() -> None:

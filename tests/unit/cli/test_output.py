@@ -12,8 +12,8 @@ import pytest
 from pykubeproxy.cli import main
 from tests.unit.cli.test_explain_command import OBJECTS
 
-# They run other programs, run for ever, or write a script.
-WITHOUT = {("run",), ("lab", "exec"), ("completion",)}
+# They run other programs, run for ever, or write a script or a file.
+WITHOUT = {("bundle",), ("run",), ("lab", "exec"), ("completion",)}
 EXPLAIN = ["explain", "web", "-f", OBJECTS, "--hostname-override", "node1"]
 
 

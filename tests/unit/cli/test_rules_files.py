@@ -213,7 +213,7 @@ def test_live_rules_that_cannot_be_read_may_come_from_a_file(
     monkeypatch.setattr(kernel, "require_linux", lambda _: None)
     result = invoke(dump_rules)
     assert result.exit_code == 2
-    assert result.stderr == f"Error: {error}, or read rules from a file with --rules\n"
+    assert result.stderr == f"Error: {error}, or read rules from a file with --rules or --bundle\n"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_live_rules_that_cannot_be_read_may_come_from_a_file(
         (dump_rules, ("--rules", "/"), "cannot read /: Is a directory"),
         (trace, (POD, "10.96.1.1:80", "--rules", "-", "-f", "-"), 'only one of -f and --rules can be "-"'),
         (diff, ("--against", "objects.yaml"), "--rules cannot be combined with --against"),
-        (diff, ("--rules", "-", "-f", "-"), 'only one of -f, --against and --rules can be "-"'),
+        (diff, ("--rules", "-", "-f", "-"), 'only one of -f, --against, --rules and --bundle can be "-"'),
         (diff, ("--url", "http://127.0.0.1:1", "-f", "-"), "--url cannot be combined with -f"),
     ],
 )

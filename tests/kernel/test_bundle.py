@@ -1,0 +1,88 @@
+"""A bundle of a network namespace has what is in it, from both backends."""
+
+import io
+import json
+import socket
+import tarfile
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pykubeproxy.bundle import layout
+from pykubeproxy.bundle.layout import tables_file
+from pykubeproxy.bundle.read import read_bundle
+from pykubeproxy.bundle.sections import node_sections
+from pykubeproxy.cli.dump_rules import dump_rules
+from pykubeproxy.cli.trace import trace
+from pykubeproxy.kernel import Backend, Runner, open_iptables
+from pykubeproxy.objects import Family
+from tests.cases import as_restore_input
+from tests.fakes.bundles import written
+
+pytestmark = pytest.mark.root
+NODE = "192.0.2.10"
+
+
+@pytest.fixture
+def bundle(inside: str, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node with the rules of a case in nft and a rule in legacy, a route, a routing rule and a tracked connection."""
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "lock"))
+    for line in (
+        "link set lo up",
+        f"address add {NODE}/24 dev lo",
+        "link add pods type bridge",
+        "link set pods up",
+        "route add 10.244.1.0/24 dev pods",
+        "route add 198.51.100.0/24 dev pods",
+        "route add default dev pods table 7",
+        "rule add fwmark 0x10/0x10 table 7",
+    ):
+        assert runner.run(("ip", *line.split())).exit_code == 0, line
+    for family in Family:
+        open_iptables(Backend.NFT, family, runner).restore(as_restore_input("dual-stack", family))
+    legacy = open_iptables(Backend.LEGACY, Family.IPV4, runner)
+    legacy.restore("*filter\n-A INPUT -m comment --comment mine -j ACCEPT\nCOMMIT\n")
+    open_iptables(Backend.NFT, Family.IPV4, runner).restore(
+        "*nat\n-A OUTPUT -d 198.51.100.1/32 -p udp -j DNAT --to-destination 192.0.2.10:9\nCOMMIT\n"
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.sendto(b"x", ("198.51.100.1", 80))
+    path = tmp_path / "node.tar.gz"
+    path.write_bytes(written(node_sections()))
+    return path
+
+
+def shown(command: click.Command, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def test_bundle_of_a_node(bundle: Path) -> None:
+    raw = bundle.read_bytes()
+    read = read_bundle(io.BytesIO(raw), "b")
+    assert [it for it in read.manifest.files if it.error] == []
+    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+        texts = {it.name.rpartition("/")[2]: tar.extractfile(it).read().decode() for it in tar}  # type: ignore[union-attr]
+    assert "] -A INPUT -m comment --comment mine -j ACCEPT" in texts[tables_file(Family.IPV4, "legacy")]
+    assert "KUBE-SERVICES" in texts[tables_file(Family.IPV6, "nft")]
+    assert "KUBE-SERVICES" in texts[layout.NFT_RULESET]
+    assert NODE in read.addresses()
+    assert {(it.network, it.interface) for it in read.routes()} >= {("10.244.1.0/24", "pods")}
+    routes = json.loads(texts[layout.ROUTES])
+    assert {"table": 7, "network": "0.0.0.0/0", "interface": "pods"}.items() <= next(
+        it for it in routes if it["table"] == 7
+    ).items()
+    rules = json.loads(texts[layout.ROUTING_RULES])
+    (rule,) = [it for it in rules if it["table"] == 7]
+    assert (rule["mark"], rule["action"], rule["family"]) == ("0x10/0x10", "lookup", "IPv4")
+    assert {"name": "pods", "kind": "bridge"} in json.loads(texts[layout.INTERFACES])
+    assert "net.ipv4.ip_forward = " in texts[layout.SYSCTLS]
+    (service,) = json.loads(texts[layout.CONNTRACK])["IPv4"]["services"]
+    assert service == {"protocol": "udp", "destination": "198.51.100.1:80", "entries": 1, "unreplied": 1}
+    assert json.loads(texts[layout.VERSIONS])["iptables-nft"]
+    # The bundle gives what the live tables give.
+    assert shown(dump_rules, "--bundle", str(bundle), "-o", "json") == shown(dump_rules, "-o", "json")
+    packet = ("10.244.1.5", "10.96.1.1:80", "-o", "json")
+    assert shown(trace, *packet, "--bundle", str(bundle)) == shown(trace, *packet)
