@@ -13,6 +13,7 @@ import msgspec
 
 from pykubeproxy.agent.observe import status
 from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.bundle import layout
 from pykubeproxy.cli import main
 from pykubeproxy.cli.help import Topic
 from pykubeproxy.cli.kubectl import check as kubectl_check
@@ -132,6 +133,32 @@ With `-o json`, commands print a JSON document of version `pykubeproxy/v1`. Late
 version, but do not change the meaning of existing ones. If an entry has both, `reason` is for programs and stable, and
 `message` is for people. In the outlines below, a key without a description holds a string, or what its name says.
 """
+_BUNDLE = f"""# Bundles
+
+{_MARK}
+
+A bundle is one file with what tells where the connections of a node go. `pykubeproxy bundle` makes it on the node;
+`dump-rules`, `trace`, `diff`, `explain` and `status` read it with `--bundle`, on any machine.
+
+It is a tar, compressed with gzip, of one folder `pykubeproxy-bundle-NODE-TIME`. A bundle may lack any file but the
+manifest. Readers ignore unknown files, so later versions may add some, and folders, so a bundle that was unpacked and
+packed again is one too. A reader refuses a bundle with a higher `format` than it knows.
+
+## Files
+"""
+_NOT_IN_BUNDLE = """## What a bundle does not have
+
+- no Secrets, tokens, keys or passwords: the configuration names a kubeconfig, whose contents are not read; user and
+  password of URLs are removed wherever they occur
+- no annotations, labels or other text of objects, only the fields that decide about rules
+- no addresses from connection tracking but those of Services, with numbers of connections
+- no environment, command lines, logs, or contents of pods
+
+It does have the names and addresses of Services, pods, nodes and interfaces, all rules of other programs with their
+comments, and the zones of endpoints.
+
+## Manifest
+"""
 
 
 def configuration() -> str:
@@ -240,6 +267,17 @@ def json_forms() -> str:
     return "\n".join(parts)
 
 
+def bundle() -> str:
+    """Return docs/reference/bundle.md."""
+    rows = ((f"`{name}`", f"{text[0].upper()}{text[1:]}.") for name, text in layout.FILES.items())
+    parts = [_BUNDLE, _table(("file", "what it holds"), rows), _NOT_IN_BUNDLE]
+    parts.extend(_paragraphs(layout.Manifest))
+    parts.append(f"```text\n{_outline(layout.Manifest)}\n```\n")
+    parts.append("An entry of `files`:\n")
+    parts.extend(_paragraphs(layout.SavedFile))
+    return "\n".join(parts)
+
+
 _FORMS: dict[str, Callable[..., object]] = {
     "dump-rules": dump.document,
     "explain": explain.document,
@@ -316,6 +354,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands,
     "reference/metrics.md": metrics,
     "reference/json.md": json_forms,
+    "reference/bundle.md": bundle,
     "assets/trace.svg": traced_path,
 }
 
