@@ -1,0 +1,85 @@
+"""`kubectl pykubeproxy bundle`: save nodes in files."""
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, command, option
+from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access, open_client
+from pykubeproxy.cli.kubectl.node_bundles import SavedNode, save_node
+from pykubeproxy.cli.kubectl.options import (
+    Connection,
+    NodeNames,
+    Reading,
+    connection_options,
+    node_options,
+    reading_options,
+)
+from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.remote import find_node_pods, side_by_side
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.sources import SourceError
+
+
+@command(
+    short_help="Save rules, settings and objects of nodes in files.",
+    exit_codes={0: "All nodes are saved.", 2: "A node is not saved: wrong usage or a failure."},
+)
+@option(
+    "-o",
+    "--output",
+    default=".",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the files; it is created if needed.  [default: the current one]",
+    group=OUTPUT,
+)
+@node_options
+@connection_options
+@reading_options
+@click_errors(SourceError)
+def bundle(output: Path, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+    """Save what tells where connections go on nodes, each in one tar.gz, for others to look at.
+
+    A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
+    the rules of the node, its Node, and the Services and EndpointSlices of the cluster. Other commands read bundles with
+    --bundle, without access to the cluster. Standard output names the files.
+
+    A bundle has no tokens, Secrets, annotations or contents of a kubeconfig. A node that cannot be read is named on
+    standard error.
+
+    \b
+    kubectl pykubeproxy bundle --node node1
+    kubectl pykubeproxy bundle --all-nodes -o bundles
+    pykubeproxy explain default/web --bundle bundles/NAME.tar.gz
+    """
+    try:
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot create {output}: {error.strerror}; give a folder with -o"
+        ) from None
+    client = open_client(connection)
+    wanted = list_nodes(client, nodes)
+    with node_access(client, reading) as access:
+        pods = find_node_pods(access, wanted)
+        proxies = [pods.proxy(node) for node in wanted]
+        # Our pods know the objects themselves.
+        objects = Cluster() if all(it and it.ours for it in proxies) else list_objects(client)
+        save = partial(save_node, access, pods, objects, lambda name: output / f"{name}.tar.gz")
+        results = [_report(it) for it in side_by_side(save, wanted, reading.at_once)]
+    if any(it.failure and not it.other_proxy for it in results):
+        raise SystemExit(NOT_ANSWERED)
+
+
+def _report(saved: SavedNode) -> SavedNode:
+    """Print where a bundle is, and what it lacks."""
+    name = saved.node.name
+    if saved.failure:
+        click.echo(f"{name}: {saved.failure}", err=True)
+    for file in saved.missing:
+        click.echo(f"{name}: no {file.name}: {file.error}", err=True)
+    if saved.path:
+        click.echo(saved.path)
+    return saved

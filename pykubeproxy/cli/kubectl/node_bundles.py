@@ -1,0 +1,180 @@
+"""Save nodes in bundles through the API server: made in our pods, or here from what other pods print."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pykubeproxy
+from pykubeproxy.agent.observe import object_documents
+from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects
+from pykubeproxy.bundle.layout import (
+    BACKEND_TABLES,
+    NFT_RULESET,
+    OBJECTS,
+    PLAIN_TABLES,
+    Manifest,
+    SavedFile,
+    folder_name,
+    missing,
+    moment,
+)
+from pykubeproxy.bundle.read import InvalidBundle, read_bundle
+from pykubeproxy.bundle.write import Content, Member, Section, collected, new_file, write_bundle
+from pykubeproxy.objects import Node
+from pykubeproxy.remote import NodeAccess, NodePods, UnreadNode, read_node
+from pykubeproxy.remote.proxies import KUBE_PROXY, ProxyPod
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.sources.client import Client
+from pykubeproxy.sources.exec import Container, Ended, NotInImage, open_command
+from pykubeproxy.sources.failures import Failure, one_line
+
+# Of `pykubeproxy bundle` in a pod; its commands have limits of their own.
+_SECONDS = 300.0
+_MOST_BYTES = 512 << 20
+_BUNDLE = ("pykubeproxy", "bundle", "-o", "-")
+
+
+class SavedNode(NamedTuple):
+    """The bundle of a node and the files that it lacks, or the reason why there is none.
+
+    `other_proxy` is True if the reason is no fault, but that another program serves Services there.
+    """
+
+    node: Node
+    path: Path | None = None
+    missing: tuple[SavedFile, ...] = ()
+    failure: str = ""
+    other_proxy: bool = False
+
+
+class _NoTables(Exception):
+    """No program in a pod prints tables; str() is why."""
+
+
+class _Unable(Exception):
+    """A pod could not make a bundle; str() is what it says."""
+
+
+def save_node(
+    access: NodeAccess, pods: NodePods, objects: Cluster, target: Callable[[str], Path], node: Node
+) -> SavedNode:
+    """Save a node in the file that `target` returns for the name of a folder.
+
+    `objects` go into bundles that are made here. A debug pod serves only without a pod that can.
+    """
+    time = moment(datetime.now(UTC))
+    path = target(folder_name(node.name, time))
+    proxy = pods.proxy(node)
+    failure = ""
+    about = Manifest(version=pykubeproxy.__version__, node=node.name, time=time, proxy=str(proxy or ""))
+    for container, is_kube_proxy in _containers(access, node, proxy):
+        try:
+            with container as opened:
+                if not is_kube_proxy and (lacks := _copy(access.client, opened, path)) is not None:
+                    return SavedNode(node, path, lacks)
+                return SavedNode(node, path, _make(access.client, opened, about, node, objects, path))
+        except _NoTables as error:
+            failure = f"{error}; use --debug-image with an image that has iptables-save"
+        except (Failure, InvalidBundle) as error:
+            return SavedNode(node, failure=str(error))
+        except OSError as error:
+            return SavedNode(node, failure=f"cannot write {path}: {error.strerror or error}")
+    if failure:
+        return SavedNode(node, failure=failure)
+    outcome = read_node(access, node, pods)  # it says why there is no pod
+    if isinstance(outcome, UnreadNode):
+        return SavedNode(node, failure=outcome.reason, other_proxy=outcome.other_proxy)
+    return SavedNode(node, failure="the pod of its proxy has started just now; retry")
+
+
+def _containers(
+    access: NodeAccess, node: Node, proxy: ProxyPod | None
+) -> Iterator[tuple[AbstractContextManager[Container], bool]]:
+    """Yield the containers to try, and whether it is kube-proxy's, which has no pykubeproxy."""
+    if proxy and proxy.pod.runs:
+        container = Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
+        yield nullcontext(container), proxy.proxy == KUBE_PROXY
+    if access.debug_pods:
+        yield access.debug_pods.on(node.name), False
+
+
+def _copy(client: Client, container: Container, path: Path) -> tuple[SavedFile, ...] | None:
+    """Copy the bundle that a pod of ours makes, and check it; return the files that it lacks.
+
+    Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
+    """
+    try:
+        with (
+            open_command(client, container, _BUNDLE, seconds=_SECONDS, max_bytes=_MOST_BYTES) as pieces,
+            new_file(path) as file,
+        ):
+            ended = _copied(pieces, file.write)
+            if ended.exit_code:
+                raise _Unable(one_line(ended.errors) or f"exit status {ended.exit_code}")
+            file.seek(0)
+            return missing(read_bundle(file, f"the bundle of pod {container}").manifest.files)
+    except NotInImage:
+        return None
+    except _Unable as error:
+        if "No such command" in str(error):
+            return None
+        raise Failure(f"`{' '.join(_BUNDLE)}` in pod {container} failed: {error}") from None
+
+
+def _make(
+    client: Client, container: Container, about: Manifest, node: Node, objects: Cluster, path: Path
+) -> tuple[SavedFile, ...]:
+    """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
+    others = [
+        _section(client, container, NFT_RULESET, ("nft", "list", "ruleset")),
+        Section(OBJECTS, "API server", partial(_objects, objects, node)),
+    ]
+    members = (*_tables(client, container), *collected(others))
+    with new_file(path) as file:
+        write_bundle(file, about, members)
+    # Images of kube-proxy have no nft before 1.31.
+    return missing(it.file for it in members if it.file.name != NFT_RULESET)
+
+
+def _copied(pieces: Generator[bytes, None, Ended], write: Callable[[bytes], object]) -> Ended:
+    """Pass on all pieces, and return how the command ended."""
+    while True:
+        try:
+            write(next(pieces))
+        except StopIteration as end:
+            ended: Ended = end.value
+            return ended
+
+
+def _tables(client: Client, container: Container) -> Sequence[Member]:
+    """Collect the tables of both backends, or of the only one. Raises _NoTables."""
+    found: Sequence[Member] = ()
+    for names in (BACKEND_TABLES, PLAIN_TABLES):
+        commands = ((name, (name.removesuffix(".txt"), "-c")) for name in names)
+        found = tuple(collected(_section(client, container, *it) for it in commands))
+        if not all(it.file.error for it in found):
+            return found
+    raise _NoTables(found[0].file.error)
+
+
+def _section(client: Client, container: Container, name: str, command: tuple[str, ...]) -> Section:
+    return Section(name, f"{' '.join(command)} in pod {container}", partial(_run, client, container, command))
+
+
+def _run(client: Client, container: Container, command: tuple[str, ...], content: Content) -> None:
+    with open_command(client, container, command) as pieces:
+        ended = _copied(pieces, content.write)
+    if ended.exit_code:
+        reason = one_line(ended.errors) or f"exit status {ended.exit_code}"
+        raise Failure(f"{command[0]} in pod {container} failed: {reason}")
+
+
+def _objects(cluster: Cluster, node: Node, content: Content) -> None:
+    """Write what /servicez of an agent on the node would have; its configuration is unknown here."""
+    services = tuple(cluster.services())
+    slices = tuple(it for service in services for it in cluster.all_slices_of(service.key))
+    document = ObjectDocument(Objects(node, services, slices), config="")
+    content.write_json_text(object_documents.encode(document))
