@@ -8,6 +8,7 @@ import msgspec
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.explain.model import (
     Difference,
+    EndpointExplanation,
     Explanation,
     PolicyExplanation,
     PortExplanation,
@@ -63,7 +64,7 @@ def document(
         "node": _node(node),
         "services": [_port(port) for port in all_ports(explanations)],
         "skippedServices": [
-            {**_service(explanation.service), "family": family.value, **_reason(reason, reason.value)}
+            {**_service(explanation.service), "family": family.value, **reason_entry(reason, reason.value)}
             for explanation in explanations
             for family, reason in explanation.skipped.items()
         ],
@@ -110,7 +111,7 @@ def _port(explanation: PortExplanation) -> dict[str, object]:
             {
                 "slice": skipped.slice_name,
                 "address": skipped.address or None,
-                **_reason(skipped.reason, skipped.reason.value),
+                **reason_entry(skipped.reason, skipped.reason.value),
             }
             for skipped in explanation.skipped
         ],
@@ -129,18 +130,21 @@ def _policy(policy: PolicyExplanation) -> dict[str, object]:
         "chain": policy.chain or None,
         "frontends": msgspec.to_builtins(policy.frontends),
         "fromThisNode": msgspec.to_builtins(policy.from_this_node),
-        "endpoints": [
-            {
-                "address": one.resolved.endpoint.address,
-                "port": one.resolved.port,
-                "node": one.resolved.endpoint.node_name,
-                "zone": one.resolved.endpoint.zone,
-                "pod": one.resolved.endpoint.pod,
-                "share": rounded(one.share),
-                **_endpoint_reason(one.reason, one.resolved.endpoint),
-            }
-            for one in policy.endpoints
-        ],
+        "endpoints": [endpoint_entry(one) for one in policy.endpoints],
+    }
+
+
+def endpoint_entry(one: EndpointExplanation) -> dict[str, object]:
+    """Return the keys of an endpoint under a policy."""
+    endpoint = one.resolved.endpoint
+    return {
+        "address": endpoint.address,
+        "port": one.resolved.port,
+        "node": endpoint.node_name,
+        "zone": endpoint.zone,
+        "pod": endpoint.pod,
+        "share": rounded(one.share),
+        **_endpoint_reason(one.reason, endpoint),
     }
 
 
@@ -159,7 +163,7 @@ def _difference(difference: Difference) -> dict[str, object]:
 
 
 def _endpoint_reason(reason: Reason, endpoint: Endpoint) -> dict[str, object]:
-    return {"used": reason.used, **_reason(reason, endpoint_reason(reason, endpoint))}
+    return {"used": reason.used, **reason_entry(reason, endpoint_reason(reason, endpoint))}
 
 
 def _ignored_hints(ignored: IgnoredHints) -> dict[str, object]:
@@ -171,6 +175,6 @@ def _ignored_hints(ignored: IgnoredHints) -> dict[str, object]:
     }
 
 
-def _reason(reason: enum.Enum, message: str) -> dict[str, object]:
+def reason_entry(reason: enum.Enum, message: str) -> dict[str, object]:
     """A stable word for programs, and the same for people."""
     return {"reason": reason.name.lower().replace("_", "-"), "message": message}

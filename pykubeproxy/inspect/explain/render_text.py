@@ -129,7 +129,7 @@ def notes(explanation: PortExplanation) -> Iterator[str]:
     if explanation.topology in (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE):
         kind = "node" if explanation.topology is TopologyMode.SAME_NODE else "zone"
         yield f"Hints for {kind}s are used: each ready endpoint has one, and some are for this {kind}."
-    yield from _restrictions(explanation)
+    yield from restrictions(explanation)
     if any(policy.verdict is PacketVerdict.DNAT for policy in explanation.policies):
         yield _internal_masquerading(explanation)
         if explanation.port.externally_accessible:
@@ -221,7 +221,8 @@ def _internal_masquerading(explanation: PortExplanation) -> str:
     return f"At the cluster IP, traffic {pods} keeps the client's address; other traffic is masqueraded."
 
 
-def _restrictions(explanation: PortExplanation) -> Iterator[str]:
+def restrictions(explanation: PortExplanation) -> Iterator[str]:
+    """Yield who may connect and where: source ranges, affinity, health checks, addresses of node ports."""
     port = explanation.port
     if port.load_balancer_ips and port.source_ranges is not None:
         unfiltered = "; node ports are open to all" if port.node_port else ""

@@ -25,7 +25,7 @@ _REJECTED = {PacketVerdict.DROP: "dropped", PacketVerdict.REJECT: "rejected"}
 
 def text(trace: Trace, names: Names = _NO_NAMES) -> str:
     """Return the trace in 80 columns, longer names apart; styled for click.echo."""
-    lines = [_title(trace.packet), *names.resolved, *_result(trace, names), "", *_path(trace)]
+    lines = [_title(trace.packet), *names.resolved, *_result(trace, names), "", *path_lines(trace)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -82,7 +82,7 @@ def _share(probability: float) -> str:
     return f"{percent(probability):>7}"
 
 
-def _path(trace: Trace) -> Iterator[str]:
+def path_lines(trace: Trace) -> Iterator[str]:
     """Yield the steps by chain; with many endpoints only some of the paths to them."""
     dnat = [number for number, step in enumerate(trace.steps, 1) if "-j DNAT " in step.rule and step.matched]
     if len(dnat) <= _PATHS:

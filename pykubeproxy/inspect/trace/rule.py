@@ -12,6 +12,10 @@ import msgspec
 from pykubeproxy.inspect.trace.packet import Host, Packet, contains, number
 from pykubeproxy.rules.parse import parse_options, parse_probability
 
+# Starts the reason of a step that trace cannot evaluate.
+NOT_KNOWN = "trace does not know"
+# The reason of a rule without conditions.
+EVERY_PACKET = "every packet matches"
 # Returns the probability that such a packet meets a condition: 1, 0 or, by chance, something between.
 Probability = Callable[[str, Packet, Host], float]
 # Describes a packet that meets the condition (True) or does not (False); "" if nothing is worth saying.
@@ -210,7 +214,7 @@ def unknown_module(module: str) -> Condition | None:
 
 
 def _unknown(text: str) -> Condition:
-    return _constant(0, f"trace does not know {text} and assumes no match")._replace(known=False)
+    return _constant(0, f"{NOT_KNOWN} {text} and assumes no match")._replace(known=False)
 
 
 class RuleCondition(NamedTuple):
@@ -269,7 +273,7 @@ class CompiledRule(msgspec.Struct, frozen=True):
                 return Match(0.0, one.describe(packet, False) if relevant else "", relevant)
             total *= probability
         facts = [fact for one in self.conditions if (fact := one.describe(packet, True))]
-        return Match(total, ", ".join(facts) or "every packet matches", True)
+        return Match(total, ", ".join(facts) or EVERY_PACKET, True)
 
 
 @lru_cache(maxsize=65536)

@@ -9,7 +9,7 @@ import msgspec
 from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, SNAT, UNTRACKED, Host, Packet, number
-from pykubeproxy.inspect.trace.rule import CompiledRule, Match, compile_rule, mark_and_mask
+from pykubeproxy.inspect.trace.rule import NOT_KNOWN, CompiledRule, Match, compile_rule, mark_and_mask
 from pykubeproxy.rules.parse import parse_number
 from pykubeproxy.rules.ruleset import ChainKey
 
@@ -78,7 +78,7 @@ def _applied(target: str, options: Mapping[str, str], packet: Packet) -> Effect:
         remark = "the connection is not tracked and skips table nat"
         return Effect(msgspec.structs.replace(packet, states=(UNTRACKED,)), remark=remark)
     if target and target not in _NO_EFFECT:
-        return Effect(packet, remark=f"trace does not know {target} and assumes that the packet continues")
+        return Effect(packet, remark=f"{NOT_KNOWN} {target} and assumes that the packet continues")
     return Effect(packet)
 
 

@@ -1,0 +1,1 @@
+"""The view behind `kubectl pykubeproxy trace`: follow a packet over several nodes."""

@@ -1,0 +1,152 @@
+"""The first line of an answer: where the connection goes."""
+
+import enum
+from collections.abc import Sequence
+
+from pykubeproxy.inspect.hops.answer import Answer, Way
+from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
+from pykubeproxy.inspect.hops.locations import Location, Place
+from pykubeproxy.wording import counted, listed, percent
+
+_CERTAIN = 1 - 1e-6
+_LISTED = 3
+
+
+class Verdict(enum.Enum):
+    """The answer in a word.
+
+    - LIKELY: rules choose an endpoint, but those of its node are unknown
+    - PARTLY: it depends on chance, or on the node that receives the connection
+    - UNKNOWN: the rules of no first node are known
+    """
+
+    REACHED = "reached"
+    LIKELY = "likely"
+    PARTLY = "partly"
+    NOT_REACHED = "not-reached"
+    UNKNOWN = "unknown"
+
+
+def verdict(answer: Answer) -> Verdict:
+    """Return whether the connection gets where it should: for a Service, to an endpoint."""
+    if all(journey.starts_unread for journey in answer.journeys):
+        return Verdict.UNKNOWN
+    shares = [_share(way, answer) for way in answer.ways]
+    if not any(shares):
+        return Verdict.NOT_REACHED
+    if any(share < _CERTAIN for share in shares):
+        return Verdict.PARTLY
+    endings = (ending for journey in answer.journeys for ending in journey.endings)
+    return Verdict.LIKELY if any(it.fate is Fate.SENT for it in endings) else Verdict.REACHED
+
+
+def conclusion(answer: Answer) -> str:
+    """Return one sentence."""
+    if len(answer.ways) > 1:
+        return _through_nodes(answer)
+    (journey,) = answer.journeys
+    sentence = _alone(answer, journey)
+    if others := answer.ways[0].receivers.others:
+        sentence += f" The same should happen through {counted(len(others), 'other node')}."
+    return sentence
+
+
+def is_good(ending: Ending, answer: Answer) -> bool:
+    """Return whether a connection ends where it should, as far as rules are known."""
+    chosen = ending.translated or not answer.destination.service
+    return chosen and ending.fate in (Fate.REACHED, Fate.LEFT, Fate.SENT)
+
+
+def _sender(source: Location) -> str:
+    match source.place:
+        case Place.POD:
+            return f"pod {source.pod or source.address}"
+        case Place.NODE:
+            return f"pod {source.pod} (on the network of {source.node})" if source.pod else source.node
+        case Place.OUTSIDE:
+            return source.address
+
+
+def _through_nodes(answer: Answer) -> str:
+    """Conclude for a connection that any of several nodes may receive."""
+    sender, title = _sender(answer.source), answer.destination.title
+    good = [way for way in answer.ways if _share(way, answer) > _CERTAIN]
+    names = [name for way in good for name in way.receivers.names]
+    bad = [way for way in answer.ways if way not in good]
+    if not bad:
+        return f"{sender} reaches {title} through any of {counted(len(names), 'node')}."
+    groups: dict[str, list[str]] = {}
+    for way in bad:
+        groups.setdefault(_fate_through(way, answer), []).extend(way.receivers.names)
+    fates = listed(_done_by(some, fate) for fate, some in groups.items())
+    if not good:
+        return f"{sender} does not reach {title}: {fates}."
+    return f"{sender} reaches {title} only through {listed(names, _LISTED)}: {fates}."
+
+
+def _done_by(nodes: Sequence[str], fate: str) -> str:
+    return f"{nodes[0]} {fate}" if len(nodes) == 1 else f"each of {len(nodes)} nodes {fate}"
+
+
+def _fate_through(way: Way, answer: Answer) -> str:
+    if way.journey is None:
+        return "should drop it"
+    if way.journey.starts_unread:
+        return "cannot be read"
+    worst = max(way.journey.endings, key=lambda it: (not is_good(it, answer), it.probability))
+    return _fate(worst, answer, "it").partition(" ")[2]
+
+
+def _alone(answer: Answer, journey: Journey) -> str:
+    sender, title = _sender(answer.source), answer.destination.title
+    if journey.starts_unread:
+        where = "which receives it" if answer.source.place is Place.OUTSIDE else "where it starts"
+        return f"Unknown: {sender} to {title} depends on {journey.entry.node}, {where}: {journey.visits[0].unread}."
+    good = [one for one in journey.endings if is_good(one, answer)]
+    bad = [one for one in journey.endings if one not in good]
+    unread = [f"the rules of {node} are unknown ({reason})" for node, reason in journey.unread.items()]
+    as_known = f"; {listed(unread, _LISTED)}" if unread else ""
+    if not bad:
+        verb = "goes to" if unread else "reaches"
+        return f"{sender} {verb} {_goal(answer, good)}{as_known}."
+    if not good:
+        fates = listed(dict.fromkeys(_fate(one, answer, "its packets") for one in bad))
+        return f"{sender} does not reach {title}: {fates}."
+    fates = listed(dict.fromkeys(_fate(one, answer, "the others") for one in bad))
+    share = percent(sum(one.probability for one in good))
+    return f"{sender} reaches {title} with {share} of its connections; {fates}{as_known}."
+
+
+def _goal(answer: Answer, endings: Sequence[Ending]) -> str:
+    title = answer.destination.title
+    first = endings[0]
+    if not first.translated:
+        if first.fate is Fate.LEFT:
+            return f"{title}, outside the cluster"
+        return f"{first.location} directly, not through a Service"
+    places = dict.fromkeys((one.location.address, one.port) for one in endings)
+    nodes = listed(dict.fromkeys(one.location.node for one in endings if one.location.node), _LISTED)
+    where = f", on {nodes}" if nodes else ""
+    return f"{f'one of {len(places)} endpoints' if len(places) > 1 else 'one endpoint'} of {title}{where}"
+
+
+def _fate(ending: Ending, answer: Answer, what: str) -> str:
+    node = ending.route[-1]
+    match ending.fate:
+        case Fate.DROPPED:
+            return f"{node} drops {what}"
+        case Fate.REJECTED:
+            return f"{node} rejects {what}"
+        case Fate.LOST:
+            return f"{node} sends {what} on and on"
+        case _:
+            return f"{node} has no rule for {answer.destination}"
+
+
+def _share(way: Way, answer: Answer) -> float:
+    """Return the probability that a connection ends where it should; of a group that is not read, as expected."""
+    if way.journey is None:
+        return float(way.receivers.serve)
+    if way.journey.starts_unread:
+        return 0.0
+    return sum(one.probability for one in way.journey.endings if is_good(one, answer))

@@ -1,0 +1,82 @@
+"""What a journey cannot tell, in one line each."""
+
+from collections.abc import Iterator
+
+from pykubeproxy.inspect.hops.answer import Answer
+from pykubeproxy.inspect.hops.journey import Fate, Visit
+from pykubeproxy.inspect.hops.locations import Place
+from pykubeproxy.inspect.trace.rule import NOT_KNOWN
+from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.services.frontend import FrontendKind
+from pykubeproxy.wording import listed, period
+
+_EXTERNAL = (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
+_LISTED = 3
+_ASSUMED = "No object names a pod {}; its node {} follows from podCIDRs."
+
+
+def notes(answer: Answer) -> tuple[str, ...]:
+    """Return sentences about assumptions, and about what no rules show; the weightiest first."""
+    return tuple(dict.fromkeys((*_assumptions(answer), *_unknowns(answer))))
+
+
+def _assumptions(answer: Answer) -> Iterator[str]:
+    for visit in _visits(answer):
+        yield from _unknown_matches(visit)
+    if answer.source.assumed:
+        yield _ASSUMED.format(answer.source.address, answer.source.node)
+    for journey in answer.journeys:
+        for ending in journey.endings:
+            if ending.location.assumed:
+                yield _ASSUMED.format(ending.location.address, ending.location.node)
+    for journey in answer.journeys:
+        if interface := journey.visits[0].packet.received_by:
+            yield f"Packets of pods are assumed to come in by {interface}, which the rules of {journey.entry.node} name."
+    for visit in _visits(answer):
+        yield from _affinity(visit)
+
+
+def _unknowns(answer: Answer) -> Iterator[str]:
+    if answer.source.place is Place.OUTSIDE:
+        if answer.destination.kind in _EXTERNAL:
+            yield "Not known: which nodes the load balancer uses, and whether it keeps the client's address."
+        if answer.destination.kind is FrontendKind.CLUSTER_IP:
+            yield "Most networks route no cluster IP from outside; this is what a node would do."
+    for ending in (it for journey in answer.journeys for it in journey.endings if it.client_assumed):
+        yield f"{ending.client} is assumed; {ending.masqueraded_on} may masquerade with another address."
+    if any(ending.location.place is not Place.OUTSIDE for one in answer.journeys for ending in one.endings):
+        yield "Policies outside iptables (such as eBPF), tunnels and routes are not seen."
+
+
+def next_step(answer: Answer) -> str:
+    """Return the command that shows why a Service is not reached; "" if it is."""
+    service = answer.destination.service.partition(":")[0]
+    for journey in answer.journeys:
+        for ending in journey.endings if service else ():
+            node = ending.route[-1]
+            if ending.step and ending.step.chain.startswith("KUBE-") and not ending.translated:
+                return f"kubectl pykubeproxy explain {service} --node {node}"
+            if not ending.translated and ending.fate in (Fate.LEFT, Fate.REACHED):
+                return f"kubectl pykubeproxy diff --node {node}"
+    return ""
+
+
+def _visits(answer: Answer) -> Iterator[Visit]:
+    for journey in answer.journeys:
+        yield from journey.visits
+
+
+def _unknown_matches(visit: Visit) -> Iterator[str]:
+    steps = visit.trace.steps if visit.trace else ()
+    chains = dict.fromkeys(f"{step.table} {step.chain}" for step in steps if NOT_KNOWN in step.reason)
+    if chains:
+        yield f"Assumed not to match: rules that trace cannot evaluate on {visit.node}, in {listed(chains, _LISTED)}."
+
+
+def _affinity(visit: Visit) -> Iterator[str]:
+    for step in visit.trace.steps if visit.trace else ():
+        options = parse_rule(step.rule).options
+        if "--rcheck" in options and options.get("--seconds", "").isdecimal():
+            kept = period(int(options["--seconds"]))
+            yield f"A client that used {visit.node} within {kept} keeps its endpoint (session affinity)."
+            return

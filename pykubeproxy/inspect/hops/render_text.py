@@ -1,0 +1,149 @@
+"""The text of `kubectl pykubeproxy trace`."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import click
+
+from pykubeproxy.inspect.hops.answer import Answer, Way
+from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
+from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey, Visit
+from pykubeproxy.inspect.hops.locations import Place
+from pykubeproxy.inspect.hops.notes import next_step, notes
+from pykubeproxy.inspect.hops.story import Event, events
+from pykubeproxy.inspect.trace.render import path_lines
+from pykubeproxy.objects import address_and_port
+from pykubeproxy.wording import listed, percent, tied, wrapped
+
+_COLORS = {
+    Verdict.LIKELY: "green",
+    Verdict.REACHED: "green",
+    Verdict.PARTLY: "yellow",
+    Verdict.NOT_REACHED: "red",
+    Verdict.UNKNOWN: "yellow",
+}
+_INDENT = "  "
+# How many endings, endpoints of a node and nodes are listed.
+_ENDINGS, _ENDPOINTS, _NODES = 20, 4, 4
+
+
+def text(answer: Answer, *, with_steps: bool = False) -> str:
+    """Return the answer in 80 columns, the conclusion first; styled for click.echo.
+
+    `with_steps` lists the rules that the packet meets on each node.
+    """
+    lines = [
+        *(
+            click.style(line, bold=True, fg=_COLORS[verdict(answer)])
+            for line in wrapped(conclusion(answer), "", _INDENT)
+        ),
+        *wrapped(_packet(answer), _INDENT, _INDENT),
+        "",
+    ]
+    for way in answer.ways:
+        lines += _way(way, answer)
+    for journey in answer.journeys:
+        for _, visits in groupby(journey.visits, lambda visit: (visit.node, visit.route)):
+            lines += ["", *_visit(journey, [*visits], with_steps)]
+    if remarks := notes(answer):
+        lines += ["", *(line for note in remarks for line in wrapped(note, "Note: ", " " * 6))]
+    if command := next_step(answer):
+        lines += ["", f"Next: {command}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _packet(answer: Answer) -> str:
+    source, destination = answer.source, answer.destination
+    where = f" on {source.node}" if source.place is not Place.OUTSIDE else ""
+    return f"{source.address}{where} to {destination}, {destination.protocol}"
+
+
+def _way(way: Way, answer: Answer) -> Iterator[str]:
+    """Yield how packets end, with the nodes that receive them if there are several ways."""
+    receivers, journey = way.receivers, way.journey
+    indent = _INDENT if len(answer.ways) > 1 else ""
+    if journey is None:
+        serve = "have endpoints of their own" if receivers.serve else "should drop it"
+        nodes = listed(receivers.others, _NODES)
+        yield from wrapped(
+            f"through {nodes}: not read; by the EndpointSlices they {serve}", indent, _INDENT * 2
+        )
+        return
+    if indent:
+        yield f"{indent}through {receivers.read}"
+    if journey.starts_unread:
+        yield from wrapped(f"its rules are unknown: {journey.visits[0].unread}", _INDENT * 2)
+        return
+    for ending in journey.endings[:_ENDINGS]:
+        start = f"{indent}{percent(ending.probability):>7}  "
+        yield from wrapped(_described(ending, answer), start, " " * len(start))
+    if more := journey.endings[_ENDINGS:]:
+        share = percent(sum(one.probability for one in more))
+        yield f"{indent}{share:>7}  {len(more)} more (-o json lists all)"
+    if receivers.others:
+        nodes = listed(receivers.others, _NODES)
+        yield from wrapped(f"likewise through {nodes}, by the EndpointSlices; not read", _INDENT, _INDENT * 2)
+
+
+def _described(ending: Ending, answer: Answer) -> str:
+    node = ending.route[-1]
+    at = tied(address_and_port(ending.location.address, ending.port))
+    if ending.step:
+        verb = "dropped" if ending.fate is Fate.DROPPED else "rejected"
+        goal = f", on the way to {at}" if ending.translated else ""
+        return f"{verb} on {node} in {ending.step.table} {ending.step.chain}{goal}"
+    if answer.destination.service and not ending.translated:
+        return f"no rule on {node} matches; the packet goes on to {at} itself"
+    pod = f" ({ending.location.pod})" if ending.location.pod else ""
+    where = f"{at} on {ending.location.node}{pod}" if ending.location.node else at
+    match ending.fate:
+        case Fate.SENT:
+            return f"{where}; whether this node lets it through is unknown"
+        case Fate.LOST:
+            return f"{where}; goes from node to node: {', '.join(ending.route)}"
+        case Fate.LEFT:
+            return f"{where}, outside the cluster; {_client(ending)}"
+        case _:
+            return f"{where}; {_client(ending)}"
+
+
+def _client(ending: Ending) -> str:
+    if not ending.masqueraded_on:
+        return f"sees client {ending.client}"
+    return f"masqueraded: sees {ending.client or 'an address'} of {ending.masqueraded_on}"
+
+
+def _visit(journey: Journey, visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
+    """Yield what happens on one node to the packets that come the same way."""
+    first = visits[0]
+    if first.route:
+        where = f"after {first.route[-1]}"
+    elif first.packet.starts_here or journey.entry.from_pod:
+        where = "where the packet starts"
+    else:
+        where = "which receives the packet"
+    yield click.style(f"On {first.node}", fg="cyan") + f", {where}:"
+    if first.trace is None:
+        yield from wrapped(f"its rules are unknown: {first.unread}", _INDENT)
+        return
+    if with_steps:
+        for visit in visits:
+            if visit.trace:
+                yield from (f"{_INDENT}{line}" for line in path_lines(visit.trace))
+        return
+    found = list(dict.fromkeys(event for visit in visits for event in events(visit)))
+    yield from _events(found)
+    if not found:
+        yield f"{_INDENT}no rule changes or stops it"
+
+
+def _events(found: Sequence[Event]) -> Iterator[str]:
+    """Yield a line for each event; of many endpoints, the first."""
+    endpoints = 0
+    for event in found:
+        endpoints += bool(event.endpoint)
+        if event.endpoint and endpoints > _ENDPOINTS:
+            continue
+        yield from wrapped(f"{event.table} {event.chain}: {event.what}", _INDENT, _INDENT * 3)
+    if endpoints > _ENDPOINTS:
+        yield f"{_INDENT}and {endpoints - _ENDPOINTS} more endpoints"

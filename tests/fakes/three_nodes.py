@@ -1,0 +1,98 @@
+"""A cluster of three nodes, with the rules that our renderer writes for each from the objects of a conformance case."""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from pykubeproxy.inspect.explain.nodes import ServiceOnNodes, explain_nodes
+from pykubeproxy.inspect.filter import parse_filter
+from pykubeproxy.inspect.hops.answer import Answer, Destination, answer
+from pykubeproxy.inspect.hops.journey import NodeTables, Unread
+from pykubeproxy.inspect.hops.locations import Location, Locations, Place
+from pykubeproxy.inspect.hops.receivers import receivers
+from pykubeproxy.objects import Family, Node
+from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.difference import installed
+from pykubeproxy.rules.render import render
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.services.frontend import FrontendKind
+from tests.cases import cluster_of, config_of, load_case, node_of
+
+OUTSIDE = "203.0.113.77"
+
+
+class ThreeNodes:
+    """Nodes node1, node2 and node3. Most cases have an endpoint on node1 and one on node2.
+
+    `read` records in `asked` which nodes are read; `unread` are those that cannot be, with the reasons.
+    """
+
+    def __init__(self, case: str) -> None:
+        loaded = load_case(case)
+        self.config = config_of(loaded)
+        self.cluster = cluster_of(loaded)
+        first = node_of(loaded)
+        self.nodes = [
+            first,
+            Node(
+                "node2", ("192.168.99.20", "fd00:99::20"), ("10.244.2.0/24", "fd00:10:244:2::/64"), "zone-b"
+            ),
+            Node(
+                "node3", ("192.168.99.30", "fd00:99::30"), ("10.244.3.0/24", "fd00:10:244:3::/64"), "zone-c"
+            ),
+        ]
+        self.unread: dict[str, str] = {}
+        self.asked: list[str] = []
+        self._changed: dict[tuple[str, Family], Ruleset] = {}
+
+    @property
+    def locations(self) -> Locations:
+        slices = [it for service in self.cluster.services() for it in self.cluster.all_slices_of(service.key)]
+        return Locations(self.nodes, slices)
+
+    def contexts(self, node: Node) -> Mapping[Family, RuleContext]:
+        facts = KernelFacts(addresses=node.addresses)
+        return {it: rule_context(self.config, node.name, node, facts, it) for it in Family}
+
+    def rules(self, name: str, family: Family) -> Ruleset:
+        """Return the rules of a node in tables that were empty."""
+        if (name, family) in self._changed:
+            return self._changed[name, family]
+        (node,) = (it for it in self.nodes if it.name == name)
+        context = self.contexts(node)[family]
+        return installed(render(self.cluster, context), context.options)
+
+    def add_rules(self, name: str, key: ChainKey, *rules: str, family: Family = Family.IPV4) -> None:
+        """Put foreign rules before those of a node."""
+        before = self.rules(name, family)
+        chains = {**before.chains, key: (*rules, *before.chains.get(key, ()))}
+        self._changed[name, family] = msgspec.structs.replace(before, chains=chains)
+
+    def read(self, names: Collection[str]) -> Mapping[str, NodeTables | Unread]:
+        self.asked += names
+        nodes = {it.name: it for it in self.nodes}
+        return {
+            name: Unread(self.unread[name])
+            if name in self.unread
+            else NodeTables(nodes[name], {it: self.rules(name, it) for it in Family})
+            for name in names
+        }
+
+    def explained(self, service: str) -> ServiceOnNodes:
+        (found,) = explain_nodes(self.cluster, parse_filter(service), self.nodes, self.contexts)
+        return found
+
+    def trace(self, source: str | Location, destination: Destination, via: str = "") -> Answer:
+        """Answer where packets go to a frontend of the Service that the destination names."""
+        start = source if isinstance(source, Location) else self.locations.find(source)
+        entrances = ()
+        if destination.service and start.place is Place.OUTSIDE:
+            name, _, port = destination.service.partition(":")
+            ports = self.explained(name).ports
+            (entered,) = (
+                it
+                for it in ports
+                if it.first.name.port == port and it.first.name.protocol == destination.protocol
+            )
+            entrances = receivers(entered, destination.kind or FrontendKind.CLUSTER_IP, via)
+        return answer(start, destination, entrances, self.locations, self.read)
