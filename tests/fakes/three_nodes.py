@@ -1,6 +1,6 @@
 """A cluster of three nodes, with the rules that our renderer writes for each from the objects of a conformance case."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -9,13 +9,13 @@ from pykubeproxy.inspect.filter import parse_filter
 from pykubeproxy.inspect.hops.answer import Answer, Destination, answer
 from pykubeproxy.inspect.hops.journey import NodeTables, Unread
 from pykubeproxy.inspect.hops.locations import Location, Locations, Place
-from pykubeproxy.inspect.hops.receivers import receivers
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.inspect.hops.receivers import Receivers, receivers
+from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.frontend import FrontendKind
+from pykubeproxy.services.ports import PortName
 from tests.cases import cluster_of, config_of, load_case, node_of
 
 OUTSIDE = "203.0.113.77"
@@ -41,7 +41,8 @@ class ThreeNodes:
                 "node3", ("192.168.99.30", "fd00:99::30"), ("10.244.3.0/24", "fd00:10:244:3::/64"), "zone-c"
             ),
         ]
-        self.unread: dict[str, str] = {}
+        # Some cases have endpoints on more nodes.
+        self.unread = {"node4": "there is no Node node4", "node5": "there is no Node node5"}
         self.asked: list[str] = []
         self._changed: dict[tuple[str, Family], Ruleset] = {}
 
@@ -83,16 +84,12 @@ class ThreeNodes:
         return found
 
     def trace(self, source: str | Location, destination: Destination, via: str = "") -> Answer:
-        """Answer where packets go to a frontend of the Service that the destination names."""
+        """Answer where packets go; those from outside enter by `via`, or by any node."""
         start = source if isinstance(source, Location) else self.locations.find(source)
-        entrances = ()
-        if destination.service and start.place is Place.OUTSIDE:
-            name, _, port = destination.service.partition(":")
-            ports = self.explained(name).ports
-            (entered,) = (
-                it
-                for it in ports
-                if it.first.name.port == port and it.first.name.protocol == destination.protocol
-            )
-            entrances = receivers(entered, destination.kind or FrontendKind.CLUSTER_IP, via)
+        entrances: Sequence[Receivers] = [Receivers(via)] if via else ()
+        if start.place is Place.OUTSIDE and destination.kind and not via:
+            service, _, port = destination.service.partition(":")
+            name = PortName(*service.split("/"), port, destination.protocol)
+            family = family_of(start.address)
+            entrances = receivers([self.explained(service)], name, family, destination.kind)
         return answer(start, destination, entrances, self.locations, self.read)

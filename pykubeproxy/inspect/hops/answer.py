@@ -101,7 +101,7 @@ def _ways(
         if source.node:
             return [Receivers(source.node)]
         raise NowhereToStart(f"the node of {source} is unknown; is the pod scheduled?")
-    if node := locations.find(destination.address).node:
+    if destination.address != ANY_LOCAL and (node := locations.find(destination.address).node):
         return [Receivers(node)]
     if entrances:
         return entrances

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pykubeproxy.inspect.explain.nodes import NodeGroup, PortOnNodes
+from pykubeproxy.inspect.explain.nodes import NodeGroup, ServiceOnNodes
 from pykubeproxy.inspect.routes import Policy
+from pykubeproxy.objects import Family
 from pykubeproxy.services.frontend import FrontendKind
+from pykubeproxy.services.ports import PortName
 
-# How many nodes are read: a load balancer sends to any.
+# How many nodes with different endpoints are read.
 MOST_READ = 10
 
 
@@ -30,24 +32,24 @@ class Receivers(msgspec.Struct, frozen=True):
         return (self.read, *self.others) if self.read else self.others
 
 
-def receivers(port: PortOnNodes, kind: FrontendKind, via: str = "") -> Sequence[Receivers]:
-    """Return the nodes that may receive packets to a frontend of this kind; with `via`, that node only."""
-    if via:
-        return [Receivers(via)]
-    internal = kind is FrontendKind.CLUSTER_IP
-    local = port.first.port.internal_local if internal else port.first.port.external_local
-    groups = port.policies[Policy.LOCAL if local else Policy.CLUSTER]
-    return _read_some(groups)
+def receivers(
+    services: Iterable[ServiceOnNodes], name: PortName, family: Family, kind: FrontendKind
+) -> Sequence[Receivers]:
+    """Return the nodes that may receive packets to a frontend of a service port; none if nodes do not serve it."""
+    for port in (port for service in services for port in service.ports):
+        if (port.first.name, port.first.family) == (name, family):
+            internal = kind is FrontendKind.CLUSTER_IP
+            local = port.first.port.internal_local if internal else port.first.port.external_local
+            return _read_some(port.policies[Policy.LOCAL if local else Policy.CLUSTER])
+    return ()
 
 
-def _read_some(groups: Iterable[NodeGroup]) -> Sequence[Receivers]:
-    """Choose a node of each group. Of too many groups that serve, some stay unread; all others are read."""
-    found: list[Receivers] = []
-    serving = 0
-    for group in groups:
-        serving += group.serves
-        if group.serves and serving >= MOST_READ:
-            found.append(Receivers("", group.nodes, True))
-        else:
-            found.append(Receivers(group.nodes[0], group.nodes[1:], group.serves))
-    return found
+def _read_some(groups: Sequence[NodeGroup]) -> Sequence[Receivers]:
+    """Choose a node of each group to read, but not of all groups that serve, if these are many."""
+    serving = [group for group in groups if group.serves]
+    unread = tuple(name for group in serving[MOST_READ:] for name in group.nodes)
+    return (
+        *(Receivers(group.nodes[0], group.nodes[1:]) for group in serving[:MOST_READ]),
+        *([Receivers("", unread)] if unread else []),
+        *(Receivers(group.nodes[0], group.nodes[1:], False) for group in groups if not group.serves),
+    )

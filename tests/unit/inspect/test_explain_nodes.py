@@ -1,0 +1,135 @@
+"""Explain a Service on all nodes, from the objects of conformance cases."""
+
+import json
+
+import click
+import pytest
+
+from pykubeproxy.inspect.explain.model import PolicyExplanation, explain_all
+from pykubeproxy.inspect.explain.nodes import NodeGroup
+from pykubeproxy.inspect.explain.render_nodes import document, text
+from pykubeproxy.inspect.filter import parse_filter
+from pykubeproxy.inspect.hops.receivers import MOST_READ, receivers
+from pykubeproxy.inspect.routes import Policy
+from pykubeproxy.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Kind,
+    Listed,
+    Node,
+    Protocol,
+    Updated,
+)
+from pykubeproxy.services.frontend import FrontendKind
+from pykubeproxy.services.ports import PortName
+from tests import cases
+from tests.fakes.three_nodes import ThreeNodes
+
+WEB = PortName("ns1", "web", "http", "TCP")
+
+
+def groups(nodes: ThreeNodes, policy: Policy) -> tuple[NodeGroup, ...]:
+    (port,) = nodes.explained("ns1/web").ports
+    return port.policies[policy]
+
+
+def plain(nodes: ThreeNodes) -> str:
+    return click.unstyle(text([nodes.explained("ns1/web")], len(nodes.nodes)))
+
+
+def test_many_nodes_with_the_same_answer_are_one_group() -> None:
+    nodes = ThreeNodes("lb-local")
+    nodes.nodes += [Node(f"worker{number}") for number in range(197)]
+    assert [len(group.nodes) for group in groups(nodes, Policy.CLUSTER)] == [200]
+    assert [group.nodes[:2] for group in groups(nodes, Policy.LOCAL)] == [
+        ("node1",),
+        ("node2",),
+        ("node3", "worker0"),
+    ]
+    assert "On every node (200):" in plain(nodes)
+    assert "On node3, worker0, worker1, worker2 and 194 more nodes:\n      dropped: all usable" in plain(
+        nodes
+    )
+
+
+def test_zones_with_other_hints_are_other_groups() -> None:
+    found = groups(ThreeNodes("topology-zone"), Policy.CLUSTER)
+    used = {
+        group.nodes: [it.resolved.target for it in group.policy.endpoints if it.reason.used]
+        for group in found
+    }
+    assert used == {
+        ("node1",): ["10.244.1.11:8080", "10.244.3.13:8080"],
+        ("node2",): ["10.244.2.12:8080"],
+        ("node3",): ["10.244.1.11:8080", "10.244.2.12:8080", "10.244.3.13:8080"],
+    }
+
+
+def shown(policy: PolicyExplanation) -> object:
+    return policy.verdict, [(it.resolved.target, it.reason, it.share) for it in policy.endpoints]
+
+
+@pytest.mark.parametrize("case", [name for name in cases.NAMES if "random" not in name])
+def test_each_node_gets_the_answer_of_its_own_explanation(case: str) -> None:
+    """Grouping nodes before they are explained loses no difference."""
+    nodes = ThreeNodes(case)
+    for service in nodes.cluster.services():
+        for port in nodes.explained(str(service.key)).ports:
+            of_node = {
+                (name, policy): group.policy
+                for policy, some in port.policies.items()
+                for group in some
+                for name in group.nodes
+            }
+            for node in nodes.nodes:
+                query = parse_filter(str(service.key))
+                (expected,) = explain_all(nodes.cluster, query, nodes.contexts(node))
+                (alone,) = (
+                    it
+                    for it in expected.ports
+                    if (it.name, it.family) == (port.first.name, port.first.family)
+                )
+                for policy in alone.policies:
+                    found = of_node[node.name, policy.policy]
+                    assert shown(found) == shown(policy)
+
+
+def test_service_without_rules_says_why() -> None:
+    assert plain(ThreeNodes("headless")) == (
+        "ns1/web\n  It has no rules: it is headless, so clients go to its pods directly.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "case", ["lb-local", "topology-zone", "no-endpoints", "headless", "lb-source-ranges"]
+)
+def test_text_fits_into_80_columns(case: str) -> None:
+    assert max(map(len, plain(ThreeNodes(case)).splitlines())) <= 80
+
+
+def test_json_has_a_group_for_each_answer() -> None:
+    made = json.loads(json.dumps(document([ThreeNodes("lb-local").explained("ns1/web")])))
+    (service,) = made["services"]
+    cluster, local = service["policies"]
+    assert [group["nodes"] for group in cluster["groups"]] == [["node1", "node2", "node3"]]
+    assert [(group["nodes"], group["verdict"]) for group in local["groups"]] == [
+        (["node1"], "dnat"),
+        (["node2"], "dnat"),
+        (["node3"], "drop"),
+    ]
+    assert local["groups"][0]["endpoints"][1]["reason"] == "not-local"
+
+
+def test_of_many_nodes_with_endpoints_of_their_own_some_are_read() -> None:
+    nodes = ThreeNodes("lb-local")
+    names = [f"worker{number:02}" for number in range(15)]
+    nodes.nodes = [Node(name) for name in (*names, "empty")]
+    nodes.cluster.apply(Listed(Kind.ENDPOINT_SLICE, ()))
+    endpoints = tuple(Endpoint(f"10.244.7.{n + 1}", node_name=name) for n, name in enumerate(names))
+    ports = (EndpointPort("http", Protocol.TCP, 8080),)
+    nodes.cluster.apply(Updated(EndpointSlice("ns1", "web-1", "web", Family.IPV4, endpoints, ports)))
+    found = receivers([nodes.explained("ns1/web")], WEB, Family.IPV4, FrontendKind.LOAD_BALANCER_IP)
+    assert [it.read for it in found] == [*names[:MOST_READ], "", "empty"]
+    assert found[MOST_READ].others == tuple(names[MOST_READ:])

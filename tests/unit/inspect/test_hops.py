@@ -1,0 +1,311 @@
+"""Follow packets over three nodes, through the rules that our renderer writes for each of them."""
+
+import json
+
+import click
+import pytest
+
+from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
+from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
+from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
+from pykubeproxy.inspect.hops.locations import Location, Place
+from pykubeproxy.inspect.hops.notes import next_step, notes
+from pykubeproxy.inspect.hops.render_json import document
+from pykubeproxy.inspect.hops.render_text import text
+from pykubeproxy.objects import Family, family_of
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
+from tests import cases, packet_model
+from tests.fakes.three_nodes import OUTSIDE, ThreeNodes
+
+POD1, POD3 = "10.244.1.5", "10.244.3.5"
+CLUSTER_IP = Destination("TCP", "10.96.1.1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+BALANCER = Destination("TCP", "198.51.100.5", 80, "ns1/web:http", FrontendKind.LOAD_BALANCER_IP)
+FORWARD = ChainKey("filter", "FORWARD")
+MARK = 0x4000
+
+
+def node_port(address: str) -> Destination:
+    return Destination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
+
+
+def only(answer: Answer) -> tuple[Ending, ...]:
+    """Return the endings of an answer with one way."""
+    (way,) = answer.ways
+    assert way.journey
+    return way.journey.endings
+
+
+def by_node(answer: Answer) -> dict[str, set[tuple[Fate, str]]]:
+    return {
+        way.receivers.read: {(it.fate, it.location.address) for it in way.journey.endings}
+        for way in answer.ways
+        if way.journey
+    }
+
+
+def plain(answer: Answer) -> str:
+    return click.unstyle(text(answer))
+
+
+def test_pod_reaches_endpoints_on_its_own_and_another_node() -> None:
+    nodes = ThreeNodes("clusterip-three")
+    answer = nodes.trace(POD1, CLUSTER_IP)
+    assert verdict(answer) is Verdict.REACHED
+    assert {(it.location.address, it.location.node): round(it.probability, 6) for it in only(answer)} == {
+        ("10.244.1.11", "node1"): 0.333333,
+        ("10.244.2.12", "node2"): 0.333333,
+        ("10.244.3.13", "node3"): 0.333333,
+    }
+    assert {it.client for it in only(answer)} == {POD1}
+    assert nodes.asked == ["node1", "node2", "node3"]
+
+
+def test_only_nodes_on_the_way_are_read() -> None:
+    nodes = ThreeNodes("lb-local-none")
+    nodes.trace(POD1, CLUSTER_IP)
+    assert nodes.asked == ["node1", "node2"]
+
+
+def test_hairpin_sees_an_address_of_its_node() -> None:
+    answer = ThreeNodes("clusterip-one").trace("10.244.1.11", CLUSTER_IP)
+    (ending,) = only(answer)
+    assert (ending.location.address, ending.masqueraded_on, ending.client) == ("10.244.1.11", "node1", "")
+    assert "masqueraded: sees an address of node1" in plain(answer)
+
+
+def test_node_port_of_another_node_without_local_endpoint_drops() -> None:
+    answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port("192.168.99.30"))
+    (ending,) = only(answer)
+    assert (ending.fate, ending.route) == (Fate.DROPPED, ("node3",))
+    assert plain(answer).startswith(f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets.\n")
+    assert next_step(answer) == "kubectl pykubeproxy explain ns1/web --node node3"
+
+
+def test_pod_goes_to_the_node_whose_node_port_it_names() -> None:
+    """Under policy Cluster, that node masquerades, and the endpoint sees neither the pod nor its node."""
+    answer = ThreeNodes("nodeport").trace(POD1, node_port("192.168.99.30"))
+    assert {(it.location.address, it.route, it.client) for it in only(answer)} == {
+        ("10.244.1.11", ("node1", "node3", "node1"), "192.168.99.30"),
+        ("10.244.2.12", ("node1", "node3", "node2"), "192.168.99.30"),
+    }
+    assert all(it.client_assumed and it.masqueraded_on == "node3" for it in only(answer))
+    assert any("192.168.99.30 is assumed" in note for note in notes(answer))
+
+
+def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
+    answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
+    assert by_node(answer) == {
+        "node1": {(Fate.REACHED, "10.244.1.11")},
+        "node2": {(Fate.REACHED, "10.244.2.12")},
+        "node3": {(Fate.DROPPED, "198.51.100.5")},
+    }
+    assert verdict(answer) is Verdict.PARTLY
+    assert (
+        conclusion(answer) == f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it."
+    )
+    assert {it.client for one in answer.journeys for it in one.endings} == {OUTSIDE}
+
+
+def test_nodes_that_must_drop_alike_are_read_once() -> None:
+    nodes = ThreeNodes("lb-local-none")
+    answer = nodes.trace(OUTSIDE, BALANCER)
+    assert nodes.asked == ["node2", "node1"]
+    assert [way.receivers.others for way in answer.ways] == [(), ("node3",)]
+    assert "likewise through node3" in plain(answer)
+
+
+def test_named_node_receives() -> None:
+    answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER, via="node2")
+    assert by_node(answer) == {"node2": {(Fate.REACHED, "10.244.2.12")}}
+
+
+def test_node_port_of_any_node_is_asked_at_each_of_them() -> None:
+    answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port(ANY_LOCAL))
+    packets = {journey.entry.node: journey.entry.packet.destination for journey in answer.journeys}
+    assert packets == {"node1": "192.168.99.10", "node2": "192.168.99.20", "node3": "192.168.99.30"}
+    assert [bool(one) for one in (by_node(answer)[name] for name in packets)] == [True, True, True]
+
+
+def test_load_balancer_address_inside_the_cluster_is_served_by_the_first_node() -> None:
+    """Under policy Local too, without masquerading."""
+    answer = ThreeNodes("lb-local").trace(POD3, BALANCER)
+    assert {(it.location.address, it.route[0], it.client) for it in only(answer)} == {
+        ("10.244.1.11", "node3", POD3),
+        ("10.244.2.12", "node3", POD3),
+    }
+
+
+@pytest.mark.parametrize(("source", "fate"), [(OUTSIDE, Fate.DROPPED), ("203.0.113.9", Fate.REACHED)])
+def test_source_ranges_of_load_balancers(source: str, fate: Fate) -> None:
+    answer = ThreeNodes("lb-source-ranges").trace(source, BALANCER)
+    assert {it.fate for it in only(answer)} == {fate}
+
+
+def test_service_without_endpoints_rejects() -> None:
+    answer = ThreeNodes("no-endpoints").trace(POD1, CLUSTER_IP)
+    (ending,) = only(answer)
+    assert ending.fate is Fate.REJECTED
+    assert ending.step and ending.step.chain == "KUBE-SERVICES"
+    assert "node1 rejects its packets" in conclusion(answer)
+
+
+def test_session_affinity_is_mentioned() -> None:
+    answer = ThreeNodes("affinity").trace(POD1, CLUSTER_IP)
+    assert "A client that used node1 within 3 h keeps its endpoint (session affinity)." in notes(answer)
+
+
+def test_ipv6() -> None:
+    destination = Destination("TCP", "fd00:10:96::1", 80, "ns1/web:http", FrontendKind.CLUSTER_IP)
+    answer = ThreeNodes("dual-stack").trace("fd00:10:244:3::7", destination)
+    assert {(it.location.address, it.route) for it in only(answer)} == {
+        ("fd00:10:244:1::11", ("node3", "node1")),
+        ("fd00:10:244:2::12", ("node3", "node2")),
+    }
+
+
+def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
+    nodes = ThreeNodes("clusterip-three")
+    nodes.add_rules("node2", FORWARD, '-s 10.244.1.0/24 -m comment --comment "policy of shop" -j DROP')
+    answer = nodes.trace(POD1, CLUSTER_IP)
+    dropped = [it for it in only(answer) if it.fate is Fate.DROPPED]
+    assert [(it.route, it.location.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
+    assert conclusion(answer) == (
+        "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others."
+    )
+    assert "filter FORWARD: dropped: policy of shop" in plain(answer)
+
+
+def test_masquerade_on_the_first_node_changes_what_the_second_one_matches() -> None:
+    nodes = ThreeNodes("lb")
+    nodes.add_rules("node2", FORWARD, "-s 192.168.99.10/32 -j DROP")
+    answer = nodes.trace(OUTSIDE, BALANCER)
+    assert {it.location.address: it.fate for it in only(answer)} == {
+        "10.244.1.11": Fate.REACHED,
+        "10.244.2.12": Fate.DROPPED,
+    }
+
+
+def test_rule_with_an_ipset_is_named_as_an_assumption() -> None:
+    nodes = ThreeNodes("clusterip-three")
+    nodes.add_rules("node2", FORWARD, "-m set --match-set cali40s:abc src -j DROP")
+    expected = "Assumed not to match: rules that trace cannot evaluate on node2, in filter FORWARD."
+    assert notes(nodes.trace(POD1, CLUSTER_IP))[0] == expected
+
+
+def test_unread_node_of_an_endpoint_leaves_the_answer_likely() -> None:
+    nodes = ThreeNodes("lb-local")
+    nodes.unread["node2"] = "runs kube-proxy in IPVS mode"
+    answer = nodes.trace(POD1, CLUSTER_IP)
+    assert verdict(answer) is Verdict.LIKELY
+    assert {it.fate for it in only(answer)} == {Fate.REACHED, Fate.SENT}
+    assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in conclusion(answer)
+
+
+def test_unread_first_node_leaves_the_answer_unknown() -> None:
+    nodes = ThreeNodes("lb-local")
+    nodes.unread["node1"] = "no proxy pod; use --debug-image"
+    answer = nodes.trace(POD1, CLUSTER_IP)
+    assert verdict(answer) is Verdict.UNKNOWN
+    assert "no proxy pod; use --debug-image" in plain(answer).replace("\n  ", " ").split("TCP")[0]
+
+
+def test_node_without_rules_for_the_service_is_named() -> None:
+    """So shows a node whose proxy stopped."""
+    answer = ThreeNodes("empty").trace(POD1, CLUSTER_IP)
+    assert verdict(answer) is Verdict.NOT_REACHED
+    assert conclusion(answer).endswith("node1 has no rule for cluster IP 10.96.1.1:80.")
+    assert next_step(answer) == "kubectl pykubeproxy diff --node node1"
+
+
+def test_plain_destinations() -> None:
+    nodes = ThreeNodes("empty")
+    assert "directly, not through a Service" in conclusion(
+        nodes.trace(POD1, Destination("TCP", "10.244.2.7", 80))
+    )
+    assert "outside the cluster" in conclusion(nodes.trace(POD1, Destination("UDP", "8.8.8.8", 53)))
+    (ending,) = only(nodes.trace(OUTSIDE, Destination("TCP", "10.244.2.7", 80)))
+    assert ending.route == ("node2",)
+
+
+def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
+    nodes = ThreeNodes("empty")
+    prerouting = ChainKey("nat", "PREROUTING")
+    for here, there in (("node1", "192.168.99.20"), ("node2", "192.168.99.10")):
+        nodes.add_rules(here, prerouting, f"-p tcp -m tcp --dport 7 -j DNAT --to-destination {there}:7")
+    (ending,) = only(nodes.trace(POD1, Destination("TCP", "10.9.9.9", 7)))
+    assert ending.fate is Fate.LOST
+
+
+def test_source_without_node_is_an_error() -> None:
+    pending = Location(Place.POD, "10.244.9.9", "", "ns1/client")
+    with pytest.raises(NowhereToStart, match="pod ns1/client"):
+        ThreeNodes("empty").trace(pending, CLUSTER_IP)
+
+
+def test_pods_detected_by_interface_come_in_by_it() -> None:
+    answer = ThreeNodes("detect-bridge").trace(POD1, CLUSTER_IP)
+    assert answer.journeys[0].visits[0].packet.received_by == "cbr0"
+    assert all(not it.masqueraded_on for it in only(answer))
+
+
+@pytest.mark.parametrize("case", ["lb-local", "lb", "nodeport", "lb-source-ranges", "dual-stack"])
+def test_text_fits_into_80_columns_and_json_has_the_documented_keys(case: str) -> None:
+    for source in (POD1, OUTSIDE, "192.168.99.20"):
+        answer = ThreeNodes(case).trace(source, CLUSTER_IP if source == POD1 else node_port("192.168.99.30"))
+        assert max(map(len, plain(answer).splitlines())) <= 80
+        made = json.loads(json.dumps(document(answer)))
+        assert list(made) == [
+            "apiVersion",
+            "verdict",
+            "message",
+            "source",
+            "destination",
+            "ways",
+            "notes",
+            "next",
+        ]
+        for way in made["ways"]:
+            assert abs(sum(it["probability"] for it in way["endings"]) - 1) < 1e-6
+
+
+def walked(nodes: ThreeNodes, journey: Journey) -> dict[object, float]:
+    """Return what the independent model says: endpoints with shares and whether they are masqueraded, or a verdict."""
+    sent = journey.visits[0].packet
+    walker = packet_model.Walker(nodes.rules(journey.entry.node, family_of(sent.destination)))
+    interface = sent.received_by or "eth0"
+    packet = packet_model.Packet(sent.source, sent.destination, sent.protocol, sent.port, interface)
+    found: dict[object, float] = {}
+    for outcome, share in walker.walk(packet, "nat", "PREROUTING").items():
+        result: object = outcome.verdict, bool(outcome.mark & MARK)
+        if not outcome.verdict:
+            (rejected,) = {it.verdict for it in walker.walk(packet, "filter", "FORWARD")}
+            result = rejected
+        found[result] = found.get(result, 0.0) + share
+    return {result: round(share, 6) for result, share in found.items()}
+
+
+# Without the case of 1000 endpoints.
+RECORDED = [name for name in cases.NAMES if "random" not in name and name != "large-cluster"]
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_journeys_to_cluster_ips_agree_with_the_packet_model(case: str) -> None:
+    nodes = ThreeNodes(case)
+    sources = {Family.IPV4: POD3, Family.IPV6: "fd00:10:244:3::5"}
+    verdicts = {Fate.DROPPED: "DROP", Fate.REJECTED: "REJECT", Fate.LEFT: ""}
+    compared = 0
+    for service in nodes.cluster.services():
+        for address in service.cluster_ips:
+            for port in (it for it in service.ports if it.protocol.value == "TCP"):
+                source = sources[family_of(address)]
+                found: dict[object, float] = {}
+                answer = nodes.trace(source, Destination("TCP", address, port.port))
+                for it in only(answer):
+                    host = f"[{it.location.address}]" if ":" in address else it.location.address
+                    to = f"to {host}:{it.port}", bool(it.masqueraded_on)
+                    result = to if it.translated else verdicts[it.fate]
+                    found[result] = round(found.get(result, 0.0) + it.probability, 6)
+                assert found == walked(nodes, answer.journeys[0])
+                compared += 1
+    assert compared
