@@ -8,7 +8,7 @@ from pykubeproxy.inspect.explain.nodes import ServiceOnNodes, explain_nodes
 from pykubeproxy.inspect.filter import parse_filter
 from pykubeproxy.inspect.hops.answer import Answer, Destination, answer
 from pykubeproxy.inspect.hops.journey import NodeTables, Unread
-from pykubeproxy.inspect.hops.locations import Location, Locations, Place
+from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
 from pykubeproxy.inspect.hops.receivers import Receivers, receivers
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
@@ -87,7 +87,7 @@ class ThreeNodes:
         """Answer where packets go; those from outside enter by `via`, or by any node."""
         start = source if isinstance(source, Location) else self.locations.find(source)
         entrances: Sequence[Receivers] = [Receivers(via)] if via else ()
-        if start.place is Place.OUTSIDE and destination.kind and not via:
+        if start.kind is LocationKind.OUTSIDE and destination.kind and not via:
             service, _, port = destination.service.partition(":")
             name = PortName(*service.split("/"), port, destination.protocol)
             family = family_of(start.address)

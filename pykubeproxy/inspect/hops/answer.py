@@ -6,7 +6,7 @@ import msgspec
 
 from pykubeproxy.inspect.hops.follow import address_of, follow
 from pykubeproxy.inspect.hops.journey import Entry, Journey, ReadNodes
-from pykubeproxy.inspect.hops.locations import Location, Locations, Place
+from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
 from pykubeproxy.inspect.hops.receivers import Receivers
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.objects import Node, address_and_port, family_of
@@ -88,16 +88,16 @@ def _entry(source: Location, destination: Destination, node: str, locations: Loc
         address = address_of(locations.nodes.get(node, Node(node)), source.address)
         if not address:
             raise NowhereToStart(f"Node {node} has no {family_of(source.address).value} address")
-    starts_here = source.place is Place.NODE
+    starts_here = source.kind is LocationKind.NODE
     packet = Packet(destination.protocol.lower(), source.address, address, destination.port, starts_here)
-    return Entry(node, packet, source.place is Place.POD)
+    return Entry(node, packet, source.kind is LocationKind.POD)
 
 
 def _ways(
     source: Location, destination: Destination, entrances: Sequence[Receivers], locations: Locations
 ) -> Sequence[Receivers]:
     """Return the nodes whose rules the packet meets first."""
-    if source.place is not Place.OUTSIDE:
+    if source.kind is not LocationKind.OUTSIDE:
         if source.node:
             return [Receivers(source.node)]
         raise NowhereToStart(f"the node of {source} is unknown; is the pod scheduled?")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
-from pykubeproxy.inspect.hops.locations import Location, Place
+from pykubeproxy.inspect.hops.locations import Location, LocationKind
 from pykubeproxy.wording import counted, listed, percent
 
 _CERTAIN = 1 - 1e-6
@@ -58,12 +58,12 @@ def is_good(ending: Ending, answer: Answer) -> bool:
 
 
 def _sender(source: Location) -> str:
-    match source.place:
-        case Place.POD:
+    match source.kind:
+        case LocationKind.POD:
             return f"pod {source.pod or source.address}"
-        case Place.NODE:
+        case LocationKind.NODE:
             return f"pod {source.pod} (on the network of {source.node})" if source.pod else source.node
-        case Place.OUTSIDE:
+        case LocationKind.OUTSIDE:
             return source.address
 
 
@@ -100,7 +100,7 @@ def _fate_through(way: Way, answer: Answer) -> str:
 def _alone(answer: Answer, journey: Journey) -> str:
     sender, title = _sender(answer.source), answer.destination.title
     if journey.starts_unread:
-        where = "which receives it" if answer.source.place is Place.OUTSIDE else "where it starts"
+        where = "which receives it" if answer.source.kind is LocationKind.OUTSIDE else "where it starts"
         return f"Unknown: {sender} to {title} depends on {journey.entry.node}, {where}: {journey.visits[0].unread}."
     good = [one for one in journey.endings if is_good(one, answer)]
     bad = [one for one in journey.endings if one not in good]

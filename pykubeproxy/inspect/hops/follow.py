@@ -14,7 +14,7 @@ from pykubeproxy.inspect.hops.journey import (
     Unread,
     Visit,
 )
-from pykubeproxy.inspect.hops.locations import Location, Locations, Place
+from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.model import Outcome, trace_packet
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, NEW, SNAT, Host, Packet, contains
@@ -116,7 +116,7 @@ def _result(leg: _Leg, outcome: Outcome, locations: Locations) -> Ending | _Leg:
     )
     if packet.destination in node.addresses or any(contains(it, packet.destination) for it in LOOPBACK):
         known = locations.find(packet.destination)
-        location = Location(Place.NODE, packet.destination, leg.node, known.pod)
+        location = Location(LocationKind.NODE, packet.destination, leg.node, known.pod)
     else:
         location = locations.find(packet.destination)
     if fate := _FATES.get(outcome.verdict):
@@ -125,8 +125,8 @@ def _result(leg: _Leg, outcome: Outcome, locations: Locations) -> Ending | _Leg:
         return _ending(leg, fate, packet, location, leg.probability, step)
     # A masquerade does not tell which address it picks.
     masqueraded = SNAT in packet.states and packet.source == leg.packet.source
-    if location.place is Place.OUTSIDE or location.node in ("", leg.node):
-        fate = Fate.REACHED if location.place is not Place.OUTSIDE else Fate.LEFT
+    if location.kind is LocationKind.OUTSIDE or location.node in ("", leg.node):
+        fate = Fate.REACHED if location.kind is not LocationKind.OUTSIDE else Fate.LEFT
         packet = msgspec.structs.replace(packet, source="") if masqueraded else packet
         return _ending(leg, fate, packet, location, leg.probability)
     if masqueraded:

@@ -9,7 +9,7 @@ from pykubeproxy.inspect.trace.packet import contains
 from pykubeproxy.objects import EndpointSlice, Node
 
 
-class Place(enum.Enum):
+class LocationKind(enum.Enum):
     """What has an address."""
 
     POD = "pod"
@@ -31,11 +31,11 @@ class Location(msgspec.Struct, frozen=True):
     """Where an address is.
 
     - `node`: the name of its node; "" outside, or if the node is unknown
-    - `pod`: "namespace/name"; "" if there is none or it is unknown; a pod on the host network has `place` NODE
+    - `pod`: "namespace/name"; "" if there is none or it is unknown; a pod on the host network has `kind` NODE
     - `assumed`: the node follows from podCIDRs alone, which some networks do not use
     """
 
-    place: Place
+    kind: LocationKind
     address: str
     node: str = ""
     pod: str = ""
@@ -43,9 +43,9 @@ class Location(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Such as "pod default/web on node1", "node1" or "203.0.113.7"."""
-        if self.place is Place.OUTSIDE:
+        if self.kind is LocationKind.OUTSIDE:
             return self.address
-        if self.place is Place.NODE and not self.pod:
+        if self.kind is LocationKind.NODE and not self.pod:
             return self.node
         pod = f"pod {self.pod}" if self.pod else f"pod {self.address}"
         return f"{pod} on {self.node}" if self.node else pod
@@ -76,10 +76,10 @@ class Locations:
         """Return the location of a canonical address; OUTSIDE if no object names it."""
         node, pod = self._pods.get(address, ("", ""))
         if address in self._nodes:
-            return Location(Place.NODE, address, self._nodes[address], pod)
+            return Location(LocationKind.NODE, address, self._nodes[address], pod)
         if node or pod:
-            return Location(Place.POD, address, node, pod)
+            return Location(LocationKind.POD, address, node, pod)
         for network, name in self._networks:
             if contains(network, address):
-                return Location(Place.POD, address, name, assumed=True)
-        return Location(Place.OUTSIDE, address)
+                return Location(LocationKind.POD, address, name, assumed=True)
+        return Location(LocationKind.OUTSIDE, address)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pykubeproxy.inspect.hops.answer import Answer
 from pykubeproxy.inspect.hops.journey import Fate, Visit
-from pykubeproxy.inspect.hops.locations import Place
+from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.trace.rule import NOT_KNOWN
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.services.frontend import FrontendKind
@@ -37,14 +37,16 @@ def _assumptions(answer: Answer) -> Iterator[str]:
 
 
 def _unknowns(answer: Answer) -> Iterator[str]:
-    if answer.source.place is Place.OUTSIDE:
+    if answer.source.kind is LocationKind.OUTSIDE:
         if answer.destination.kind in _EXTERNAL:
             yield "Not known: which nodes the load balancer uses, and whether it keeps the client's address."
         if answer.destination.kind is FrontendKind.CLUSTER_IP:
             yield "Most networks route no cluster IP from outside; this is what a node would do."
     for ending in (it for journey in answer.journeys for it in journey.endings if it.client_assumed):
         yield f"{ending.client} is assumed; {ending.masqueraded_on} may masquerade with another address."
-    if any(ending.location.place is not Place.OUTSIDE for one in answer.journeys for ending in one.endings):
+    if any(
+        ending.location.kind is not LocationKind.OUTSIDE for one in answer.journeys for ending in one.endings
+    ):
         yield "Policies outside iptables (such as eBPF), tunnels and routes are not seen."
 
 

@@ -41,7 +41,7 @@ def document(answer: Answer) -> dict[str, object]:
         "verdict": verdict(answer).value,
         "message": conclusion(answer),
         "source": {
-            "kind": answer.source.place.value,
+            "kind": answer.source.kind.value,
             "address": answer.source.address,
             **_place(answer.source),
         },

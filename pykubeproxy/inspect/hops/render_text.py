@@ -8,7 +8,7 @@ import click
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey, Visit
-from pykubeproxy.inspect.hops.locations import Place
+from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.story import Event, events
 from pykubeproxy.inspect.trace.render import path_lines
@@ -54,7 +54,7 @@ def text(answer: Answer, *, with_steps: bool = False) -> str:
 
 def _packet(answer: Answer) -> str:
     source, destination = answer.source, answer.destination
-    where = f" on {source.node}" if source.place is not Place.OUTSIDE else ""
+    where = f" on {source.node}" if source.kind is not LocationKind.OUTSIDE else ""
     return f"{source.address}{where} to {destination}, {destination.protocol}"
 
 

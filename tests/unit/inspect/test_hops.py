@@ -8,7 +8,7 @@ import pytest
 from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
-from pykubeproxy.inspect.hops.locations import Location, Place
+from pykubeproxy.inspect.hops.locations import Location, LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.render_json import document
 from pykubeproxy.inspect.hops.render_text import text
@@ -238,7 +238,7 @@ def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
 
 
 def test_source_without_node_is_an_error() -> None:
-    pending = Location(Place.POD, "10.244.9.9", "", "ns1/client")
+    pending = Location(LocationKind.POD, "10.244.9.9", "", "ns1/client")
     with pytest.raises(NowhereToStart, match="pod ns1/client"):
         ThreeNodes("empty").trace(pending, CLUSTER_IP)
 
