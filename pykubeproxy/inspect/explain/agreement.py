@@ -1,7 +1,8 @@
 """Compare the endpoints that a node's rules have with those that its objects give."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+
+import msgspec
 
 from pykubeproxy.inspect.dump.model import ServiceView, views
 from pykubeproxy.inspect.explain.model import PolicyExplanation, PortExplanation
@@ -15,12 +16,22 @@ from pykubeproxy.wording import listed
 _LISTED = 3
 
 
-def disagreements(services: Iterable[ServiceOnNodes], rulesets: Mapping[Family, Ruleset]) -> tuple[str, ...]:
-    """Return a sentence for each service port whose rules on one node have other endpoints than its explanation.
+class Agreement(msgspec.Struct, frozen=True):
+    """Whether the rules of a node agree with its explanation.
 
-    `services` are the explanations for that node alone. Families without rules are left out.
+    - `differences`: a sentence each
+    - `unread`: why its rules are unknown; "" if they are known
     """
-    return tuple(chain.from_iterable(_of_service(service, rulesets) for service in services))
+
+    node: str
+    differences: tuple[str, ...] = ()
+    unread: str = ""
+
+
+def agreement(node: str, services: Iterable[ServiceOnNodes], rulesets: Mapping[Family, Ruleset]) -> Agreement:
+    """Compare each service port. `services` are explained for this node alone; families without rules are left out."""
+    found = (difference for service in services for difference in _of_service(service, rulesets))
+    return Agreement(node, tuple(found))
 
 
 def _of_service(service: ServiceOnNodes, rulesets: Mapping[Family, Ruleset]) -> Iterator[str]:

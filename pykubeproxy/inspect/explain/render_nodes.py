@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pykubeproxy import API_VERSION
+from pykubeproxy.inspect.explain.agreement import Agreement
 from pykubeproxy.inspect.explain.model import EndpointExplanation
 from pykubeproxy.inspect.explain.nodes import NodeGroup, PortOnNodes, ServiceOnNodes
 from pykubeproxy.inspect.explain.render_json import endpoint_entry, reason_entry
@@ -29,9 +30,24 @@ _INDENT = "  "
 _NODES, _GROUPS = 4, 12
 
 
-def text(services: Iterable[ServiceOnNodes], nodes: int) -> str:
+def text(services: Iterable[ServiceOnNodes], nodes: int, compared: Agreement | None = None) -> str:
     """Return the endpoints that a Service uses on each of several nodes in 80 columns; styled for click.echo."""
-    return "\n".join("".join(f"{line}\n" for line in _service(one, nodes)) for one in services)
+    parts = ["".join(f"{line}\n" for line in _service(one, nodes)) for one in services]
+    if compared:
+        parts.append("".join(f"{line}\n" for line in _compared(compared)))
+    return "\n".join(parts)
+
+
+def _compared(compared: Agreement) -> Iterator[str]:
+    if compared.unread:
+        yield from wrapped(f"The rules of {compared.node} are unknown: {compared.unread}", "", _INDENT)
+    elif not compared.differences:
+        yield click.style(f"The rules of {compared.node} agree.", fg="green")
+    else:
+        yield click.style(f"The rules of {compared.node} differ:", fg="red")
+        for difference in compared.differences:
+            yield from wrapped(difference, _INDENT, _INDENT * 2)
+        yield f"Next: kubectl pykubeproxy diff --node {compared.node}"
 
 
 def _service(service: ServiceOnNodes, nodes: int) -> Iterator[str]:
@@ -112,7 +128,7 @@ def _endpoint(one: EndpointExplanation) -> list[str]:
     return wrapped(f"{where}{pod}: {endpoint_reason(one.reason, endpoint)}".lstrip(), f"{start} ", " " * 14)
 
 
-def document(services: Iterable[ServiceOnNodes]) -> dict[str, object]:
+def document(services: Iterable[ServiceOnNodes], compared: Agreement | None = None) -> dict[str, object]:
     """The answers of several nodes as a JSON document of version pykubeproxy/v1.
 
     {"apiVersion", "services": [{"namespace", "name", "port", "protocol", "family",
@@ -121,7 +137,9 @@ def document(services: Iterable[ServiceOnNodes]) -> dict[str, object]:
         "groups": [{"nodes": [name], "verdict": "dnat", "reject" or "drop",
           "endpoints": [{"address", "port", "node", "zone", "pod", "share": 0 to 1, "used": bool,
             "reason": such as "not-ready", "message": the same as a phrase}]}]}]}],
-     "skippedServices": [{"namespace", "name", "family", "reason", "message"}]}
+     "skippedServices": [{"namespace", "name", "family", "reason", "message"}],
+     "rules": with --node, {"node", "agree": true or false, or null if they are unknown, "differences": [sentence],
+      "unread": why they are unknown, or null}; else null}
 
     "services" has one entry for each service port and family, and "groups" one for all nodes that use the same endpoints.
     Verdicts, endpoints and reasons are those of `pykubeproxy explain`. Keys may be added.
@@ -140,6 +158,13 @@ def document(services: Iterable[ServiceOnNodes]) -> dict[str, object]:
             for service in found
             for family, reason in service.first.skipped.items()
         ],
+        "rules": compared
+        and {
+            "node": compared.node,
+            "agree": None if compared.unread else not compared.differences,
+            "differences": list(compared.differences),
+            "unread": compared.unread or None,
+        },
     }
 
 
