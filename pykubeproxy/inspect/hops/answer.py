@@ -20,6 +20,7 @@ class Destination(msgspec.Struct, frozen=True):
     - `address`: ANY_LOCAL for a node port of the node that gets the packet first
     - `service`: "namespace/name:port" of the service port that has this frontend, "" if there is none
     - `kind`: the kind of frontend
+    - `unserved`: why a Service with this address has no frontend there, such as "default/web has no port 81/TCP"
     """
 
     protocol: str
@@ -27,6 +28,7 @@ class Destination(msgspec.Struct, frozen=True):
     port: int
     service: str = ""
     kind: FrontendKind | None = None
+    unserved: str = ""
 
     def __str__(self) -> str:
         """Such as "cluster IP 10.96.0.10:80"."""

@@ -53,8 +53,10 @@ def conclusion(answer: Answer) -> str:
 
 def is_good(ending: Ending, answer: Answer) -> bool:
     """Return whether a connection ends where it should, as far as rules are known."""
-    chosen = ending.translated or not answer.destination.service
-    return chosen and ending.fate in (Fate.REACHED, Fate.LEFT, Fate.SENT)
+    if ending.fate is Fate.SENT:
+        return True
+    chosen = ending.translated or not (answer.destination.service or answer.destination.unserved)
+    return chosen and ending.fate in (Fate.REACHED, Fate.LEFT)
 
 
 def _sender(source: Location) -> str:
@@ -121,6 +123,8 @@ def _goal(answer: Answer, endings: Sequence[Ending]) -> str:
     title = answer.destination.title
     first = endings[0]
     if not first.translated:
+        if first.fate is Fate.SENT:
+            return f"{answer.destination}, on {first.location.node}"
         if first.fate is Fate.LEFT:
             return f"{title}, outside the cluster"
         return f"{first.location} directly, not through a Service"
@@ -140,7 +144,7 @@ def _fate(ending: Ending, answer: Answer, what: str) -> str:
         case Fate.LOST:
             return f"{node} sends {what} on and on"
         case _:
-            return f"{node} has no rule for {answer.destination}"
+            return answer.destination.unserved or f"{node} has no rule for {answer.destination}"
 
 
 def _share(way: Way, answer: Answer) -> float:

@@ -6,7 +6,7 @@ from itertools import groupby
 import click
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
-from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
+from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, is_good, verdict
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey, Visit
 from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
@@ -92,7 +92,7 @@ def _described(ending: Ending, answer: Answer) -> str:
         verb = "dropped" if ending.fate is Fate.DROPPED else "rejected"
         goal = f", on the way to {at}" if ending.translated else ""
         return f"{verb} on {node} in {ending.step.table} {ending.step.chain}{goal}"
-    if answer.destination.service and not ending.translated:
+    if not is_good(ending, answer) and not ending.translated:
         return f"no rule on {node} matches; the packet goes on to {at} itself"
     pod = f" ({ending.location.pod})" if ending.location.pod else ""
     where = f"{at} on {ending.location.node}{pod}" if ending.location.node else at

@@ -202,6 +202,18 @@ def test_unread_node_of_an_endpoint_leaves_the_answer_likely() -> None:
     assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in conclusion(answer)
 
 
+def test_unread_node_of_a_node_port_leaves_the_answer_likely() -> None:
+    nodes = ThreeNodes("nodeport")
+    nodes.unread["node3"] = "runs kube-proxy in nftables mode"
+    answer = nodes.trace(POD1, node_port("192.168.99.30"))
+    assert verdict(answer) is Verdict.LIKELY
+    assert conclusion(answer) == (
+        "pod 10.244.1.5 goes to node port 192.168.99.30:30080, on node3; the rules of node3 are unknown"
+        " (runs kube-proxy in nftables mode)."
+    )
+    assert "no rule on" not in plain(answer)
+
+
 def test_unread_first_node_leaves_the_answer_unknown() -> None:
     nodes = ThreeNodes("lb-local")
     nodes.unread["node1"] = "no proxy pod; use --debug-image"
@@ -216,6 +228,13 @@ def test_node_without_rules_for_the_service_is_named() -> None:
     assert verdict(answer) is Verdict.NOT_REACHED
     assert conclusion(answer).endswith("node1 has no rule for cluster IP 10.96.1.1:80.")
     assert next_step(answer) == "kubectl pykubeproxy diff --node node1"
+
+
+def test_other_port_of_a_service_address_is_not_served() -> None:
+    reason = "ns1/web has no port 81/TCP"
+    answer = ThreeNodes("lb").trace(POD1, Destination("TCP", "10.96.1.1", 81, unserved=reason))
+    assert conclusion(answer) == f"pod {POD1} does not reach 10.96.1.1:81: {reason}."
+    assert verdict(answer) is Verdict.NOT_REACHED
 
 
 def test_plain_destinations() -> None:
