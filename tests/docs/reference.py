@@ -29,6 +29,8 @@ from pykubeproxy.inspect import render_json as render
 from pykubeproxy.inspect.diff import render as diff
 from pykubeproxy.inspect.dump import render as dump
 from pykubeproxy.inspect.explain import render_json as explain
+from pykubeproxy.inspect.explain import render_nodes as explain_nodes
+from pykubeproxy.inspect.hops import render_json as hops
 from pykubeproxy.inspect.meaning import render as meaning
 from pykubeproxy.inspect.preflight import report as preflight
 from pykubeproxy.inspect.trace import render as trace
@@ -284,6 +286,8 @@ _FORMS: dict[str, Callable[..., object]] = {
     "diff": diff.document,
     "diff --meaning": meaning.document,
     "trace": trace.document,
+    "kubectl pykubeproxy trace": hops.document,
+    "kubectl pykubeproxy explain": explain_nodes.document,
     "check": preflight.document,
     "render": render.document,
     "cleanup": cleanup.document,

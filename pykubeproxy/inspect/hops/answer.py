@@ -107,6 +107,8 @@ def _ways(
         return [Receivers(node)]
     if entrances:
         return entrances
+    if destination.unserved:
+        raise NowhereToStart(f"{destination.unserved}, so no node serves clients from outside there")
     raise NowhereToStart(
         f"no node is known to receive packets from {source.address} to {destination}; name one with --via-node"
     )

@@ -106,8 +106,8 @@ def _alone(answer: Answer, journey: Journey) -> str:
         return f"Unknown: {sender} to {title} depends on {journey.entry.node}, {where}: {journey.visits[0].unread}."
     good = [one for one in journey.endings if is_good(one, answer)]
     bad = [one for one in journey.endings if one not in good]
-    unread = [f"the rules of {node} are unknown ({reason})" for node, reason in journey.unread.items()]
-    as_known = f"; {listed(unread, _LISTED)}" if unread else ""
+    unread = _unread(journey)
+    as_known = f"; {unread}" if unread else ""
     if not bad:
         verb = "goes to" if unread else "reaches"
         return f"{sender} {verb} {_goal(answer, good)}{as_known}."
@@ -117,6 +117,16 @@ def _alone(answer: Answer, journey: Journey) -> str:
     fates = listed(dict.fromkeys(_fate(one, answer, "the others") for one in bad))
     share = percent(sum(one.probability for one in good))
     return f"{sender} reaches {title} with {share} of its connections; {fates}{as_known}."
+
+
+def _unread(journey: Journey) -> str:
+    """Return which nodes on the way are unread, and why; "" if there is none."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in journey.unread.items():
+        nodes.setdefault(reason, []).append(node)
+    return listed(
+        f"the rules of {listed(some, _LISTED)} are unknown ({reason})" for reason, some in nodes.items()
+    )
 
 
 def _goal(answer: Answer, endings: Sequence[Ending]) -> str:

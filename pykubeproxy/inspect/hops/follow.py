@@ -26,6 +26,9 @@ from pykubeproxy.rules.ruleset import Ruleset
 
 # A packet goes to the node of a node port, from there to an endpoint; one more is a loop.
 _MOST_NODES = 5
+# How many nodes are read at a time: a Service may have endpoints on all of them.
+MOST_READ = 20
+_TOO_MANY = Unread(f"more than {MOST_READ} nodes come next; trace to one of their endpoints to see its rules")
 _FATES = {PacketVerdict.DROP: Fate.DROPPED, PacketVerdict.REJECT: Fate.REJECTED}
 
 
@@ -55,7 +58,8 @@ def follow(entries: Sequence[Entry], locations: Locations, read: ReadNodes) -> t
         for number, entry in enumerate(entries)
     ]
     while legs:
-        tables = read(dict.fromkeys(leg.node for leg in legs))
+        names = list(dict.fromkeys(leg.node for leg in legs))
+        tables = {**dict.fromkeys(names, _TOO_MANY), **read(names[:MOST_READ])}
         onward: list[_Leg] = []
         for leg in legs:
             visit = _visit(leg, tables[leg.node])

@@ -43,8 +43,8 @@ def text(answer: Answer, *, with_steps: bool = False) -> str:
     for way in answer.ways:
         lines += _way(way, answer)
     for journey in answer.journeys:
-        for _, visits in groupby(journey.visits, lambda visit: (visit.node, visit.route)):
-            lines += ["", *_visit(journey, [*visits], with_steps)]
+        for title, story in _stories(journey, with_steps):
+            lines += ["", *(click.style(line, fg="cyan") for line in wrapped(title, "", _INDENT)), *story]
     if remarks := notes(answer):
         lines += ["", *(line for note in remarks for line in wrapped(note, "Note: ", " " * 6))]
     if command := next_step(answer):
@@ -113,23 +113,34 @@ def _client(ending: Ending) -> str:
     return f"masqueraded: sees {ending.client or 'an address'} of {ending.masqueraded_on}"
 
 
-def _visit(journey: Journey, visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
+def _stories(journey: Journey, with_steps: bool) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield a title and the lines about one node; nodes with the same lines come together."""
+    nodes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for _, group in groupby(journey.visits, lambda visit: (visit.node, visit.route)):
+        visits = [*group]
+        nodes.setdefault((_role(journey, visits[0]), tuple(_story(visits, with_steps))), []).append(
+            visits[0].node
+        )
+    for (role, lines), names in nodes.items():
+        yield f"On {listed(names, _NODES)}, {role}:", lines
+
+
+def _role(journey: Journey, visit: Visit) -> str:
+    if visit.route:
+        return f"after {visit.route[-1]}"
+    if visit.packet.starts_here or journey.entry.from_pod:
+        return "where the packet starts"
+    return "which receives the packet"
+
+
+def _story(visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
     """Yield what happens on one node to the packets that come the same way."""
-    first = visits[0]
-    if first.route:
-        where = f"after {first.route[-1]}"
-    elif first.packet.starts_here or journey.entry.from_pod:
-        where = "where the packet starts"
-    else:
-        where = "which receives the packet"
-    yield click.style(f"On {first.node}", fg="cyan") + f", {where}:"
-    if first.trace is None:
-        yield from wrapped(f"its rules are unknown: {first.unread}", _INDENT)
+    if visits[0].trace is None:
+        yield from wrapped(f"rules unknown: {visits[0].unread}", _INDENT)
         return
     if with_steps:
-        for visit in visits:
-            if visit.trace:
-                yield from (f"{_INDENT}{line}" for line in path_lines(visit.trace))
+        traces = (visit.trace for visit in visits if visit.trace)
+        yield from (f"{_INDENT}{line}" for trace in traces for line in path_lines(trace))
         return
     found = list(dict.fromkeys(event for visit in visits for event in events(visit)))
     yield from _events(found)

@@ -7,12 +7,22 @@ import pytest
 
 from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
+from pykubeproxy.inspect.hops.follow import MOST_READ
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
 from pykubeproxy.inspect.hops.locations import Location, LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.render_json import document
 from pykubeproxy.inspect.hops.render_text import text
-from pykubeproxy.objects import Family, family_of
+from pykubeproxy.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Node,
+    Protocol,
+    Updated,
+    family_of,
+)
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
 from tests import cases, packet_model
@@ -65,6 +75,22 @@ def test_only_nodes_on_the_way_are_read() -> None:
     nodes = ThreeNodes("lb-local-none")
     nodes.trace(POD1, CLUSTER_IP)
     assert nodes.asked == ["node1", "node2"]
+
+
+def test_of_many_nodes_with_endpoints_some_are_read() -> None:
+    """The answer names all endpoints, and says which nodes it does not know."""
+    nodes = ThreeNodes("clusterip-one")
+    names = [f"worker{number:02}" for number in range(40)]
+    nodes.nodes += [Node(name, (f"192.168.98.{number + 1}",)) for number, name in enumerate(names)]
+    endpoints = tuple(Endpoint(f"10.245.0.{n + 101}", node_name=name) for n, name in enumerate(names))
+    ports = (EndpointPort("http", Protocol.TCP, 8080),)
+    nodes.cluster.apply(Updated(EndpointSlice("ns1", "web-1", "web", Family.IPV4, endpoints, ports)))
+    answer = nodes.trace(POD1, CLUSTER_IP)
+    assert nodes.asked == ["node1", *names[:MOST_READ]]
+    assert len(only(answer)) == len(names)
+    assert verdict(answer) is Verdict.LIKELY
+    assert f"more than {MOST_READ} nodes come next" in conclusion(answer)
+    assert "On worker00, worker01, worker02, worker03 and 16 more, after node1:" in plain(answer)
 
 
 def test_hairpin_sees_an_address_of_its_node() -> None:
