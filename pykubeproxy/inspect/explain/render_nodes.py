@@ -26,8 +26,8 @@ from pykubeproxy.services.selection import Reason
 from pykubeproxy.wording import counted, listed, percent, tied, wrapped
 
 _INDENT = "  "
-# How many nodes a title names, and how many groups of nodes are listed.
-_NODES, _GROUPS = 4, 12
+# How many nodes a title names, and how many groups of nodes and endpoints are listed.
+_NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
 
 
 def text(services: Iterable[ServiceOnNodes], nodes: int, compared: Agreement | None = None) -> str:
@@ -68,11 +68,14 @@ def _port(port: PortOnNodes, nodes: int) -> Iterator[str]:
         yield from wrapped(sentence, _INDENT, _INDENT * 2)
     for policy, groups in port.policies.items():
         yield f"{_INDENT}Policy {policy.value}"
-        for group in groups[:_GROUPS]:
+        serving = [group for group in groups if group.serves]
+        for group in serving[:_GROUPS]:
             yield from _group(group, nodes)
-        if more := groups[_GROUPS:]:
+        if more := serving[_GROUPS:]:
             count = counted(sum(len(group.nodes) for group in more), "more node")
             yield f"{_INDENT * 2}and {count} with other endpoints (--node shows one, -o json all)"
+        for group in groups[len(serving) :]:
+            yield from _group(group, nodes)
     if first.skipped:
         yield f"{_INDENT}Skipped"
     for skipped in first.skipped:
@@ -105,10 +108,16 @@ def _group(group: NodeGroup, nodes: int) -> Iterator[str]:
     if group.policy.policy is Policy.CLUSTER:
         for ignored in group.port.ignored_hints:
             yield from wrapped(ignored_hints_message(ignored), _INDENT * 3, _INDENT * 4)
-    shown = [one for one in group.policy.endpoints if one.reason is not Reason.NOT_LOCAL]
-    for one in shown:
-        yield from _endpoint(one)
-    if (elsewhere := len(group.policy.endpoints) - len(shown)) and shown:
+    endpoints = group.policy.endpoints
+    for used in (True, False):
+        some = [it for it in endpoints if it.reason.used is used and it.reason is not Reason.NOT_LOCAL]
+        for one in some[:_ENDPOINTS]:
+            yield from _endpoint(one)
+        if len(some) > _ENDPOINTS:
+            share = percent(sum(it.share for it in some[_ENDPOINTS:])) if used else "-"
+            yield f"{_INDENT * 2}{share:>8}  {len(some) - _ENDPOINTS} more (-o json lists all)"
+    elsewhere = sum(it.reason is Reason.NOT_LOCAL for it in endpoints)
+    if elsewhere and group.serves:
         yield f"{_INDENT * 3}{counted(elsewhere, 'endpoint')} on other nodes"
 
 

@@ -122,7 +122,7 @@ def test_json_has_a_group_for_each_answer() -> None:
     assert local["groups"][0]["endpoints"][1]["reason"] == "not-local"
 
 
-def test_of_many_nodes_with_endpoints_of_their_own_some_are_read() -> None:
+def test_of_many_nodes_with_endpoints_of_their_own_some_are_read_and_shown() -> None:
     nodes = ThreeNodes("lb-local")
     names = [f"worker{number:02}" for number in range(15)]
     nodes.nodes = [Node(name) for name in (*names, "empty")]
@@ -133,3 +133,6 @@ def test_of_many_nodes_with_endpoints_of_their_own_some_are_read() -> None:
     found = receivers([nodes.explained("ns1/web")], WEB, Family.IPV4, FrontendKind.LOAD_BALANCER_IP)
     assert [it.read for it in found] == [*names[:MOST_READ], "", "empty"]
     assert found[MOST_READ].others == tuple(names[MOST_READ:])
+    assert "and 3 more nodes with other endpoints (--node shows one, -o json all)\n    On empty:\n" in plain(
+        nodes
+    )
