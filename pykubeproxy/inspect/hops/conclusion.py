@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
 from pykubeproxy.inspect.hops.locations import Location, LocationKind
+from pykubeproxy.inspect.trace.walk import Step
+from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.wording import counted, listed, percent
 
 _CERTAIN = 1 - 1e-6
@@ -148,13 +150,20 @@ def _fate(ending: Ending, answer: Answer, what: str) -> str:
     node = ending.route[-1]
     match ending.fate:
         case Fate.DROPPED:
-            return f"{node} drops {what}"
+            return f"{node} drops {what}{_rule(ending.step)}"
         case Fate.REJECTED:
-            return f"{node} rejects {what}"
+            return f"{node} rejects {what}{_rule(ending.step)}"
         case Fate.LOST:
             return f"{node} sends {what} on and on"
         case _:
             return answer.destination.unserved or f"{node} has no rule for {answer.destination}"
+
+
+def _rule(step: Step | None) -> str:
+    """Return the comment of a rule, else its chain, in parentheses."""
+    if step is None:
+        return ""
+    return f" ({parse_rule(step.rule).comment or f'{step.table} {step.chain}'})"
 
 
 def _share(way: Way, answer: Answer) -> float:

@@ -104,7 +104,9 @@ def test_node_port_of_another_node_without_local_endpoint_drops() -> None:
     answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port("192.168.99.30"))
     (ending,) = only(answer)
     assert (ending.fate, ending.route) == (Fate.DROPPED, ("node3",))
-    assert plain(answer).startswith(f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets.\n")
+    assert conclusion(answer) == (
+        f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets (ns1/web:http has no local endpoints)."
+    )
     assert next_step(answer) == "kubectl pykubeproxy explain ns1/web --node node3"
 
 
@@ -127,8 +129,9 @@ def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only(
         "node3": {(Fate.DROPPED, "198.51.100.5")},
     }
     assert verdict(answer) is Verdict.PARTLY
-    assert (
-        conclusion(answer) == f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it."
+    assert conclusion(answer) == (
+        f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it (ns1/web:http has no local"
+        " endpoints)."
     )
     assert {it.client for one in answer.journeys for it in one.endings} == {OUTSIDE}
 
@@ -197,7 +200,7 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
     dropped = [it for it in only(answer) if it.fate is Fate.DROPPED]
     assert [(it.route, it.location.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
     assert conclusion(answer) == (
-        "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others."
+        "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others (policy of shop)."
     )
     assert "filter FORWARD: dropped: policy of shop" in plain(answer)
 
