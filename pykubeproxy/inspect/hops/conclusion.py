@@ -4,7 +4,7 @@ import enum
 from collections.abc import Sequence
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
-from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
+from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
 from pykubeproxy.inspect.hops.locations import Location, LocationKind
 from pykubeproxy.inspect.trace.walk import Step
 from pykubeproxy.rules.parse import parse_rule
@@ -38,8 +38,8 @@ def verdict(answer: Answer) -> Verdict:
         return Verdict.NOT_REACHED
     if any(share < _CERTAIN for share in shares):
         return Verdict.PARTLY
-    endings = (ending for journey in answer.journeys for ending in journey.endings)
-    return Verdict.LIKELY if any(it.fate is Fate.SENT for it in endings) else Verdict.REACHED
+    outcomes = (outcome for journey in answer.journeys for outcome in journey.outcomes)
+    return Verdict.LIKELY if any(it.result is Result.SENT for it in outcomes) else Verdict.REACHED
 
 
 def conclusion(answer: Answer) -> str:
@@ -53,12 +53,12 @@ def conclusion(answer: Answer) -> str:
     return sentence
 
 
-def is_good(ending: Ending, answer: Answer) -> bool:
+def is_good(outcome: Outcome, answer: Answer) -> bool:
     """Return whether a connection ends where it should, as far as rules are known."""
-    if ending.fate is Fate.SENT:
+    if outcome.result is Result.SENT:
         return True
-    chosen = ending.translated or not (answer.destination.service or answer.destination.unserved)
-    return chosen and ending.fate in (Fate.REACHED, Fate.LEFT)
+    chosen = outcome.translated or not (answer.destination.service or answer.destination.unserved)
+    return chosen and outcome.result in (Result.REACHED, Result.LEFT)
 
 
 def _sender(source: Location) -> str:
@@ -81,24 +81,24 @@ def _through_nodes(answer: Answer) -> str:
         return f"{sender} reaches {title} through any of {counted(len(names), 'node')}."
     groups: dict[str, list[str]] = {}
     for way in bad:
-        groups.setdefault(_fate_through(way, answer), []).extend(way.receivers.names)
-    fates = listed(_done_by(some, fate) for fate, some in groups.items())
+        groups.setdefault(_failure_through(way, answer), []).extend(way.receivers.names)
+    failures = listed(_done_by(some, failure) for failure, some in groups.items())
     if not good:
-        return f"{sender} does not reach {title}: {fates}."
-    return f"{sender} reaches {title} only through {listed(names, _LISTED)}: {fates}."
+        return f"{sender} does not reach {title}: {failures}."
+    return f"{sender} reaches {title} only through {listed(names, _LISTED)}: {failures}."
 
 
-def _done_by(nodes: Sequence[str], fate: str) -> str:
-    return f"{nodes[0]} {fate}" if len(nodes) == 1 else f"each of {len(nodes)} nodes {fate}"
+def _done_by(nodes: Sequence[str], failure: str) -> str:
+    return f"{nodes[0]} {failure}" if len(nodes) == 1 else f"each of {len(nodes)} nodes {failure}"
 
 
-def _fate_through(way: Way, answer: Answer) -> str:
+def _failure_through(way: Way, answer: Answer) -> str:
     if way.journey is None:
         return "should drop it"
     if way.journey.starts_unread:
         return "cannot be read"
-    worst = max(way.journey.endings, key=lambda it: (not is_good(it, answer), it.probability))
-    return _fate(worst, answer, "it").partition(" ")[2]
+    worst = max(way.journey.outcomes, key=lambda it: (not is_good(it, answer), it.probability))
+    return _failure(worst, answer, "it").partition(" ")[2]
 
 
 def _alone(answer: Answer, journey: Journey) -> str:
@@ -106,19 +106,19 @@ def _alone(answer: Answer, journey: Journey) -> str:
     if journey.starts_unread:
         where = "which receives it" if answer.source.kind is LocationKind.OUTSIDE else "where it starts"
         return f"Unknown: {sender} to {title} depends on {journey.entry.node}, {where}: {journey.visits[0].unread}."
-    good = [one for one in journey.endings if is_good(one, answer)]
-    bad = [one for one in journey.endings if one not in good]
+    good = [one for one in journey.outcomes if is_good(one, answer)]
+    bad = [one for one in journey.outcomes if one not in good]
     unread = _unread(journey)
     as_known = f"; {unread}" if unread else ""
     if not bad:
         verb = "goes to" if unread else "reaches"
         return f"{sender} {verb} {_goal(answer, good)}{as_known}."
     if not good:
-        fates = listed(dict.fromkeys(_fate(one, answer, "its packets") for one in bad))
-        return f"{sender} does not reach {title}: {fates}."
-    fates = listed(dict.fromkeys(_fate(one, answer, "the others") for one in bad))
+        failures = listed(dict.fromkeys(_failure(one, answer, "its packets") for one in bad))
+        return f"{sender} does not reach {title}: {failures}."
+    failures = listed(dict.fromkeys(_failure(one, answer, "the others") for one in bad))
     share = percent(sum(one.probability for one in good))
-    return f"{sender} reaches {title} with {share} of its connections; {fates}{as_known}."
+    return f"{sender} reaches {title} with {share} of its connections; {failures}{as_known}."
 
 
 def _unread(journey: Journey) -> str:
@@ -131,29 +131,29 @@ def _unread(journey: Journey) -> str:
     )
 
 
-def _goal(answer: Answer, endings: Sequence[Ending]) -> str:
+def _goal(answer: Answer, outcomes: Sequence[Outcome]) -> str:
     title = answer.destination.title
-    first = endings[0]
+    first = outcomes[0]
     if not first.translated:
-        if first.fate is Fate.SENT:
+        if first.result is Result.SENT:
             return f"{answer.destination}, on {first.location.node}"
-        if first.fate is Fate.LEFT:
+        if first.result is Result.LEFT:
             return f"{title}, outside the cluster"
         return f"{first.location} directly, not through a Service"
-    places = dict.fromkeys((one.location.address, one.port) for one in endings)
-    nodes = listed(dict.fromkeys(one.location.node for one in endings if one.location.node), _LISTED)
+    places = dict.fromkeys((one.location.address, one.port) for one in outcomes)
+    nodes = listed(dict.fromkeys(one.location.node for one in outcomes if one.location.node), _LISTED)
     where = f", on {nodes}" if nodes else ""
     return f"{f'one of {len(places)} endpoints' if len(places) > 1 else 'one endpoint'} of {title}{where}"
 
 
-def _fate(ending: Ending, answer: Answer, what: str) -> str:
-    node = ending.route[-1]
-    match ending.fate:
-        case Fate.DROPPED:
-            return f"{node} drops {what}{_rule(ending.step)}"
-        case Fate.REJECTED:
-            return f"{node} rejects {what}{_rule(ending.step)}"
-        case Fate.LOST:
+def _failure(outcome: Outcome, answer: Answer, what: str) -> str:
+    node = outcome.route[-1]
+    match outcome.result:
+        case Result.DROPPED:
+            return f"{node} drops {what}{_rule(outcome.step)}"
+        case Result.REJECTED:
+            return f"{node} rejects {what}{_rule(outcome.step)}"
+        case Result.LOST:
             return f"{node} sends {what} on and on"
         case _:
             return answer.destination.unserved or f"{node} has no rule for {answer.destination}"
@@ -172,4 +172,4 @@ def _share(way: Way, answer: Answer) -> float:
         return float(way.receivers.serve)
     if way.journey.starts_unread:
         return 0.0
-    return sum(one.probability for one in way.journey.endings if is_good(one, answer))
+    return sum(one.probability for one in way.journey.outcomes if is_good(one, answer))

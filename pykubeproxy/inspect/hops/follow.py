@@ -5,18 +5,19 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pykubeproxy.inspect.hops.journey import (
-    Ending,
     Entry,
-    Fate,
     Journey,
     NodeTables,
+    Outcome,
     ReadNodes,
+    Result,
     Unread,
     Visit,
 )
 from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
 from pykubeproxy.inspect.routes import PacketVerdict
-from pykubeproxy.inspect.trace.model import Outcome, trace_packet
+from pykubeproxy.inspect.trace.model import Outcome as NodeOutcome
+from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, NEW, SNAT, Host, Packet, contains
 from pykubeproxy.inspect.trace.walk import Step
 from pykubeproxy.objects import Node, family_of
@@ -29,7 +30,7 @@ _MOST_NODES = 5
 # How many nodes are read at a time: a Service may have endpoints on all of them.
 MOST_READ = 20
 _TOO_MANY = Unread(f"more than {MOST_READ} nodes come next; trace to one of their endpoints to see its rules")
-_FATES = {PacketVerdict.DROP: Fate.DROPPED, PacketVerdict.REJECT: Fate.REJECTED}
+_RESULTS = {PacketVerdict.DROP: Result.DROPPED, PacketVerdict.REJECT: Result.REJECTED}
 
 
 class _Leg(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ def follow(entries: Sequence[Entry], locations: Locations, read: ReadNodes) -> t
     Raises TooManyRules.
     """
     visits: list[list[Visit]] = [[] for _ in entries]
-    endings: list[list[Ending]] = [[] for _ in entries]
+    outcomes: list[list[Outcome]] = [[] for _ in entries]
     legs = [
         _Leg(number, entry.node, (), entry.packet, 1.0, from_pod=entry.from_pod)
         for number, entry in enumerate(entries)
@@ -65,14 +66,14 @@ def follow(entries: Sequence[Entry], locations: Locations, read: ReadNodes) -> t
             visit = _visit(leg, tables[leg.node])
             visits[leg.journey].append(visit)
             for one in _results(leg, visit, locations):
-                if isinstance(one, Ending):
-                    endings[leg.journey].append(one)
+                if isinstance(one, Outcome):
+                    outcomes[leg.journey].append(one)
                 else:
                     onward.append(one)
         legs = onward
     return tuple(
         Journey(entry, tuple(some), tuple(ends))
-        for entry, some, ends in zip(entries, visits, endings, strict=True)
+        for entry, some, ends in zip(entries, visits, outcomes, strict=True)
     )
 
 
@@ -90,10 +91,10 @@ def _visit(leg: _Leg, tables: NodeTables | Unread) -> Visit:
     return msgspec.structs.replace(visit, packet=packet, trace=trace)
 
 
-def _results(leg: _Leg, visit: Visit, locations: Locations) -> Iterator[Ending | _Leg]:
+def _results(leg: _Leg, visit: Visit, locations: Locations) -> Iterator[Outcome | _Leg]:
     """Yield how the packet ends on a node, and the legs on which it goes on."""
     if visit.trace is None:
-        yield _ending(leg, Fate.SENT, leg.packet, locations.find(leg.packet.destination), leg.probability)
+        yield _outcome(leg, Result.SENT, leg.packet, locations.find(leg.packet.destination), leg.probability)
         return
     onward: dict[tuple[str, Packet], _Leg] = {}
     for outcome in visit.trace.outcomes:
@@ -109,7 +110,7 @@ def _results(leg: _Leg, visit: Visit, locations: Locations) -> Iterator[Ending |
     yield from onward.values()
 
 
-def _result(leg: _Leg, outcome: Outcome, locations: Locations) -> Ending | _Leg:
+def _result(leg: _Leg, outcome: NodeOutcome, locations: Locations) -> Outcome | _Leg:
     packet = outcome.packet
     node = locations.nodes.get(leg.node, Node(leg.node))
     leg = msgspec.structs.replace(
@@ -123,21 +124,21 @@ def _result(leg: _Leg, outcome: Outcome, locations: Locations) -> Ending | _Leg:
         location = Location(LocationKind.NODE, packet.destination, leg.node, known.pod)
     else:
         location = locations.find(packet.destination)
-    if fate := _FATES.get(outcome.verdict):
+    if result := _RESULTS.get(outcome.verdict):
         last = outcome.path[-1]
         step = last if isinstance(last, Step) else None
-        return _ending(leg, fate, packet, location, leg.probability, step)
+        return _outcome(leg, result, packet, location, leg.probability, step)
     # A masquerade does not tell which address it picks.
     masqueraded = SNAT in packet.states and packet.source == leg.packet.source
     if location.kind is LocationKind.OUTSIDE or location.node in ("", leg.node):
-        fate = Fate.REACHED if location.kind is not LocationKind.OUTSIDE else Fate.LEFT
+        result = Result.REACHED if location.kind is not LocationKind.OUTSIDE else Result.LEFT
         packet = msgspec.structs.replace(packet, source="") if masqueraded else packet
-        return _ending(leg, fate, packet, location, leg.probability)
+        return _outcome(leg, result, packet, location, leg.probability)
     if masqueraded:
         packet = msgspec.structs.replace(packet, source=address_of(node, packet.destination) or packet.source)
         leg = msgspec.structs.replace(leg, client_assumed=True)
     if len(leg.route) + 1 >= _MOST_NODES:
-        return _ending(leg, Fate.LOST, packet, location, leg.probability)
+        return _outcome(leg, Result.LOST, packet, location, leg.probability)
     return msgspec.structs.replace(
         leg,
         node=location.node,
@@ -147,11 +148,16 @@ def _result(leg: _Leg, outcome: Outcome, locations: Locations) -> Ending | _Leg:
     )
 
 
-def _ending(
-    leg: _Leg, fate: Fate, packet: Packet, location: Location, probability: float, step: Step | None = None
-) -> Ending:
-    return Ending(
-        fate=fate,
+def _outcome(
+    leg: _Leg,
+    result: Result,
+    packet: Packet,
+    location: Location,
+    probability: float,
+    step: Step | None = None,
+) -> Outcome:
+    return Outcome(
+        result=result,
         location=location,
         port=packet.port,
         translated=leg.translated,

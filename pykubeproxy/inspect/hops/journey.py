@@ -57,7 +57,7 @@ class Visit(msgspec.Struct, frozen=True):
     unread: str = ""
 
 
-class Fate(enum.Enum):
+class Result(enum.Enum):
     """How a packet ends.
 
     - REACHED: it gets to its destination, a pod or a node
@@ -74,7 +74,7 @@ class Fate(enum.Enum):
     LOST = "lost"
 
 
-class Ending(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True):
     """One end of a packet.
 
     - `location`: of the destination that it has then, and `port`
@@ -86,7 +86,7 @@ class Ending(msgspec.Struct, frozen=True):
     - `step`: the rule that drops or rejects it
     """
 
-    fate: Fate
+    result: Result
     location: Location
     port: int
     translated: bool
@@ -103,7 +103,7 @@ class Journey(msgspec.Struct, frozen=True):
 
     entry: Entry
     visits: tuple[Visit, ...]
-    endings: tuple[Ending, ...]
+    outcomes: tuple[Outcome, ...]
 
     @property
     def unread(self) -> Mapping[str, str]:

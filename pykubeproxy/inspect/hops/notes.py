@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pykubeproxy.inspect.hops.answer import Answer
-from pykubeproxy.inspect.hops.journey import Fate, Visit
+from pykubeproxy.inspect.hops.journey import Result, Visit
 from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.trace.rule import NOT_KNOWN
 from pykubeproxy.rules.parse import parse_rule
@@ -26,9 +26,9 @@ def _assumptions(answer: Answer) -> Iterator[str]:
     if answer.source.assumed:
         yield _ASSUMED.format(answer.source.address, answer.source.node)
     for journey in answer.journeys:
-        for ending in journey.endings:
-            if ending.location.assumed:
-                yield _ASSUMED.format(ending.location.address, ending.location.node)
+        for outcome in journey.outcomes:
+            if outcome.location.assumed:
+                yield _ASSUMED.format(outcome.location.address, outcome.location.node)
     for journey in answer.journeys:
         if interface := journey.visits[0].packet.received_by:
             yield f"Packets of pods are assumed to come in by {interface}, which the rules of {journey.entry.node} name."
@@ -42,10 +42,12 @@ def _unknowns(answer: Answer) -> Iterator[str]:
             yield "Not known: which nodes the load balancer uses, and whether it keeps the client's address."
         if answer.destination.kind is FrontendKind.CLUSTER_IP:
             yield "Most networks route no cluster IP from outside; this is what a node would do."
-    for ending in (it for journey in answer.journeys for it in journey.endings if it.client_assumed):
-        yield f"{ending.client} is assumed; {ending.masqueraded_on} may masquerade with another address."
+    for outcome in (it for journey in answer.journeys for it in journey.outcomes if it.client_assumed):
+        yield f"{outcome.client} is assumed; {outcome.masqueraded_on} may masquerade with another address."
     if any(
-        ending.location.kind is not LocationKind.OUTSIDE for one in answer.journeys for ending in one.endings
+        outcome.location.kind is not LocationKind.OUTSIDE
+        for one in answer.journeys
+        for outcome in one.outcomes
     ):
         yield "Policies outside iptables (such as eBPF), tunnels and routes are not seen."
 
@@ -54,11 +56,11 @@ def next_step(answer: Answer) -> str:
     """Return the command that shows why a Service is not reached; "" if it is."""
     service = answer.destination.service.partition(":")[0]
     for journey in answer.journeys:
-        for ending in journey.endings if service else ():
-            node = ending.route[-1]
-            if ending.step and ending.step.chain.startswith("KUBE-") and not ending.translated:
+        for outcome in journey.outcomes if service else ():
+            node = outcome.route[-1]
+            if outcome.step and outcome.step.chain.startswith("KUBE-") and not outcome.translated:
                 return f"kubectl pykubeproxy explain {service} --node {node}"
-            if not ending.translated and ending.fate in (Fate.LEFT, Fate.REACHED):
+            if not outcome.translated and outcome.result in (Result.LEFT, Result.REACHED):
                 return f"kubectl pykubeproxy diff --node {node}"
     return ""
 

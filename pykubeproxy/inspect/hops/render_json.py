@@ -5,7 +5,7 @@ import msgspec
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.conclusion import conclusion, verdict
-from pykubeproxy.inspect.hops.journey import Ending, Visit
+from pykubeproxy.inspect.hops.journey import Outcome, Visit
 from pykubeproxy.inspect.hops.locations import Location
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.render_json import rounded
@@ -22,7 +22,7 @@ def document(answer: Answer) -> dict[str, object]:
                      "kind": "cluster-ip", "external-ip", "load-balancer-ip", "node-port", or null},
      "ways": [{"node": the first node whose rules count, or null if none of the group is read,
        "others": [nodes that should do the same, not read], "serves": whether they should have endpoints,
-       "endings": [{"result": "reached", "dropped", "rejected", "left", "sent" or "lost", "probability",
+       "outcomes": [{"result": "reached", "dropped", "rejected", "left", "sent" or "lost", "probability",
          "address", "port", "node": or null, "pod": or null, "endpoint": true if rules have chosen it,
          "client": the source that the receiver sees, or null if it is any address of a node,
          "clientAssumed": true if the node may pick another address, "masqueradedOn": a node or null,
@@ -32,7 +32,7 @@ def document(answer: Answer) -> dict[str, object]:
      "notes": [sentence], "next": a command that tells more, or null}
 
     The verdict is "likely" if rules choose an endpoint, but those of its node are unknown; "partly" if it depends on
-    chance, or on the node that receives the connection. The probabilities of the endings of a way add up to 1. "left"
+    chance, or on the node that receives the connection. The probabilities of the outcomes of a way add up to 1. "left"
     means that the packet leaves the cluster; "sent" that the rules of the node to which it goes are unknown; "lost" that
     nodes send it on and on. Keys may be added.
     """
@@ -69,24 +69,24 @@ def _way(way: Way) -> dict[str, object]:
         "node": way.receivers.read or None,
         "others": list(way.receivers.others),
         "serves": way.receivers.serve,
-        "endings": [_ending(ending) for ending in journey.endings] if journey else [],
+        "outcomes": [_outcome(outcome) for outcome in journey.outcomes] if journey else [],
         "visits": [_visit(visit) for visit in journey.visits] if journey else [],
     }
 
 
-def _ending(ending: Ending) -> dict[str, object]:
-    step = ending.step
+def _outcome(outcome: Outcome) -> dict[str, object]:
+    step = outcome.step
     return {
-        "result": ending.fate.value,
-        "probability": rounded(ending.probability),
-        "address": ending.location.address,
-        "port": ending.port,
-        **_place(ending.location),
-        "endpoint": ending.translated,
-        "client": ending.client or None,
-        "clientAssumed": ending.client_assumed,
-        "masqueradedOn": ending.masqueraded_on or None,
-        "route": list(ending.route),
+        "result": outcome.result.value,
+        "probability": rounded(outcome.probability),
+        "address": outcome.location.address,
+        "port": outcome.port,
+        **_place(outcome.location),
+        "endpoint": outcome.translated,
+        "client": outcome.client or None,
+        "clientAssumed": outcome.client_assumed,
+        "masqueradedOn": outcome.masqueraded_on or None,
+        "route": list(outcome.route),
         "rule": {"table": step.table, "chain": step.chain, "rule": step.rule} if step else None,
     }
 

@@ -7,10 +7,10 @@ import click
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, is_good, verdict
-from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey, Visit
+from pykubeproxy.inspect.hops.decisions import Decision, decisions
+from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result, Visit
 from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
-from pykubeproxy.inspect.hops.story import Event, events
 from pykubeproxy.inspect.trace.render import path_lines
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.wording import listed, percent, tied, wrapped
@@ -23,8 +23,8 @@ _COLORS = {
     Verdict.UNKNOWN: "yellow",
 }
 _INDENT = "  "
-# How many endings, endpoints of a node and nodes are listed.
-_ENDINGS, _ENDPOINTS, _NODES = 20, 4, 4
+# How many outcomes, endpoints of a node and nodes are listed.
+_OUTCOMES, _ENDPOINTS, _NODES = 20, 4, 4
 
 
 def text(answer: Answer, *, with_steps: bool = False) -> str:
@@ -43,8 +43,12 @@ def text(answer: Answer, *, with_steps: bool = False) -> str:
     for way in answer.ways:
         lines += _way(way, answer)
     for journey in answer.journeys:
-        for title, story in _stories(journey, with_steps):
-            lines += ["", *(click.style(line, fg="cyan") for line in wrapped(title, "", _INDENT)), *story]
+        for title, lines_about in _nodes_on_the_way(journey, with_steps):
+            lines += [
+                "",
+                *(click.style(line, fg="cyan") for line in wrapped(title, "", _INDENT)),
+                *lines_about,
+            ]
     if remarks := notes(answer):
         lines += ["", *(line for note in remarks for line in wrapped(note, "Note: ", " " * 6))]
     if command := next_step(answer):
@@ -74,10 +78,10 @@ def _way(way: Way, answer: Answer) -> Iterator[str]:
     if journey.starts_unread:
         yield from wrapped(f"its rules are unknown: {journey.visits[0].unread}", _INDENT * 2)
         return
-    for ending in journey.endings[:_ENDINGS]:
-        start = f"{indent}{percent(ending.probability):>7}  "
-        yield from wrapped(_described(ending, answer), start, " " * len(start))
-    if more := journey.endings[_ENDINGS:]:
+    for outcome in journey.outcomes[:_OUTCOMES]:
+        start = f"{indent}{percent(outcome.probability):>7}  "
+        yield from wrapped(_described(outcome, answer), start, " " * len(start))
+    if more := journey.outcomes[_OUTCOMES:]:
         share = percent(sum(one.probability for one in more))
         yield f"{indent}{share:>7}  {len(more)} more (-o json lists all)"
     if receivers.others:
@@ -85,40 +89,40 @@ def _way(way: Way, answer: Answer) -> Iterator[str]:
         yield from wrapped(f"likewise through {nodes}, by the EndpointSlices; not read", _INDENT, _INDENT * 2)
 
 
-def _described(ending: Ending, answer: Answer) -> str:
-    node = ending.route[-1]
-    at = tied(address_and_port(ending.location.address, ending.port))
-    if ending.step:
-        verb = "dropped" if ending.fate is Fate.DROPPED else "rejected"
-        goal = f", on the way to {at}" if ending.translated else ""
-        return f"{verb} on {node} in {ending.step.table} {ending.step.chain}{goal}"
-    if not is_good(ending, answer) and not ending.translated:
+def _described(outcome: Outcome, answer: Answer) -> str:
+    node = outcome.route[-1]
+    at = tied(address_and_port(outcome.location.address, outcome.port))
+    if outcome.step:
+        verb = "dropped" if outcome.result is Result.DROPPED else "rejected"
+        goal = f", on the way to {at}" if outcome.translated else ""
+        return f"{verb} on {node} in {outcome.step.table} {outcome.step.chain}{goal}"
+    if not is_good(outcome, answer) and not outcome.translated:
         return f"no rule on {node} matches; the packet goes on to {at} itself"
-    pod = f" ({ending.location.pod})" if ending.location.pod else ""
-    where = f"{at} on {ending.location.node}{pod}" if ending.location.node else at
-    match ending.fate:
-        case Fate.SENT:
+    pod = f" ({outcome.location.pod})" if outcome.location.pod else ""
+    where = f"{at} on {outcome.location.node}{pod}" if outcome.location.node else at
+    match outcome.result:
+        case Result.SENT:
             return f"{where}; whether this node lets it through is unknown"
-        case Fate.LOST:
-            return f"{where}; goes from node to node: {', '.join(ending.route)}"
-        case Fate.LEFT:
-            return f"{where}, outside the cluster; {_client(ending)}"
+        case Result.LOST:
+            return f"{where}; goes from node to node: {', '.join(outcome.route)}"
+        case Result.LEFT:
+            return f"{where}, outside the cluster; {_client(outcome)}"
         case _:
-            return f"{where}; {_client(ending)}"
+            return f"{where}; {_client(outcome)}"
 
 
-def _client(ending: Ending) -> str:
-    if not ending.masqueraded_on:
-        return f"sees client {ending.client}"
-    return f"masqueraded: sees {ending.client or 'an address'} of {ending.masqueraded_on}"
+def _client(outcome: Outcome) -> str:
+    if not outcome.masqueraded_on:
+        return f"sees client {outcome.client}"
+    return f"masqueraded: sees {outcome.client or 'an address'} of {outcome.masqueraded_on}"
 
 
-def _stories(journey: Journey, with_steps: bool) -> Iterator[tuple[str, Sequence[str]]]:
+def _nodes_on_the_way(journey: Journey, with_steps: bool) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield a title and the lines about one node; nodes with the same lines come together."""
     nodes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for _, group in groupby(journey.visits, lambda visit: (visit.node, visit.route)):
         visits = [*group]
-        nodes.setdefault((_role(journey, visits[0]), tuple(_story(visits, with_steps))), []).append(
+        nodes.setdefault((_role(journey, visits[0]), tuple(_on_node(visits, with_steps))), []).append(
             visits[0].node
         )
     for (role, lines), names in nodes.items():
@@ -133,7 +137,7 @@ def _role(journey: Journey, visit: Visit) -> str:
     return "which receives the packet"
 
 
-def _story(visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
+def _on_node(visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
     """Yield what happens on one node to the packets that come the same way."""
     if visits[0].trace is None:
         yield from wrapped(f"rules unknown: {visits[0].unread}", _INDENT)
@@ -142,19 +146,19 @@ def _story(visits: Sequence[Visit], with_steps: bool) -> Iterator[str]:
         traces = (visit.trace for visit in visits if visit.trace)
         yield from (f"{_INDENT}{line}" for trace in traces for line in path_lines(trace))
         return
-    found = list(dict.fromkeys(event for visit in visits for event in events(visit)))
-    yield from _events(found)
+    found = list(dict.fromkeys(decision for visit in visits for decision in decisions(visit)))
+    yield from _decisions(found)
     if not found:
         yield f"{_INDENT}no rule changes or stops it"
 
 
-def _events(found: Sequence[Event]) -> Iterator[str]:
-    """Yield a line for each event; of many endpoints, the first."""
+def _decisions(found: Sequence[Decision]) -> Iterator[str]:
+    """Yield a line for each decision; of many endpoints, the first."""
     endpoints = 0
-    for event in found:
-        endpoints += bool(event.endpoint)
-        if event.endpoint and endpoints > _ENDPOINTS:
+    for decision in found:
+        endpoints += bool(decision.endpoint)
+        if decision.endpoint and endpoints > _ENDPOINTS:
             continue
-        yield from wrapped(f"{event.table} {event.chain}: {event.what}", _INDENT, _INDENT * 3)
+        yield from wrapped(f"{decision.table} {decision.chain}: {decision.what}", _INDENT, _INDENT * 3)
     if endpoints > _ENDPOINTS:
         yield f"{_INDENT}and {endpoints - _ENDPOINTS} more endpoints"

@@ -8,7 +8,7 @@ import pytest
 from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.follow import MOST_READ
-from pykubeproxy.inspect.hops.journey import Ending, Fate, Journey
+from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
 from pykubeproxy.inspect.hops.locations import Location, LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.render_json import document
@@ -39,16 +39,16 @@ def node_port(address: str) -> Destination:
     return Destination("TCP", address, 30080, "ns1/web:http", FrontendKind.NODE_PORT)
 
 
-def only(answer: Answer) -> tuple[Ending, ...]:
-    """Return the endings of an answer with one way."""
+def only(answer: Answer) -> tuple[Outcome, ...]:
+    """Return the outcomes of an answer with one way."""
     (way,) = answer.ways
     assert way.journey
-    return way.journey.endings
+    return way.journey.outcomes
 
 
-def by_node(answer: Answer) -> dict[str, set[tuple[Fate, str]]]:
+def by_node(answer: Answer) -> dict[str, set[tuple[Result, str]]]:
     return {
-        way.receivers.read: {(it.fate, it.location.address) for it in way.journey.endings}
+        way.receivers.read: {(it.result, it.location.address) for it in way.journey.outcomes}
         for way in answer.ways
         if way.journey
     }
@@ -95,15 +95,15 @@ def test_of_many_nodes_with_endpoints_some_are_read() -> None:
 
 def test_hairpin_sees_an_address_of_its_node() -> None:
     answer = ThreeNodes("clusterip-one").trace("10.244.1.11", CLUSTER_IP)
-    (ending,) = only(answer)
-    assert (ending.location.address, ending.masqueraded_on, ending.client) == ("10.244.1.11", "node1", "")
+    (outcome,) = only(answer)
+    assert (outcome.location.address, outcome.masqueraded_on, outcome.client) == ("10.244.1.11", "node1", "")
     assert "masqueraded: sees an address of node1" in plain(answer)
 
 
 def test_node_port_of_another_node_without_local_endpoint_drops() -> None:
     answer = ThreeNodes("nodeport-local").trace(OUTSIDE, node_port("192.168.99.30"))
-    (ending,) = only(answer)
-    assert (ending.fate, ending.route) == (Fate.DROPPED, ("node3",))
+    (outcome,) = only(answer)
+    assert (outcome.result, outcome.route) == (Result.DROPPED, ("node3",))
     assert conclusion(answer) == (
         f"{OUTSIDE} does not reach ns1/web:http: node3 drops its packets (ns1/web:http has no local endpoints)."
     )
@@ -124,16 +124,16 @@ def test_pod_goes_to_the_node_whose_node_port_it_names() -> None:
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
     assert by_node(answer) == {
-        "node1": {(Fate.REACHED, "10.244.1.11")},
-        "node2": {(Fate.REACHED, "10.244.2.12")},
-        "node3": {(Fate.DROPPED, "198.51.100.5")},
+        "node1": {(Result.REACHED, "10.244.1.11")},
+        "node2": {(Result.REACHED, "10.244.2.12")},
+        "node3": {(Result.DROPPED, "198.51.100.5")},
     }
     assert verdict(answer) is Verdict.PARTLY
     assert conclusion(answer) == (
         f"{OUTSIDE} reaches ns1/web:http only through node1 and node2: node3 drops it (ns1/web:http has no local"
         " endpoints)."
     )
-    assert {it.client for one in answer.journeys for it in one.endings} == {OUTSIDE}
+    assert {it.client for one in answer.journeys for it in one.outcomes} == {OUTSIDE}
 
 
 def test_nodes_that_must_drop_alike_are_read_once() -> None:
@@ -146,7 +146,7 @@ def test_nodes_that_must_drop_alike_are_read_once() -> None:
 
 def test_named_node_receives() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER, via="node2")
-    assert by_node(answer) == {"node2": {(Fate.REACHED, "10.244.2.12")}}
+    assert by_node(answer) == {"node2": {(Result.REACHED, "10.244.2.12")}}
 
 
 def test_node_port_of_any_node_is_asked_at_each_of_them() -> None:
@@ -165,17 +165,17 @@ def test_load_balancer_address_inside_the_cluster_is_served_by_the_first_node() 
     }
 
 
-@pytest.mark.parametrize(("source", "fate"), [(OUTSIDE, Fate.DROPPED), ("203.0.113.9", Fate.REACHED)])
-def test_source_ranges_of_load_balancers(source: str, fate: Fate) -> None:
+@pytest.mark.parametrize(("source", "result"), [(OUTSIDE, Result.DROPPED), ("203.0.113.9", Result.REACHED)])
+def test_source_ranges_of_load_balancers(source: str, result: Result) -> None:
     answer = ThreeNodes("lb-source-ranges").trace(source, BALANCER)
-    assert {it.fate for it in only(answer)} == {fate}
+    assert {it.result for it in only(answer)} == {result}
 
 
 def test_service_without_endpoints_rejects() -> None:
     answer = ThreeNodes("no-endpoints").trace(POD1, CLUSTER_IP)
-    (ending,) = only(answer)
-    assert ending.fate is Fate.REJECTED
-    assert ending.step and ending.step.chain == "KUBE-SERVICES"
+    (outcome,) = only(answer)
+    assert outcome.result is Result.REJECTED
+    assert outcome.step and outcome.step.chain == "KUBE-SERVICES"
     assert "node1 rejects its packets" in conclusion(answer)
 
 
@@ -197,7 +197,7 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
     nodes = ThreeNodes("clusterip-three")
     nodes.add_rules("node2", FORWARD, '-s 10.244.1.0/24 -m comment --comment "policy of shop" -j DROP')
     answer = nodes.trace(POD1, CLUSTER_IP)
-    dropped = [it for it in only(answer) if it.fate is Fate.DROPPED]
+    dropped = [it for it in only(answer) if it.result is Result.DROPPED]
     assert [(it.route, it.location.address) for it in dropped] == [(("node1", "node2"), "10.244.2.12")]
     assert conclusion(answer) == (
         "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others (policy of shop)."
@@ -209,9 +209,9 @@ def test_masquerade_on_the_first_node_changes_what_the_second_one_matches() -> N
     nodes = ThreeNodes("lb")
     nodes.add_rules("node2", FORWARD, "-s 192.168.99.10/32 -j DROP")
     answer = nodes.trace(OUTSIDE, BALANCER)
-    assert {it.location.address: it.fate for it in only(answer)} == {
-        "10.244.1.11": Fate.REACHED,
-        "10.244.2.12": Fate.DROPPED,
+    assert {it.location.address: it.result for it in only(answer)} == {
+        "10.244.1.11": Result.REACHED,
+        "10.244.2.12": Result.DROPPED,
     }
 
 
@@ -227,7 +227,7 @@ def test_unread_node_of_an_endpoint_leaves_the_answer_likely() -> None:
     nodes.unread["node2"] = "runs kube-proxy in IPVS mode"
     answer = nodes.trace(POD1, CLUSTER_IP)
     assert verdict(answer) is Verdict.LIKELY
-    assert {it.fate for it in only(answer)} == {Fate.REACHED, Fate.SENT}
+    assert {it.result for it in only(answer)} == {Result.REACHED, Result.SENT}
     assert "the rules of node2 are unknown (runs kube-proxy in IPVS mode)" in conclusion(answer)
 
 
@@ -272,8 +272,8 @@ def test_plain_destinations() -> None:
         nodes.trace(POD1, Destination("TCP", "10.244.2.7", 80))
     )
     assert "outside the cluster" in conclusion(nodes.trace(POD1, Destination("UDP", "8.8.8.8", 53)))
-    (ending,) = only(nodes.trace(OUTSIDE, Destination("TCP", "10.244.2.7", 80)))
-    assert ending.route == ("node2",)
+    (outcome,) = only(nodes.trace(OUTSIDE, Destination("TCP", "10.244.2.7", 80)))
+    assert outcome.route == ("node2",)
 
 
 def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
@@ -281,8 +281,8 @@ def test_nodes_that_send_a_packet_in_circles_end_the_journey() -> None:
     prerouting = ChainKey("nat", "PREROUTING")
     for here, there in (("node1", "192.168.99.20"), ("node2", "192.168.99.10")):
         nodes.add_rules(here, prerouting, f"-p tcp -m tcp --dport 7 -j DNAT --to-destination {there}:7")
-    (ending,) = only(nodes.trace(POD1, Destination("TCP", "10.9.9.9", 7)))
-    assert ending.fate is Fate.LOST
+    (outcome,) = only(nodes.trace(POD1, Destination("TCP", "10.9.9.9", 7)))
+    assert outcome.result is Result.LOST
 
 
 def test_source_without_node_is_an_error() -> None:
@@ -314,7 +314,7 @@ def test_text_fits_into_80_columns_and_json_has_the_documented_keys(case: str) -
             "next",
         ]
         for way in made["ways"]:
-            assert abs(sum(it["probability"] for it in way["endings"]) - 1) < 1e-6
+            assert abs(sum(it["probability"] for it in way["outcomes"]) - 1) < 1e-6
 
 
 def walked(nodes: ThreeNodes, journey: Journey) -> dict[object, float]:
@@ -341,7 +341,7 @@ RECORDED = [name for name in cases.NAMES if "random" not in name and name != "la
 def test_journeys_to_cluster_ips_agree_with_the_packet_model(case: str) -> None:
     nodes = ThreeNodes(case)
     sources = {Family.IPV4: POD3, Family.IPV6: "fd00:10:244:3::5"}
-    verdicts = {Fate.DROPPED: "DROP", Fate.REJECTED: "REJECT", Fate.LEFT: ""}
+    verdicts = {Result.DROPPED: "DROP", Result.REJECTED: "REJECT", Result.LEFT: ""}
     compared = 0
     for service in nodes.cluster.services():
         for address in service.cluster_ips:
@@ -352,7 +352,7 @@ def test_journeys_to_cluster_ips_agree_with_the_packet_model(case: str) -> None:
                 for it in only(answer):
                     host = f"[{it.location.address}]" if ":" in address else it.location.address
                     to = f"to {host}:{it.port}", bool(it.masqueraded_on)
-                    result = to if it.translated else verdicts[it.fate]
+                    result = to if it.translated else verdicts[it.result]
                     found[result] = round(found.get(result, 0.0) + it.probability, 6)
                 assert found == walked(nodes, answer.journeys[0])
                 compared += 1

@@ -13,7 +13,7 @@ _FINAL = {"DROP": "dropped", "REJECT": "rejected"}
 _MASQUERADING = ("MASQUERADE", "SNAT")
 
 
-class Event(NamedTuple):
+class Decision(NamedTuple):
     """A rule that decides, by its chain, and what it does to the packet. `endpoint` is that of a DNAT rule, or ""."""
 
     table: str
@@ -22,31 +22,33 @@ class Event(NamedTuple):
     endpoint: str = ""
 
 
-def events(visit: Visit) -> tuple[Event, ...]:
+def decisions(visit: Visit) -> tuple[Decision, ...]:
     """Return what the rules of a node do to a packet, alternatives one after the other."""
     steps = visit.trace.steps if visit.trace else ()
     return tuple(
-        dict.fromkeys(event for step in steps if step.matched for event in _events(step, visit.node))
+        dict.fromkeys(decision for step in steps if step.matched for decision in _decisions(step, visit.node))
     )
 
 
-def _events(step: Step, node: str) -> Iterator[Event]:
+def _decisions(step: Step, node: str) -> Iterator[Decision]:
     rule = parse_rule(step.rule)
     comment = rule.comment.partition(";")[0]
     target = rule.target
     if step.rule.startswith("policy "):
-        yield Event(step.table, step.chain, f"{_FINAL.get(step.rule.split()[-1], '')} by the chain's policy")
+        yield Decision(
+            step.table, step.chain, f"{_FINAL.get(step.rule.split()[-1], '')} by the chain's policy"
+        )
     elif target in _FINAL:
-        yield Event(step.table, step.chain, f"{_FINAL[target]}: {comment or step.rule}")
+        yield Decision(step.table, step.chain, f"{_FINAL[target]}: {comment or step.rule}")
     elif target == "DNAT":
         endpoint = rule.options.get("--to-destination", "")
-        yield Event(step.table, step.chain, f"to endpoint {endpoint}", endpoint)
+        yield Decision(step.table, step.chain, f"to endpoint {endpoint}", endpoint)
     elif target in _MASQUERADING:
         to, colon, _ = step.reason.partition(": ")
         part = f" of packets {to}" if colon and to.startswith("to ") else ""
-        yield Event(step.table, step.chain, f"masqueraded: {node} replaces the source{part}")
+        yield Decision(step.table, step.chain, f"masqueraded: {node} replaces the source{part}")
     elif target == names.MARK_MASQ:
         reason = comment if step.reason == EVERY_PACKET else step.reason
-        yield Event(step.table, step.chain, f"marked for masquerading: {reason}")
+        yield Decision(step.table, step.chain, f"marked for masquerading: {reason}")
     elif rule.title and names.is_owned(target) and not names.is_owned(step.chain):
-        yield Event(step.table, step.chain, f"matches {comment}")
+        yield Decision(step.table, step.chain, f"matches {comment}")
