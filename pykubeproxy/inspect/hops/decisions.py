@@ -11,6 +11,8 @@ from pykubeproxy.rules.parse import parse_rule
 
 _FINAL = {"DROP": "dropped", "REJECT": "rejected"}
 _MASQUERADING = ("MASQUERADE", "SNAT")
+# kube-proxy before 1.26 marks what filter KUBE-FIREWALL drops.
+_MARKS = {names.MARK_MASQ: "marked for masquerading", "KUBE-MARK-DROP": "marked to be dropped"}
 
 
 class Decision(NamedTuple):
@@ -47,8 +49,8 @@ def _decisions(step: Step, node: str) -> Iterator[Decision]:
         to, colon, _ = step.reason.partition(": ")
         part = f" of packets {to}" if colon and to.startswith("to ") else ""
         yield Decision(step.table, step.chain, f"masqueraded: {node} replaces the source{part}")
-    elif target == names.MARK_MASQ:
+    elif target in _MARKS:
         reason = comment if step.reason == EVERY_PACKET else step.reason
-        yield Decision(step.table, step.chain, f"marked for masquerading: {reason}")
+        yield Decision(step.table, step.chain, f"{_MARKS[target]}: {reason}")
     elif rule.title and names.is_owned(target) and not names.is_owned(step.chain):
         yield Decision(step.table, step.chain, f"matches {comment}")
