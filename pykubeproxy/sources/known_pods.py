@@ -29,21 +29,27 @@ class _PodList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def find_pods(client: Client, namespace: str, name: str = "") -> tuple[KnownPod, ...]:
-    """Return the Pods of a namespace, or the one of a name; skip unreadable ones. Raises SourceError, PodsForbidden."""
+def find_pods(client: Client, namespace: str = "", name: str = "", address: str = "") -> tuple[KnownPod, ...]:
+    """Return the Pods of a namespace or of all, with this name and primary IP if given; skip unreadable ones.
+
+    Raises SourceError, PodsForbidden.
+    """
+    fields = {"metadata.name": name, "status.podIP": address}
+    selector = ",".join(f"{field}={value}" for field, value in fields.items() if value)
     try:
-        return tuple(_pods(client, namespace, name))
+        return tuple(_pods(client, namespace, selector))
     except Forbidden as failure:
         raise PodsForbidden(f"cannot list pods: {failure}") from None
     except Failure as failure:
         raise SourceError(f"cannot list pods: {failure}") from None
 
 
-def _pods(client: Client, namespace: str, name: str) -> Iterator[KnownPod]:
-    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+def _pods(client: Client, namespace: str, selector: str) -> Iterator[KnownPod]:
+    inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    path = f"/api/v1{inside}/pods"
     query: dict[str, str | int] = {"limit": _PAGE_SIZE}
-    if name:
-        query["fieldSelector"] = f"metadata.name={name}"
+    if selector:
+        query["fieldSelector"] = selector
     end = time.monotonic() + _LIST
     while True:
         with client.stream(path, query, resource="pods", idle=_ANSWER, end=end, compressible=True) as body:

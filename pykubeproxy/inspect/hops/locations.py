@@ -7,6 +7,7 @@ import msgspec
 
 from pykubeproxy.inspect.trace.packet import contains
 from pykubeproxy.objects import EndpointSlice, Node
+from pykubeproxy.objects.pods import KnownPod
 
 
 class LocationKind(enum.Enum):
@@ -15,16 +16,6 @@ class LocationKind(enum.Enum):
     POD = "pod"
     NODE = "node"
     OUTSIDE = "outside"
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """A pod. `node` is "" before it is scheduled; a pod on the host network has the node's addresses."""
-
-    namespace: str
-    name: str
-    node: str
-    addresses: tuple[str, ...]
-    host_network: bool = False
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -55,7 +46,7 @@ class Locations:
     """The addresses of Nodes, of pods and of the endpoints in EndpointSlices."""
 
     def __init__(
-        self, nodes: Iterable[Node], slices: Iterable[EndpointSlice] = (), pods: Iterable[Pod] = ()
+        self, nodes: Iterable[Node], slices: Iterable[EndpointSlice] = (), pods: Iterable[KnownPod] = ()
     ) -> None:
         known = tuple(nodes)
         self.nodes = {node.name: node for node in known}
@@ -70,7 +61,7 @@ class Locations:
         for one in pods:
             # All pods on the host network have the node's addresses.
             for address in () if one.host_network else one.addresses:
-                self._pods[address] = (one.node, f"{one.namespace}/{one.name}")
+                self._pods[address] = (one.node, str(one.key))
 
     def find(self, address: str) -> Location:
         """Return the location of a canonical address; OUTSIDE if no object names it."""

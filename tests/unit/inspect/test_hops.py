@@ -9,7 +9,7 @@ from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.follow import MOST_READ
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
-from pykubeproxy.inspect.hops.locations import Location, LocationKind
+from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.render_json import document
 from pykubeproxy.inspect.hops.render_text import text
@@ -23,6 +23,7 @@ from pykubeproxy.objects import (
     Updated,
     family_of,
 )
+from pykubeproxy.objects.pods import KnownPod
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
 from tests import cases, packet_model
@@ -289,6 +290,19 @@ def test_source_without_node_is_an_error() -> None:
     pending = Location(LocationKind.POD, "10.244.9.9", "", "ns1/client")
     with pytest.raises(NowhereToStart, match="pod ns1/client"):
         ThreeNodes("empty").trace(pending, CLUSTER_IP)
+
+
+def test_locations_prefer_pods_to_pod_cidrs_and_nodes_to_pods_on_the_host_network() -> None:
+    nodes = ThreeNodes("empty").nodes
+    pods = [
+        KnownPod("ns1", "stray", ("10.244.1.7",), "node3"),
+        KnownPod("ns1", "agent", ("192.168.99.20",), "node2", host_network=True),
+    ]
+    locations = Locations(nodes, pods=pods)
+    assert locations.find("10.244.1.7") == Location(LocationKind.POD, "10.244.1.7", "node3", "ns1/stray")
+    assert locations.find("10.244.1.8") == Location(LocationKind.POD, "10.244.1.8", "node1", assumed=True)
+    assert locations.find("192.168.99.20") == Location(LocationKind.NODE, "192.168.99.20", "node2")
+    assert locations.find("8.8.8.8") == Location(LocationKind.OUTSIDE, "8.8.8.8")
 
 
 def test_pods_detected_by_interface_come_in_by_it() -> None:
