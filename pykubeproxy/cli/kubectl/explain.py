@@ -4,6 +4,7 @@ import click
 
 from pykubeproxy.cli.flags import family_option, output_option
 from pykubeproxy.cli.help import QUESTION, command, option
+from pykubeproxy.cli.kubectl import completion
 from pykubeproxy.cli.kubectl.access import namespace_of, node_access, open_client
 from pykubeproxy.cli.kubectl.lookup import contexts_of, look_up
 from pykubeproxy.cli.kubectl.options import Connection, Reading, connection_options, reading_options
@@ -23,12 +24,13 @@ from pykubeproxy.sources import SourceError
     short_help="Show which endpoints a Service uses on each node, and why.",
     exit_codes={0: "The answer, also that rules differ from it.", 2: "Wrong usage or a failure."},
 )
-@click.argument("service", metavar="SVC")
+@click.argument("service", metavar="SVC", shell_complete=completion.services)
 @option(
     "--node",
     "name",
     default="",
     metavar="NAME",
+    shell_complete=completion.nodes,
     help="Explain for this node, and read its rules.",
     group=QUESTION,
 )

@@ -7,6 +7,7 @@ import click
 from pykubeproxy.cli.flags import choice_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.kubectl.access import namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.completion import nodes, services
 from pykubeproxy.cli.kubectl.lookup import Objects, contexts_of, look_up
 from pykubeproxy.cli.kubectl.options import Connection, Reading, connection_options, reading_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
@@ -41,7 +42,7 @@ _CLIENTS = {
     },
 )
 @click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST")
+@click.argument("destination", metavar="DST", shell_complete=services)
 @option(
     "--proto",
     type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
@@ -59,6 +60,7 @@ _CLIENTS = {
     "via",
     default="",
     metavar="NAME",
+    shell_complete=nodes,
     help="Node that receives a connection from outside.  [default: each that answers otherwise]",
     group=QUESTION,
 )
@@ -129,11 +131,11 @@ def trace(
 
 def reader(access: NodeAccess, directory: Directory, at_once: int) -> ReadNodes:
     """Return a function that reads nodes, each of them once. It raises SourceError."""
-    nodes = {node.name: node for node in directory.nodes}
+    present = {node.name: node for node in directory.nodes}
     known: dict[str, NodeTables | Unread] = {}
 
     def read(names: Collection[str]) -> Mapping[str, NodeTables | Unread]:
-        wanted = [nodes[name] for name in names if name in nodes and name not in known]
+        wanted = [present[name] for name in names if name in present and name not in known]
         for found in read_nodes(access, wanted, at_once=at_once) if wanted else ():
             if isinstance(found, ReadNode):
                 rulesets = {family: tables.ruleset for family, tables in found.tables.items()}
