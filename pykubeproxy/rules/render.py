@@ -1,6 +1,7 @@
 """Render the whole Ruleset of a cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -10,11 +11,22 @@ from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
 from pykubeproxy.rules.restore_text import Chain, Rules, block, join, write_chains
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import PortRules, port_rules, reject_service
+from pykubeproxy.rules.service import Entries, port_rules, reject_service
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
+
+
+class ServiceRules(Protocol):
+    """The rules of one service port. See PortRules."""
+
+    @property
+    def entries(self) -> Entries:
+        """Return the rules in shared chains."""
+
+    def chains(self) -> Iterable[tuple[str, Rules]]:
+        """Return the own chains."""
 
 
 def render(cluster: Cluster, context: RuleContext) -> Ruleset:
@@ -36,7 +48,7 @@ def render(cluster: Cluster, context: RuleContext) -> Ruleset:
     return assemble(rules, options, context.node_port_jumps)
 
 
-def assemble(ports: Mapping[PortName, PortRules], options: RuleOptions, node_port_jumps: Rules) -> Ruleset:
+def assemble(ports: Mapping[PortName, ServiceRules], options: RuleOptions, node_port_jumps: Rules) -> Ruleset:
     """Return the rules of service ports together with the shared and the fixed chains."""
     chains: dict[ChainKey, Rules] = dict(skeleton.fixed_chains(options))
     names = sorted(ports)

@@ -9,23 +9,40 @@ from pykubeproxy.inspect.meaning.addresses import (
     Addresses,
     Range,
     every_address,
+    intersection,
     parse_addresses,
     subtract,
     union,
 )
-from pykubeproxy.inspect.meaning.signature import Numbers, Signer
-from pykubeproxy.inspect.meaning.walk import HOOKS, Arrival, Flow, Rules
+from pykubeproxy.inspect.meaning.signature import SharedSignatures, Signature, Signer
+from pykubeproxy.inspect.meaning.translated import TranslatedRules
+from pykubeproxy.inspect.meaning.walk import AFTER_DNAT, BEFORE_DNAT, Arrival, Flow, Rules
 from pykubeproxy.inspect.routes import PacketVerdict, rejecting_rules, serving_rules
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, SNAT, Host, Packet
 from pykubeproxy.inspect.trace.walk import End
 from pykubeproxy.objects import Family, Protocol, address_and_port, family_of
-from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.parse import parse_rule, parse_target
 from pykubeproxy.rules.ruleset import BUILT_IN, Ruleset
 from pykubeproxy.services.frontend import ANY_LOCAL
 
-# iptables keeps probabilities in 31 bits; smaller differences are noise.
-_NOISE = 1e-6
+# Versions of kube-proxy give probabilities with 5 to 11 decimals; smaller differences are noise.
+_NOISE = 2e-5
+# How many destinations to remember whose rules have another form or meaning on some nodes.
+_MOST_KNOWN = 1 << 13
+# The chains to which a service proxy of any version jumps from built-in chains.
+_ENTRY_CHAINS = frozenset(
+    f"KUBE-{it}"
+    for it in (
+        "SERVICES",
+        "EXTERNAL-SERVICES",
+        "NODEPORTS",
+        "POSTROUTING",
+        "FORWARD",
+        "PROXY-FIREWALL",
+        "FIREWALL",
+    )
+)
 _LOCALHOST = "127.0.0.1"
 _PROTOCOLS = frozenset(it.value for it in Protocol)
 
@@ -83,7 +100,10 @@ class MeaningChange(msgspec.Struct, frozen=True):
 
 
 def proxy_part(live: Ruleset) -> Ruleset:
-    """Return the chains of a service proxy of any version, and its jumps in built-in chains."""
+    """Return the chains of a service proxy of any version, and its jumps in built-in chains.
+
+    Other programs have chains with such names, too, for example the network policies of kube-router.
+    """
     chains = {
         key: rules if key.chain not in BUILT_IN else tuple(it for it in rules if _is_jump(it))
         for key, rules in live.chains.items()
@@ -93,48 +113,105 @@ def proxy_part(live: Ruleset) -> Ruleset:
 
 
 def _is_jump(rule: str) -> bool:
-    return parse_rule(rule).target.startswith("KUBE-")
+    return parse_target(rule) in _ENTRY_CHAINS
 
 
 class _Side:
     """One of the two states."""
 
-    def __init__(self, ruleset: Ruleset, host: Host, own: Addresses, numbers: Numbers) -> None:
+    def __init__(self, ruleset: Ruleset, host: Host, own: Addresses, shared: SharedSignatures) -> None:
         chains = Chains(ruleset)
-        self._signer = Signer(chains, host, numbers)
-        self._named = chains.named_in_long_chains("filter")
+        self._host = host
+        self._signer = Signer(chains, host, shared)
+        self._translated = TranslatedRules(ruleset)
         self.rules = Rules(chains, host, own)
 
-    def signature(self, packet: Packet) -> tuple[int, ...] | None:
-        """Return numbers that are equal only if the same happens to packets; None if they cannot tell."""
-        signatures = [self._signer.sign(key, packet) for key in HOOKS]
-        for endpoint in frozenset[str]().union(*(endpoints for _, endpoints in signatures)):
-            address, _, port = endpoint.rpartition(":")
-            if address.strip("[]") in self._named[0] or port in self._named[1]:
-                return None
-        return tuple(number for number, _ in signatures)
+    def signature(self, packet: Packet) -> tuple[Signature, ...] | None:
+        """Return signatures with numbers that are equal only if the same happens to packets; None if they cannot tell."""
+        first = [self._signer.sign(key, packet) for key in BEFORE_DNAT]
+        bits, endpoints = 0, frozenset[str]()
+        for it in first:
+            bits |= it.bits
+            endpoints |= it.endpoints
+        later = [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
+        if any(it.bits & ~bits or it.endpoints for it in later):
+            return None
+        if self._translated.differ(packet, endpoints, self._host):
+            return None
+        return (*first, *later)
+
+
+class MeaningComparison:
+    """Compares two states of one node after the other. Nodes have most rules in common, so each is looked at once."""
+
+    def __init__(self) -> None:
+        self._shared = SharedSignatures()
+        self._known: dict[tuple[object, ...], tuple[MeaningChange, ...]] = {}
+
+    def changes(self, before: Ruleset, after: Ruleset, host: Host) -> Iterator[MeaningChange]:
+        """Yield what packets get instead, for all destinations that either state knows. Raises TooManyRules.
+
+        Among the clients of a change, the addresses of the node may be those of another node.
+        """
+        self._shared.forget_many()
+        origins = tuple(_origins(before, after))
+        own = union(
+            parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family
+        )
+        old, new = (_Side(it, host, own, self._shared) for it in (before, after))
+        for destination, title in _destinations((before, after), host).items():
+            packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
+            signatures = old.signature(packet), new.signature(packet)
+            if signatures[0] is None or signatures[1] is None:
+                yield from _changes(title, destination, packet, origins, own, old.rules, new.rules)
+                continue
+            numbers = tuple(tuple([it.number for it in some]) for some in signatures if some)
+            if numbers[0] == numbers[1]:
+                continue
+            address = "" if destination.address in host.addresses else destination.address
+            sources = frozenset[str]().union(*(it.sources for some in signatures if some for it in some))
+            case = (numbers, destination._replace(address=address), origins, _own_among(sources, own))
+            if (known := self._known.get(case)) is None:
+                known = tuple(_changes(title, destination, packet, origins, own, old.rules, new.rules))
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[case] = known
+            for change in known:
+                yield msgspec.structs.replace(change, title=title, destination=destination)
 
 
 def compare_meaning(before: Ruleset, after: Ruleset, host: Host) -> tuple[MeaningChange, ...]:
-    """Compare for all destinations that either state knows."""
-    return tuple(_changes(before, after, host))
+    """Compare for all destinations that either state knows. Raises TooManyRules."""
+    return tuple(MeaningComparison().changes(before, after, host))
 
 
-def _changes(before: Ruleset, after: Ruleset, host: Host) -> Iterator[MeaningChange]:
-    numbers: Numbers = {}
-    origins = _origins(before, after)
-    own = union(parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family)
-    old, new = _Side(before, host, own, numbers), _Side(after, host, own, numbers)
-    for destination, title in _destinations((before, after), host).items():
-        packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
-        signature = old.signature(packet)
-        if signature is not None and signature == new.signature(packet):
+def _changes(
+    title: str,
+    destination: Destination,
+    packet: Packet,
+    origins: Iterable[Origin],
+    own: Addresses,
+    old: Rules,
+    new: Rules,
+) -> Iterator[MeaningChange]:
+    for origin in origins:
+        flow = _flow(packet, origin, family_of(destination.address), own)
+        meanings = _meaning(old.send(flow)), _meaning(new.send(flow))
+        if not same_meaning(*meanings):
+            yield MeaningChange(title, destination, origin, *meanings)
+
+
+def _own_among(sources: Iterable[str], own: Addresses) -> frozenset[tuple[str, Addresses]]:
+    """Return which of the sources that rules name are addresses of the node."""
+    found: set[tuple[str, Addresses]] = set()
+    for text in sources:
+        try:
+            among = intersection(parse_addresses(text), own)
+        except ValueError:
             continue
-        for origin in origins:
-            flow = _flow(packet, origin, after.family, own)
-            meanings = _meaning(old.rules.send(flow)), _meaning(new.rules.send(flow))
-            if not _same(*meanings):
-                yield MeaningChange(title, destination, origin, *meanings)
+        if among:
+            found.add((text, among))
+    return frozenset(found)
 
 
 def _origins(*rulesets: Ruleset) -> list[Origin]:
@@ -213,7 +290,8 @@ def _sums(parts: Iterable[Part]) -> Iterator[Part]:
         first, total = at, total + steps[at]
 
 
-def _same(before: Meaning, after: Meaning) -> bool:
+def same_meaning(before: Meaning, after: Meaning) -> bool:
+    """Return whether clients get the same."""
     for outcome in before.keys() | after.keys():
         removed = (Part(clients, -probability) for clients, probability in before.get(outcome, ()))
         if any(_sums((*removed, *after.get(outcome, ())))):

@@ -20,7 +20,9 @@ _FROM_NODE = (ChainKey("nat", "OUTPUT"), ChainKey("filter", "OUTPUT"), _POSTROUT
 _FROM_ELSEWHERE = (ChainKey("nat", "PREROUTING"),)
 _TO_NODE = (ChainKey("filter", "INPUT"),)
 _THROUGH_NODE = (_FORWARD, _POSTROUTING)
-HOOKS = tuple(dict.fromkeys((*_FROM_NODE, *_FROM_ELSEWHERE, *_TO_NODE, *_THROUGH_NODE)))
+# The chains that packets meet before and after their destination may change.
+BEFORE_DNAT = (*_FROM_NODE[:1], *_FROM_ELSEWHERE)
+AFTER_DNAT = tuple(dict.fromkeys((*_FROM_NODE[1:], *_TO_NODE, *_THROUGH_NODE)))
 # Packets to a service with 1000 endpoints visit fewer.
 _MOST_RULES = 1_000_000
 

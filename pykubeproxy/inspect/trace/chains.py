@@ -64,16 +64,6 @@ class Chains:
             return rules
         return [rules[position] for position in self._index(key, rules).positions(destination, port)]
 
-    def named_in_long_chains(self, table: str) -> tuple[set[str], set[str]]:
-        """Return the addresses and ports for which `rules` returns more rules of a long chain than for others."""
-        indexes = [
-            self._index(key, rules)
-            for key, rules in self._chains.items()
-            if key.table == table and len(rules) > _LONG
-        ]
-        addresses = {address for index in indexes for address in index.by_address}
-        return addresses, {str(port) for index in indexes for port in index.by_port}
-
     def _index(self, key: ChainKey, rules: Iterable[str]) -> _Index:
         if key not in self._indexes:
             self._indexes[key] = _Index(rules)

@@ -1,0 +1,112 @@
+"""Render the desired rules of many nodes. Services with the same rules on several nodes are rendered once."""
+
+import msgspec
+
+from pykubeproxy.objects import Family, Key
+from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.difference import installed
+from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS, RuleOptions
+from pykubeproxy.rules.render import assemble
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.rules.service import Entries, Rules, port_rules
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
+from pykubeproxy.services.selection import NodeTopology, resolve_ports
+
+# Services times kinds of nodes.
+_MOST_RENDERED = 1 << 14
+
+
+class _Rendered(msgspec.Struct, frozen=True):
+    """The rules of a service port. See PortRules."""
+
+    entries: Entries
+    own: tuple[tuple[str, Rules], ...]
+
+    def chains(self) -> tuple[tuple[str, Rules], ...]:
+        return self.own
+
+
+class _Scope(msgspec.Struct, frozen=True):
+    """The nodes and zones for which the endpoints of a Service are not those of all others."""
+
+    nodes: frozenset[str]
+    zones: frozenset[str]
+
+    def narrow(self, node: NodeTopology) -> NodeTopology:
+        """Return a node for which the Service has the same endpoints."""
+        return NodeTopology(
+            node.node_name if node.node_name in self.nodes else "",
+            node.zone if node.zone in self.zones else "",
+        )
+
+
+# The rules of the ports of one Service.
+_Ports = dict[PortName, _Rendered]
+
+
+class DesiredRules:
+    """Renders the rules of nodes for the objects of a cluster, which must not change meanwhile."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rendered: dict[tuple[Key, NodeTopology, RuleOptions], _Ports] = {}
+        self._scopes: dict[Key, _Scope] = {}
+        self._large: dict[Family, bool] = {}
+
+    def ruleset(self, context: RuleContext) -> Ruleset:
+        """Return what a proxy leaves in tables that were empty."""
+        options = msgspec.structs.replace(
+            context.options, large_cluster=self._is_large(context.options.family)
+        )
+        ports: _Ports = {}
+        for service in self._cluster.services():
+            ports |= self._service(service.key, context.node, options)
+        return installed(assemble(ports, options, context.node_port_jumps), options)
+
+    def _service(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
+        narrowed = self._scope(key).narrow(node)
+        if not self._admits_ranges(key):
+            options = msgspec.structs.replace(options, node_ip="")
+        case = (key, narrowed, options)
+        if (known := self._rendered.get(case)) is None:
+            if len(self._rendered) >= _MOST_RENDERED:
+                self._rendered.clear()
+            known = self._rendered[case] = self._render(key, narrowed, options)
+        return known
+
+    def _render(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
+        found: _Ports = {}
+        for port in resolve_ports(self._cluster, key, options.family, node):
+            rules = port_rules(port.port, port.selection, options)
+            found[port.port.name] = _Rendered(rules.entries, tuple(rules.chains()))
+        return found
+
+    def _admits_ranges(self, key: Key) -> bool:
+        """Return whether the rules of a Service depend on the address of the node."""
+        service = self._cluster.service(key)
+        return bool(service and service.source_ranges)
+
+    def _scope(self, key: Key) -> _Scope:
+        if (known := self._scopes.get(key)) is None:
+            known = self._scopes[key] = self._find_scope(key)
+        return known
+
+    def _find_scope(self, key: Key) -> _Scope:
+        service = self._cluster.service(key)
+        endpoints = [it for slice_ in self._cluster.all_slices_of(key) for it in slice_.endpoints]
+        nodes = {hint for it in endpoints for hint in it.node_hints}
+        if service and (service.internal_local or service.external_local):
+            nodes |= {it.node_name for it in endpoints}
+        return _Scope(frozenset(nodes), frozenset(hint for it in endpoints for hint in it.zone_hints))
+
+    def _is_large(self, family: Family) -> bool:
+        if (known := self._large.get(family)) is None:
+            nowhere = NodeTopology("")
+            endpoints = sum(
+                len(port.selection.verdicts)
+                for service in self._cluster.services()
+                for port in resolve_ports(self._cluster, service.key, family, nowhere)
+            )
+            known = self._large[family] = endpoints > LARGE_CLUSTER_ENDPOINTS
+        return known

@@ -1,0 +1,124 @@
+"""The verdict on each node of a cluster: which Services have rules there that do not follow the objects."""
+
+import enum
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pykubeproxy.config import Dispatch
+from pykubeproxy.inspect.fleet.desired import DesiredRules
+from pykubeproxy.inspect.fleet.services import WrongService, wrong_services
+from pykubeproxy.inspect.fleet.settings import described
+from pykubeproxy.inspect.meaning.model import MeaningChange, MeaningComparison, proxy_part
+from pykubeproxy.inspect.meaning.versions import is_of_older_version
+from pykubeproxy.inspect.trace.packet import Host
+from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings
+from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.selection import NodeTopology
+
+NO_RULES = "has no rules of a service proxy"
+
+
+class NodeVerdict(enum.Enum):
+    """Whether the rules of a node follow the objects.
+
+    `CATCHING_UP`: some do not, but their objects changed a moment ago.
+    """
+
+    FOLLOWS = "follows"
+    CATCHING_UP = "catching up"
+    DIFFERS = "differs"
+    NOT_COMPARED = "not compared"
+
+
+class NodeResult(msgspec.Struct, frozen=True):
+    """What is known about one node.
+
+    - `proxy`, `pod`: which proxy runs there, and the pod that was asked; "" if unknown
+    - `reason`: why it is not compared, or has no rules at all; else ""
+    - `other_proxy`: no fault is the cause: its proxy does not use such rules
+    - `wrong`: Services with rules that do not follow the objects, sorted
+    - `since`: it has not followed the objects since this time or longer, in seconds since 1970; None if unknown
+    - `settings`: those that its rules show, by name
+    """
+
+    node: str
+    verdict: NodeVerdict
+    proxy: str = ""
+    pod: str = ""
+    reason: str = ""
+    other_proxy: bool = False
+    wrong: tuple[WrongService, ...] = ()
+    since: float | None = None
+    settings: Mapping[str, str] = {}
+
+
+class FleetComparison:
+    """Compares the rules of nodes, one after the other, with the objects of a cluster, which must not change meanwhile.
+
+    Settings of each proxy are inferred from its rules: another configuration is no difference of Services.
+    """
+
+    def __init__(self, cluster: Cluster, comparison: MeaningComparison | None = None) -> None:
+        self.cluster = cluster
+        self.comparison = comparison or MeaningComparison()
+        self._desired = DesiredRules(cluster)
+
+    def compare(
+        self, node: Node, tables: Mapping[Family, Ruleset], proxy: str = "", pod: str = ""
+    ) -> NodeResult:
+        """Compare the tables of one node. Raises TooManyRules."""
+        host = Host(frozenset(node.addresses))
+        settings: dict[str, str] = {}
+        changes: list[MeaningChange] = []
+        empty = True
+        for family, live in tables.items():
+            inferred = inferred_settings(live)
+            if inferred is None:
+                continue
+            empty = False
+            settings |= described(inferred, node, family)
+            changes += self._changes(node, live, inferred, host, proxy)
+        if empty:
+            return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, NO_RULES)
+        wrong = wrong_services(changes, self.cluster, host)
+        verdict = NodeVerdict.DIFFERS if wrong else NodeVerdict.FOLLOWS
+        return NodeResult(node.name, verdict, proxy, pod, wrong=wrong, settings=settings)
+
+    def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
+        """Return the rules of a family that the node should have, with the settings of the rules it has."""
+        return self._desired.ruleset(
+            _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
+        )
+
+    def _changes(
+        self, node: Node, live: Ruleset, inferred: InferredSettings, host: Host, proxy: str
+    ) -> Iterator[MeaningChange]:
+        # Chains may be read lazily, but here each is needed several times.
+        before = proxy_part(live)
+        desired = self._desired.ruleset(_context(node, live, inferred, proxy))
+        for change in self.comparison.changes(before, desired, host):
+            if not is_of_older_version(change, before, host):
+                yield change
+
+
+def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) -> RuleContext:
+    addresses = [it for it in node.addresses if family_of(it) is live.family]
+    facts = inferred_facts(live, node.addresses)
+    options = RuleOptions(
+        family=live.family,
+        masquerade_bit=inferred.masquerade_bit,
+        masquerade_all=inferred.masquerade_all,
+        local_traffic=inferred.local_traffic,
+        localhost_node_ports=inferred.localhost_node_ports,
+        node_ip=addresses[0] if addresses else "",
+        random_fully=facts.random_fully,
+        nfacct=facts.nfacct,
+        drop_invalid=not facts.tcp_be_liberal,
+        dispatch=Dispatch.AUTO if proxy.startswith("pykubeproxy") else Dispatch.FLAT,
+    )
+    return RuleContext(NodeTopology(node.name, node.zone), options, inferred.node_port_jumps)
