@@ -123,7 +123,8 @@ class _Side:
         chains = Chains(ruleset)
         self._host = host
         self._signer = Signer(chains, host, shared)
-        self._translated = TranslatedRules(ruleset)
+        self._translated = TranslatedRules(ruleset, host)
+        self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
         self.rules = Rules(chains, host, own)
 
     def signature(self, packet: Packet) -> tuple[Signature, ...] | None:
@@ -133,12 +134,22 @@ class _Side:
         for it in first:
             bits |= it.bits
             endpoints |= it.endpoints
-        later = [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
+        later = [*self._sign_later(packet, bits)]
+        for there in self._translated.elsewhere(packet, endpoints):
+            later += self._sign_later(there, bits)
         if any(it.bits & ~bits or it.endpoints for it in later):
             return None
-        if self._translated.differ(packet, endpoints, self._host):
-            return None
         return (*first, *later)
+
+    def _sign_later(self, packet: Packet, bits: int) -> list[Signature]:
+        """Return the signatures after DNAT; they are the same for destinations that meet the same rules."""
+        met = self._translated.met(packet)
+        if met is None:
+            return [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
+        case = (met, bits, packet.protocol)
+        if (known := self._later.get(case)) is None:
+            known = self._later[case] = [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
+        return known
 
 
 class MeaningComparison:

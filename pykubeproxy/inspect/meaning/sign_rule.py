@@ -37,6 +37,7 @@ class SignedRule(msgspec.Struct, frozen=True, gc=False):
     - `ends`: packets that match go no further in this chain
     """
 
+    text: str
     destination: tuple[RuleCondition, ...]
     protocols: frozenset[str] | None
     never: bool
@@ -52,7 +53,10 @@ class SignedRule(msgspec.Struct, frozen=True, gc=False):
 
     def possible(self, bits: int) -> bool:
         """Return whether a packet can match if no other bits of its mark may be set."""
-        return not self.never and all(it.negated or not it.bits & ~bits for it in self.marks)
+        for it in self.marks:
+            if it.bits & ~bits and not it.negated:
+                return False
+        return bool(self.target) and not self.never
 
     def conditions_for(self, bits: int) -> str:
         """Return the conditions that such a packet may or may not meet."""
@@ -91,6 +95,7 @@ def sign_rule(text: str) -> SignedRule:
             words += ("!", name, value) if negated else (name, value)
     target = compiled.target
     return SignedRule(
+        text,
         destination,
         _protocols(text),
         never,

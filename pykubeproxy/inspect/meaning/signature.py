@@ -1,7 +1,7 @@
 """Number the rules that packets to a destination can meet: with equal numbers, the same happens to them."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -9,7 +9,6 @@ import msgspec
 from pykubeproxy.inspect.meaning.sign_rule import SignedRule, sign_rule
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.inspect.trace.rule import RuleCondition
 from pykubeproxy.rules.ruleset import ChainKey
 
 # Chains that double the rules of the next one would make a signature too long.
@@ -20,6 +19,8 @@ _ALL_BITS = 0xFFFFFFFF
 
 # A rule that a packet can meet: its other conditions, its action, and the number of the chain below, or 0.
 _Met = tuple[str, str, int]
+# A chain, the bits of the mark that may be set, and a protocol.
+_At = tuple[ChainKey, int, str]
 
 
 class Signature(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +31,6 @@ class Signature(msgspec.Struct, frozen=True, gc=False):
     - `sources`: the values of conditions on the source
     - `bits`: those that rules may set in the mark
     - `final`: no packet leaves the chain at its end
-    - `varies`: other destinations may meet other rules
     """
 
     number: int
@@ -39,7 +39,6 @@ class Signature(msgspec.Struct, frozen=True, gc=False):
     sources: frozenset[str]
     bits: int
     final: bool
-    varies: bool
 
 
 class SharedSignatures:
@@ -70,10 +69,11 @@ class Signer:
         self._chains = chains
         self._host = host
         self._shared = shared
-        self._known: dict[tuple[ChainKey, int, str], Signature] = {}
+        self._known: dict[_At, Signature] = {}
         self._packet: Packet | None = None
         self._bits = _ALL_BITS
-        self._of_packet: dict[tuple[ChainKey, int, str], Signature] = {}  # those that vary
+        # Those of chains whose rules differ by destination.
+        self._of_packet: dict[_At, Signature] = {}
 
     def sign(self, key: ChainKey, packet: Packet, bits: int = _ALL_BITS) -> Signature:
         """Return the signature of a chain for a packet; rules may have set no other `bits` of its mark."""
@@ -86,55 +86,57 @@ class Signer:
         at = (key, self._bits, packet.protocol)
         if known := self._known.get(at) or self._of_packet.get(at):
             return known
-        if self._chains.is_long(key):
-            rules = self._chains.rules(key, packet.destination, packet.port)
-            signature = self._computed(key, map(sign_rule, rules), packet, varies=True)
-        else:
-            signature = self._short(key, packet)
-        (self._of_packet if signature.varies else self._known)[at] = signature
+        rules, varies = self._rules(key, packet)
+        below: list[Signature | None] = []
+        for rule in rules:
+            to = ChainKey(key.table, rule.target)
+            if to in self._chains:
+                below.append(self._sign(to, packet))
+                varies = varies or (to, self._bits, packet.protocol) in self._of_packet
+            else:
+                below.append(None)
+        numbers = [it.number if it else 0 for it in below]
+        same = (tuple([it.text for it in rules]), tuple(numbers), self._bits)
+        if (signature := self._shared.chains.get(same)) is None:
+            signature = self._shared.chains[same] = self._computed(rules, below)
+        (self._of_packet if varies else self._known)[at] = signature
         return signature
 
-    def _short(self, key: ChainKey, packet: Packet) -> Signature:
-        """Sign a chain, or take the signature of one with the same rules and the same chains below."""
-        texts = tuple(self._chains.rules(key, packet.destination, packet.port))
-        chain = _signed_chain(texts)
-        below = [self._below(key, target, packet) for target in chain.targets]
-        if chain.varies or any(it and it.varies for it in below):
-            return self._computed(key, chain.rules, packet, varies=True)
-        numbers = tuple([it.number if it else 0 for it in below])
-        same = (texts, numbers, self._bits, packet.protocol)
-        if (known := self._shared.chains.get(same)) is None:
-            known = self._shared.chains[same] = self._computed(key, chain.rules, packet, varies=False)
-        return known
+    def _rules(self, key: ChainKey, packet: Packet) -> tuple[Sequence[SignedRule], bool]:
+        """Return the rules that a packet can match, and whether packets to other destinations can match others."""
+        texts = self._chains.rules(key, packet.destination, packet.port)
+        if varies := self._chains.is_long(key):
+            rules: Sequence[SignedRule] = [*map(sign_rule, texts)]
+        else:
+            chain = _signed_chain(tuple(texts))
+            rules, varies = chain.rules, chain.varies
+        bits, protocol = self._bits, packet.protocol
+        if varies:
+            rules = [it for it in rules if not it.destination or _meets(it, packet, self._host)]
+        return [
+            it for it in rules if (not it.protocols or protocol in it.protocols) and it.possible(bits)
+        ], varies
 
-    def _below(self, key: ChainKey, target: str, packet: Packet) -> Signature | None:
-        below = ChainKey(key.table, target)
-        return self._sign(below, packet) if below in self._chains else None
-
-    def _computed(
-        self, key: ChainKey, signed: Iterable[SignedRule], packet: Packet, varies: bool
-    ) -> Signature:
+    def _computed(self, signed: Sequence[SignedRule], below: Sequence[Signature | None]) -> Signature:
         rules: list[_Met] = []
         endpoints: set[str] = set()
         sources: set[str] = set()
         bits, leaves, final = 0, False, False
-        for rule in signed:
-            if not rule.target or not self._meets(rule, packet):
-                continue
+        for rule, onward in zip(signed, below, strict=True):
             conditions = rule.conditions_for(self._bits)
             sources.update(rule.sources)
             bits |= rule.sets
             leaves |= rule.target == "RETURN" or rule.goto
-            if below := self._below(key, rule.target, packet):
-                endpoints |= below.endpoints
-                sources |= below.sources
-                bits |= below.bits
-                if conditions or below.rules is None or rule.goto or len(rules) > _MOST_INLINED:
-                    rules.append((conditions, rule.action, below.number))
+            if onward:
+                endpoints |= onward.endpoints
+                sources |= onward.sources
+                bits |= onward.bits
+                if conditions or onward.rules is None or rule.goto or len(rules) > _MOST_INLINED:
+                    rules.append((conditions, rule.action, onward.number))
                     final = rule.goto and not conditions
                 else:
-                    rules += below.rules
-                    final = below.final
+                    rules += onward.rules
+                    final = onward.final
             else:
                 rules.append((conditions, f"{rule.action} {rule.target}", 0))
                 final = rule.ends and not conditions
@@ -150,33 +152,25 @@ class Signer:
             frozenset(sources),
             bits,
             final and not leaves,
-            varies,
         )
-
-    def _meets(self, rule: SignedRule, packet: Packet) -> bool:
-        if rule.protocols is not None and packet.protocol not in rule.protocols:
-            return False
-        return rule.possible(self._bits) and all(_meets(one, packet, self._host) for one in rule.destination)
 
 
 class _SignedChain(msgspec.Struct, frozen=True):
-    """The rules of a chain; `targets` are those that may be chains."""
+    """The rules of a chain that may match; `varies`: not for all destinations."""
 
     rules: tuple[SignedRule, ...]
-    targets: tuple[str, ...]
     varies: bool
 
 
 @lru_cache(maxsize=_MOST_CHAINS)
 def _signed_chain(texts: tuple[str, ...]) -> _SignedChain:
-    rules = tuple(map(sign_rule, texts))
-    targets = tuple(dict.fromkeys(it.target for it in rules if it.target))
-    return _SignedChain(rules, targets, any(it.destination for it in rules))
+    rules = tuple(it for it in map(sign_rule, texts) if it.target and not it.never)
+    return _SignedChain(rules, any(it.destination for it in rules))
 
 
-def _meets(one: RuleCondition, packet: Packet, host: Host) -> bool:
-    """Return whether a packet meets a condition; none meets one with an unreadable value."""
+def _meets(rule: SignedRule, packet: Packet, host: Host) -> bool:
+    """Return whether a packet meets the conditions on the destination; none meets one with an unreadable value."""
     try:
-        return bool(one.probability(packet, host))
+        return all(one.probability(packet, host) for one in rule.destination)
     except (ValueError, ArithmeticError):
         return False

@@ -7,7 +7,7 @@ from pykubeproxy.rules.parse import without_comment
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 # Shorter chains are searched from their first rule to their last.
-_LONG = 32
+_LONG = 16
 # iptables-save prints the addresses before all other conditions.
 _DESTINATION = re.compile(r"(?:(?:! )?-s \S+ )?-d ([^\s/]+)(?:/32|/128)? ")
 _PORT = re.compile(r"(?<!!) --dport (\d+)(?:\s|$)")

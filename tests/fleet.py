@@ -1,0 +1,143 @@
+"""A generated cluster with many nodes, and the tables of each node as iptables-save prints them.
+
+Of every ten nodes, five run an old kube-proxy, one has stopped following the objects, and one runs in IPVS mode.
+"""
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pykubeproxy.config import Dispatch
+from pykubeproxy.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Kind,
+    Listed,
+    Node,
+    Object,
+    Port,
+    Protocol,
+    Service,
+)
+from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.dispatch import node_port_jumps
+from pykubeproxy.rules.options import LocalTraffic, RuleOptions
+from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.selection import NodeTopology
+from tests.older_forms import Form, rules_in_form
+
+_POD_NETWORK = {Family.IPV4: "10.244.0.0/16", Family.IPV6: "fd00:10:244::/48"}
+_FORMS = (Form.V1_22, Form.V1_36, Form.V1_25, Form.V1_30)
+
+
+class NodeKind(enum.Enum):
+    """What a node does."""
+
+    FOLLOWS = "follows"
+    STALE = "stale"
+    IPVS = "ipvs"
+
+
+class Size(NamedTuple):
+    """The number of nodes, of Services, and of endpoints of each Service."""
+
+    nodes: int
+    services: int = 200
+    endpoints: int = 5
+
+
+class FleetNode(NamedTuple):
+    """A node of the generated cluster, what it does, and the version of its kube-proxy."""
+
+    node: Node
+    kind: NodeKind
+    form: Form
+
+
+def nodes(size: Size) -> list[FleetNode]:
+    """Return the nodes of the cluster."""
+    found = []
+    for index in range(size.nodes):
+        high, low = divmod(index, 250)
+        node = Node(
+            f"node{index}",
+            addresses=(f"192.168.{high}.{low + 1}",),
+            pod_cidrs=(f"10.244.{index % 256}.0/24",),
+            zone=f"zone{index % 3}",
+        )
+        kind = {3: NodeKind.STALE, 7: NodeKind.IPVS}.get(index % 10, NodeKind.FOLLOWS)
+        found.append(FleetNode(node, kind, _FORMS[index % 4]))
+    return found
+
+
+def cluster(size: Size, changed: frozenset[int] = frozenset()) -> Cluster:
+    """Return the objects. The Services with the numbers in `changed` have one endpoint less than they are to have."""
+    found = Cluster()
+    services, slices = zip(*(_service(size, it, it in changed) for it in range(size.services)), strict=True)
+    found.apply(Listed(Kind.SERVICE, services))
+    found.apply(Listed(Kind.ENDPOINT_SLICE, slices))
+    found.apply(Listed(Kind.NODE, tuple(it.node for it in nodes(size))))
+    return found
+
+
+def _service(size: Size, index: int, changed: bool) -> tuple[Object, Object]:
+    """Return a Service and its slice: one in ten with a node port, one in twenty of type LoadBalancer."""
+    name, ip = f"service{index}", f"10.96.{index // 250}.{index % 250 + 1}"
+    node_port = 30000 + index if index % 10 == 0 else 0
+    balancer = index % 20 == 0
+    service = Service(
+        "default",
+        name,
+        type="LoadBalancer" if balancer else "NodePort" if node_port else "ClusterIP",
+        cluster_ips=(ip,),
+        ports=(Port("http", Protocol.TCP, 80, node_port),),
+        load_balancer_ips=(f"203.0.113.{index // 20 % 250 + 1}",) if balancer else (),
+        external_local=balancer and index % 40 == 0,
+        affinity_seconds=10800 if index % 25 == 0 else None,
+    )
+    endpoints = tuple(
+        Endpoint(
+            f"10.244.{(index + 7 * it) % 256}.{index % 200 + 2}",
+            node_name=f"node{(index + 7 * it) % size.nodes}",
+        )
+        for it in range(size.endpoints - changed)
+    )
+    ports = (EndpointPort("http", Protocol.TCP, 8080),)
+    slice_ = EndpointSlice("default", f"{name}-a", name, Family.IPV4, endpoints, ports, trigger_time=1000.0)
+    return service, slice_
+
+
+def context(node: Node, family: Family = Family.IPV4) -> RuleContext:
+    """Return what the rules of a node depend on besides the objects."""
+    options = RuleOptions(
+        family=family,
+        local_traffic=LocalTraffic(source=_POD_NETWORK[family]),
+        node_ip=node.addresses[0],
+        dispatch=Dispatch.FLAT,
+    )
+    jumps = node_port_jumps((), (), options)
+    return RuleContext(NodeTopology(node.name, node.zone), options, jumps)
+
+
+def tables(one: FleetNode, objects: Cluster) -> dict[Family, Ruleset]:
+    """Return the tables of a node that follows these objects."""
+    return {family: rules_in_form(one.form, objects, context(one.node, family)) for family in Family}
+
+
+def saved(rules: Ruleset) -> str:
+    """Return the output of iptables-save or ip6tables-save, with counters."""
+    program = "ip6tables-save" if rules.family is Family.IPV6 else "iptables-save"
+    return "".join(f"{line}\n" for line in _saved(rules, program))
+
+
+def _saved(rules: Ruleset, program: str) -> Iterator[str]:
+    for table in rules.tables():
+        yield f"# Generated by {program} v1.8.9 (nf_tables) on Sun Nov 22 12:00:00 2026"
+        yield f"*{table}"
+        yield from (f":{chain} - [0:0]" for chain, _ in rules.of_table(table))
+        yield from (f"[12:720] -A {chain} {it}" for chain, some in rules.of_table(table) for it in some)
+        yield "COMMIT"
+        yield "# Completed on Sun Nov 22 12:00:00 2026"
