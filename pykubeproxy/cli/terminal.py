@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
@@ -46,6 +46,17 @@ def echo_styled(text: str) -> None:
 def guard() -> None:
     """Replace standard output and error so that all text passes `printable`."""
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
+
+
+@contextmanager
+def progress(total: int, label: str) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on standard error if that is a terminal; the function advances it by one."""
+    out = sys.stderr.file if isinstance(sys.stderr, _Guarded) else sys.stderr
+    if not out.isatty():
+        yield lambda: None
+        return
+    with click.progressbar(length=total, label=label, file=cast("TextIO", out), show_pos=True) as bar:
+        yield lambda: bar.update(1)
 
 
 def clear() -> None:

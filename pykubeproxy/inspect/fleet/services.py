@@ -1,6 +1,7 @@
 """Say of each Service what packets get instead of what they should get, in words that hold for many nodes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,15 +22,19 @@ _VERDICTS = {
 }
 
 
-class WrongService(msgspec.Struct, frozen=True, order=True):
-    """A Service whose rules on a node do not follow the objects.
+class Difference(NamedTuple):
+    """What is different at a port, "" if it has no name: endpoints, and the addresses that clients connect to."""
 
-    `differences` are sentences, each about a port, with the endpoints and the addresses that clients connect to.
-    """
+    port: str
+    text: str
+
+
+class WrongService(msgspec.Struct, frozen=True, order=True):
+    """A Service whose rules on a node do not follow the objects."""
 
     namespace: str
     name: str
-    differences: tuple[str, ...]
+    differences: tuple[Difference, ...]
 
     @property
     def key(self) -> Key:
@@ -44,15 +49,13 @@ def wrong_services(
     titles = _Titles(cluster)
     for change in changes:
         by_title.setdefault(titles.of(change), []).append(change)
-    sentences: dict[Key, list[str]] = {}
+    found: dict[Key, list[Difference]] = {}
     for title, some in sorted(by_title.items()):
         namespace, _, name = title.partition("/")
         service, _, port = name.partition(":")
-        for sentence in _sentences(some, host):
-            sentences.setdefault(Key(namespace, service), []).append(
-                f"{port}: {sentence}" if port else sentence
-            )
-    return tuple(WrongService(*key, tuple(found)) for key, found in sorted(sentences.items()))
+        differences = (Difference(port, it) for it in _sentences(some, host))
+        found.setdefault(Key(namespace, service), []).extend(differences)
+    return tuple(WrongService(*key, tuple(differences)) for key, differences in sorted(found.items()))
 
 
 class _Titles:

@@ -1,0 +1,164 @@
+"""The table of nodes, and the JSON document, of `kubectl pykubeproxy diff`."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+import click
+
+from pykubeproxy import API_VERSION
+from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
+from pykubeproxy.inspect.fleet.services import WrongService
+from pykubeproxy.inspect.fleet.settings import other_settings
+from pykubeproxy.wording import counted, listed, wrapped
+
+_HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
+_COLORS = {
+    NodeVerdict.FOLLOWS: "green",
+    NodeVerdict.CATCHING_UP: "yellow",
+    NodeVerdict.DIFFERS: "red",
+    NodeVerdict.NOT_COMPARED: "yellow",
+}
+# How many nodes or Services a paragraph names.
+_NODES = 8
+_SERVICES = 20
+
+
+def text(results: Iterable[NodeResult]) -> str:
+    """Return a line for each node, then what is wrong on which nodes; styled for click.echo."""
+    ordered = sorted(results, key=lambda it: _natural(it.node))
+    paragraphs = [*_reasons(ordered), *_wrong(ordered), *_settings(ordered), _summary(ordered)]
+    return "\n".join(["".join(f"{line}\n" for line in lines) for lines in (_table(ordered), *paragraphs)])
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that orders node2 before node10."""
+    return tuple((int(digits or 0), other) for other, digits in re.findall(r"(\D+|^)(\d{0,18})", name))
+
+
+def _table(results: Sequence[NodeResult]) -> list[str]:
+    rows = [_HEADER, *(_row(it) for it in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    verdicts = [None, *(it.verdict for it in results)]
+    return [_line(row, widths, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+
+
+def _row(result: NodeResult) -> tuple[str, ...]:
+    compared = result.verdict is not NodeVerdict.NOT_COMPARED
+    wrong = "all" if compared and result.reason else str(len(result.wrong)) if compared else ""
+    return result.node, result.proxy, result.verdict.value, wrong, _time(result.since, " ")
+
+
+def _line(row: Sequence[str], widths: Sequence[int], verdict: NodeVerdict | None) -> str:
+    cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+    if verdict:
+        cells[2] = click.style(cells[2], fg=_COLORS[verdict])
+    return "  ".join(cells).rstrip()
+
+
+def _time(since: float | None, separator: str) -> str:
+    if since is None:
+        return ""
+    return f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d{separator}%H:%M:%S}Z"
+
+
+def _reasons(results: Sequence[NodeResult]) -> Iterator[list[str]]:
+    """Yield a paragraph for each reason why nodes are not compared, or have no rules."""
+    nodes: dict[str, list[str]] = {}
+    for it in results:
+        if it.reason:
+            nodes.setdefault(it.reason, []).append(it.node)
+    for reason, names in nodes.items():
+        yield wrapped(f"{_nodes(names)}: {reason}", "", "  ")
+
+
+def _wrong(results: Sequence[NodeResult]) -> Iterator[list[str]]:
+    """Yield a paragraph for the Services that are wrong in the same way on the same nodes."""
+    nodes: dict[WrongService, list[str]] = {}
+    for it in results:
+        for service in it.wrong:
+            nodes.setdefault(service, []).append(it.node)
+    services: dict[tuple[str, ...], list[WrongService]] = {}
+    for service, names in nodes.items():
+        services.setdefault(tuple(names), []).append(service)
+    for places, some in sorted(services.items(), key=lambda it: -len(it[0])):
+        yield [
+            click.style(f"{_nodes(places)}: {counted(len(some), 'wrong Service')}", bold=True),
+            *_lines(some),
+        ]
+
+
+def _lines(services: Sequence[WrongService]) -> Iterator[str]:
+    for service in sorted(services)[:_SERVICES]:
+        for port, difference in service.differences:
+            title = f"{service.key}:{port}" if port else str(service.key)
+            yield from wrapped(f"{title}: {difference}", "  ", "    ")
+    if len(services) > _SERVICES:
+        yield f"  and {counted(len(services) - _SERVICES, 'more Service')}"
+
+
+def _settings(results: Sequence[NodeResult]) -> Iterator[list[str]]:
+    for other in other_settings({it.node: it.settings for it in results if it.settings}):
+        usual = f"{other.usual} on most nodes"
+        yield wrapped(f"{_nodes(other.nodes)}: {other.name} is {other.value}, but {usual}", "", "  ")
+
+
+def _summary(results: Sequence[NodeResult]) -> list[str]:
+    counts = [
+        f"{number} {verdict.value}"
+        for verdict in NodeVerdict
+        if (number := sum(it.verdict is verdict for it in results))
+    ]
+    return [f"{counted(len(results), 'node')}: {', '.join(counts) or 'none'}."]
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return listed(names, _NODES)
+
+
+def document(results: Iterable[NodeResult]) -> dict[str, object]:
+    """The comparison of nodes as a JSON document of version pykubeproxy/v1.
+
+    {"apiVersion", "different": true if a node differs,
+     "nodes": [{"node", "proxy": such as "kube-proxy v1.35.1", "pod": "namespace/name"; "" if unknown,
+                "verdict": "follows"|"catching up"|"differs"|"not compared",
+                "reason": why it is not compared, or has no rules at all; else "",
+                "otherProxy": true if its proxy does not write such rules,
+                "staleSince": time, or null; it has not followed the objects since then or longer,
+                "wrong": [{"namespace", "name", "differences": [{"port": its name, "text": sentence}]}],
+                "settings": {name of a setting of kube-proxy: what the rules show}}],
+     "otherSettings": [{"name", "value", "usual": the value on most nodes, "nodes": [name]}]}
+
+    A node that is "catching up" has wrong Services that changed less than --sync-period ago. Keys may be added.
+    """
+    ordered = sorted(results, key=lambda it: _natural(it.node))
+    return {
+        "apiVersion": API_VERSION,
+        "different": any(it.verdict is NodeVerdict.DIFFERS for it in ordered),
+        "nodes": [_entry(it) for it in ordered],
+        "otherSettings": [
+            {**it._asdict(), "nodes": list(it.nodes)}
+            for it in other_settings({it.node: it.settings for it in ordered if it.settings})
+        ],
+    }
+
+
+def _entry(result: NodeResult) -> Mapping[str, object]:
+    return {
+        "node": result.node,
+        "proxy": result.proxy,
+        "pod": result.pod,
+        "verdict": result.verdict.value,
+        "reason": result.reason,
+        "otherProxy": result.other_proxy,
+        "staleSince": _time(result.since, "T") or None,
+        "wrong": [
+            {
+                "namespace": it.namespace,
+                "name": it.name,
+                "differences": [one._asdict() for one in it.differences],
+            }
+            for it in result.wrong
+        ],
+        "settings": dict(result.settings),
+    }
