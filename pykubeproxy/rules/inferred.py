@@ -19,9 +19,12 @@ _SERVICES = ChainKey("nat", names.SERVICES)
 _MARK_MASQ = ChainKey("nat", names.MARK_MASQ)
 # A rule that masquerades traffic to a cluster IP: all of it, or what does not come from pods of the node.
 _MASQUERADED = re.compile(
-    r"(?:! -s (?P<local>\S+) )?-d \S+(?P<interface> ! -i \S+)? -p \w+ .* -j KUBE-MARK-MASQ"
+    r"(?:! -s (?P<local>\S+) )?-d \S+(?: ! -i (?P<interface>\S+))? -p \w+ .* -j KUBE-MARK-MASQ"
 )
 _CLUSTER_IP = re.compile(r'-d \S+ -p \w+ -m comment --comment "\S+ cluster IP" .* -j KUBE-SV[CL]-')
+# Chains of external addresses; KUBE-XLB- up to version 1.23.
+_EXTERNAL_PREFIXES = (names.EXTERNAL_PREFIX, "KUBE-XLB-")
+_FROM_PODS = re.compile(r"-(?P<option>[si]) (?P<local>\S+) .*-j KUBE-SVC-")
 _MARK = re.compile(r"-j MARK --(?:set-x|or-)mark (0x[0-9a-f]+)")
 
 
@@ -52,6 +55,7 @@ class InferredSettings(msgspec.Struct, frozen=True):
     - `local_traffic`: how the proxy matches packets of the node's pods; None if it does not
     - `localhost_node_ports`: node ports are served on 127.0.0.0/8
     - `node_port_jumps`: the rules that lead to the node ports
+    - `serves`: there are rules for cluster IPs, without which little can be inferred
     """
 
     masquerade_bit: int = 14
@@ -59,6 +63,7 @@ class InferredSettings(msgspec.Struct, frozen=True):
     local_traffic: LocalTraffic | None = None
     localhost_node_ports: bool = True
     node_port_jumps: tuple[str, ...] = ()
+    serves: bool = False
 
 
 def inferred_settings(rules: Ruleset) -> InferredSettings | None:
@@ -69,34 +74,53 @@ def inferred_settings(rules: Ruleset) -> InferredSettings | None:
     if _SERVICES not in rules.chains:
         return None
     jumps = tuple(it for it in rules.chains[_SERVICES] if parse_target(it) == names.NODEPORTS)
+    served = sum(1 for it in rules.chains[_SERVICES] if _CLUSTER_IP.match(it))
     most_common = Counter(_masqueraded(rules)).most_common(1)
     how, number = most_common[0] if most_common else (None, 0)
-    if 2 * number < sum(1 for it in rules.chains[_SERVICES] if _CLUSTER_IP.match(it)):
+    if 2 * number < served:
         how = None
+    masquerade_all = how == LocalTraffic()
+    if masquerade_all or how is None:
+        how = next((it for it, _ in Counter(_local(rules)).most_common(1)), None)
     return InferredSettings(
         masquerade_bit=_masquerade_bit(rules),
-        masquerade_all=how == LocalTraffic(),
-        local_traffic=how if how != LocalTraffic() else None,
+        masquerade_all=masquerade_all,
+        local_traffic=how,
         localhost_node_ports=not any(it.startswith("! -d 127.0.0.0/8 ") for it in jumps),
         node_port_jumps=jumps,
+        serves=served > 0,
     )
 
 
 def _masqueraded(rules: Ruleset) -> Iterator[LocalTraffic]:
     """Yield for each cluster IP what is not masqueraded; an empty value for nothing."""
+    for rule in _marking(rules):
+        # The same rules for external IPs differ by policy.
+        if " external IP" not in rule and (found := _MASQUERADED.match(rule)):
+            yield LocalTraffic(source=found["local"] or "", interface=found["interface"] or "")
+
+
+def _marking(rules: Ruleset) -> Iterator[str]:
+    """Yield the rules that masquerade traffic to cluster IPs; versions up to 1.23 have them in KUBE-SERVICES."""
     for key, some in rules.chains.items():
-        # Versions up to 1.23 have these rules in KUBE-SERVICES.
-        if key == _SERVICES or (
-            key.table == "nat" and key.chain.startswith((names.CLUSTER_PREFIX, names.LOCAL_PREFIX))
-        ):
-            for rule in some if key == _SERVICES else some[:1]:
-                if rule.endswith("-j KUBE-MARK-MASQ") and (found := _MASQUERADED.match(rule)):
-                    if " external IP" in rule or " loadbalancer IP" in rule:
-                        continue
-                    if found["interface"]:
-                        yield LocalTraffic(interface=found["interface"].rpartition(" ")[2])
-                    else:
-                        yield LocalTraffic(source=found["local"] or "")
+        if key == _SERVICES:
+            yield from (it for it in some if it.endswith("-j KUBE-MARK-MASQ"))
+        elif key.table == "nat" and key.chain.startswith((names.CLUSTER_PREFIX, names.LOCAL_PREFIX)):
+            yield from (it for it in some[:1] if it.endswith("-j KUBE-MARK-MASQ"))
+
+
+def _local(rules: Ruleset) -> Iterator[LocalTraffic]:
+    """Yield for each external address under policy Local what comes from pods of the node."""
+    for key, some in rules.chains.items():
+        if key.table == "nat" and key.chain.startswith(_EXTERNAL_PREFIXES):
+            for rule in some:
+                if found := _FROM_PODS.match(rule):
+                    local = found["local"]
+                    yield (
+                        LocalTraffic(source=local)
+                        if found["option"] == "s"
+                        else LocalTraffic(interface=local)
+                    )
 
 
 def _masquerade_bit(rules: Ruleset) -> int:

@@ -67,6 +67,7 @@ class FleetComparison:
         self.cluster = cluster
         self.comparison = comparison or MeaningComparison()
         self._desired = DesiredRules(cluster)
+        self._cluster_ips = frozenset(ip for it in cluster.services() for ip in it.cluster_ips)
 
     def compare(
         self, node: Node, tables: Mapping[Family, Ruleset], proxy: str = "", pod: str = ""
@@ -98,11 +99,10 @@ class FleetComparison:
     def _changes(
         self, node: Node, live: Ruleset, inferred: InferredSettings, host: Host, proxy: str
     ) -> Iterator[MeaningChange]:
-        # Chains may be read lazily, but here each is needed several times.
         before = proxy_part(live)
         desired = self._desired.ruleset(_context(node, live, inferred, proxy))
         for change in self.comparison.changes(before, desired, host):
-            if not is_of_older_version(change, before, host):
+            if not is_of_older_version(change, before, host, self._cluster_ips):
                 yield change
 
 

@@ -19,6 +19,8 @@ class OtherSetting(NamedTuple):
 
 def described(settings: InferredSettings, node: Node, family: Family) -> Mapping[str, str]:
     """Return the settings of one family by name; nodes with the same configuration get the same text."""
+    if not settings.serves:
+        return {}
     suffix = "" if family is Family.IPV4 else f" ({family.value})"
     found = {
         "masqueradeAll": str(settings.masquerade_all).lower(),
@@ -26,8 +28,8 @@ def described(settings: InferredSettings, node: Node, family: Family) -> Mapping
         "nodePortAddresses": _node_ports(settings.node_port_jumps),
         "localhostNodePorts": str(settings.localhost_node_ports).lower(),
     }
-    if not settings.masquerade_all:
-        found["detectLocalMode"] = _local_traffic(settings, node)
+    if settings.local_traffic or not settings.masquerade_all:
+        found["detectLocal"] = _local_traffic(settings, node)
     return {f"{name}{suffix}": value for name, value in found.items()}
 
 

@@ -1,5 +1,7 @@
 """What older versions of kube-proxy do otherwise by design."""
 
+from collections.abc import Container
+
 import msgspec
 
 from pykubeproxy.inspect.meaning.model import Meaning, MeaningChange, Outcome, Part, same_meaning
@@ -12,7 +14,9 @@ _PROXY_FIREWALL = ChainKey("filter", names.PROXY_FIREWALL)
 _MARK_DROP = ChainKey("nat", "KUBE-MARK-DROP")
 
 
-def is_of_older_version(change: MeaningChange, before: Ruleset, host: Host) -> bool:
+def is_of_older_version(
+    change: MeaningChange, before: Ruleset, host: Host, cluster_ips: Container[str]
+) -> bool:
     """Return whether a change shows only that `before` are the rules of a version before 1.26.
 
     Such a version marks packets for KUBE-FIREWALL, which drops fewer of them. Before 1.24, local traffic reaches external
@@ -21,8 +25,11 @@ def is_of_older_version(change: MeaningChange, before: Ruleset, host: Host) -> b
     if _PROXY_FIREWALL in before.chains or _MARK_DROP not in before.chains:
         return False
     passes = not change.origin.on_node
-    any_source = not host.is_local(change.destination.address) and not any(
-        key.chain.startswith(names.EXTERNAL_PREFIX) for key in before.chains
+    address = change.destination.address
+    any_source = (
+        address not in cluster_ips
+        and not host.is_local(address)
+        and not any(key.chain.startswith(names.EXTERNAL_PREFIX) for key in before.chains)
     )
     return same_meaning(*(_reduced(it, passes, any_source) for it in (change.before, change.after)))
 

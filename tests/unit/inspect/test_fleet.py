@@ -1,0 +1,314 @@
+"""Compare the rules of many nodes with the objects: which Services are wrong where, without false alarms."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from pykubeproxy.inspect.fleet import render
+from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
+from pykubeproxy.inspect.fleet.rounds import Clock, NodeTables, UnknownTables, compare_fleet
+from pykubeproxy.inspect.meaning.walk import Rules
+from pykubeproxy.objects import EndpointSlice, Family, Key, Kind, Listed, Node, Service
+from pykubeproxy.rules.inferred import inferred_settings
+from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.saves import SavedFile, read_saves
+from pykubeproxy.services.cluster import Cluster
+from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, tables
+from tests.older_forms import Form, rules_in_form
+
+SIZE = Size(nodes=20, services=21)
+NOW = 100_000.0
+SYNC_PERIOD = 30.0
+WRONG = frozenset({3, 4})
+
+
+@cache
+def followed() -> Cluster:
+    return cluster(SIZE)
+
+
+@cache
+def stale() -> Cluster:
+    return cluster(SIZE, WRONG)
+
+
+@cache
+def read(one: FleetNode, objects: Cluster) -> dict[Family, Ruleset]:
+    """Return the tables of a node as the output of iptables-save gives them."""
+    files = (SavedFile(family.value, saved(it)) for family, it in tables(one, objects).items())
+    return {it.ruleset.family: it.ruleset for it in read_saves(files)}
+
+
+class Source:
+    """Nodes of which some follow the objects of `old`; `reads` are the names of the nodes that were read, in order."""
+
+    def __init__(self, objects: Cluster | None = None, changed_at: float | None = 1000.0) -> None:
+        self.cluster = objects or followed()
+        self.old: Mapping[str, Cluster] = {
+            it.node.name: stale() for it in nodes(SIZE) if it.kind is NodeKind.STALE
+        }
+        self.reads: list[str] = []
+        self.lists = 0
+        self.changed_at = changed_at
+        self.known = {it.node.name: it for it in nodes(SIZE)}
+
+    def objects(self) -> Cluster:
+        self.lists += 1
+        return self.cluster
+
+    def tables(self, nodes: Sequence[Node]) -> Iterator[NodeTables | UnknownTables]:
+        for node in reversed(nodes):
+            self.reads.append(node.name)
+            one = self.known[node.name]
+            if one.kind is NodeKind.IPVS:
+                yield UnknownTables(node, "runs kube-proxy in IPVS mode", other_proxy=True)
+            else:
+                objects = self.old.get(node.name, self.cluster)
+                yield NodeTables(
+                    node, read(one, objects), f"kube-proxy {one.form.value}", f"kube-system/{node.name}"
+                )
+
+    def last_changes(self, services: Sequence[Key]) -> Mapping[Key, float]:
+        return dict.fromkeys(services, self.changed_at) if self.changed_at else {}
+
+
+class Time:
+    """A clock that only sleeping advances."""
+
+    def __init__(self, wake: Any = None) -> None:
+        self.now = NOW
+        self.slept: list[float] = []
+        self._wake = wake
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        if self._wake:
+            self._wake(len(self.slept))
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self.sleep)
+
+
+def results_of(source: Source, time: Time) -> dict[str, NodeResult]:
+    wanted = [it.node for it in nodes(SIZE)]
+    return {it.node: it for it in compare_fleet(source, wanted, time.clock(), SYNC_PERIOD)}
+
+
+@cache
+def usual() -> tuple[Source, Time, dict[str, NodeResult]]:
+    source, time = Source(), Time()
+    return source, time, results_of(source, time)
+
+
+def test_each_node_gets_its_verdict_whatever_its_version() -> None:
+    _, _, results = usual()
+    assert len(results) == SIZE.nodes
+    expected = {
+        NodeKind.FOLLOWS: NodeVerdict.FOLLOWS,
+        NodeKind.STALE: NodeVerdict.DIFFERS,
+        NodeKind.IPVS: NodeVerdict.NOT_COMPARED,
+    }
+    for one in nodes(SIZE):
+        assert results[one.node.name].verdict is expected[one.kind], results[one.node.name]
+
+
+def test_a_stale_node_names_its_wrong_services_and_since_when() -> None:
+    _, _, results = usual()
+    result = results["node3"]
+    assert [str(it.key) for it in result.wrong] == ["default/service3", "default/service4"]
+    (difference,) = result.wrong[0].differences
+    assert difference == ("http", "1 endpoint missing: 10.244.31.5:8080 at 10.96.0.4:80")
+    assert result.since == 1000.0
+    assert result.proxy == "kube-proxy v1.30.8"
+
+
+def test_only_nodes_that_differ_are_read_again() -> None:
+    source, time, _ = usual()
+    assert sorted(source.reads[SIZE.nodes :]) == ["node13", "node3"]
+    assert source.lists == 2
+    assert time.slept == [2.0], "the objects changed long ago"
+
+
+def test_a_node_that_catches_up_meanwhile_follows() -> None:
+    source = Source(changed_at=NOW - 1)
+
+    def wake(_: int) -> None:
+        source.old = {}
+
+    results = results_of(source, Time(wake))
+    assert results["node3"].verdict is NodeVerdict.FOLLOWS
+    assert results["node13"].verdict is NodeVerdict.FOLLOWS
+
+
+@pytest.mark.parametrize("changed_at", [NOW - 1, None])
+def test_a_node_differs_only_after_the_sync_period_if_objects_changed_lately(
+    changed_at: float | None,
+) -> None:
+    time = Time()
+    results = results_of(Source(changed_at=changed_at), time)
+    assert sum(time.slept) >= SYNC_PERIOD
+    assert results["node3"].verdict is NodeVerdict.DIFFERS
+
+
+def test_services_that_change_at_each_reading_make_no_node_stale() -> None:
+    source = Source(changed_at=NOW)
+
+    def wake(times: int) -> None:
+        source.cluster = renewed(source.cluster, times)
+
+    results = results_of(source, Time(wake))
+    assert results["node3"].verdict is NodeVerdict.CATCHING_UP
+    assert source.reads.count("node3") == 4
+
+
+def renewed(objects: Cluster, number: int) -> Cluster:
+    """Return the same objects with a new time in every slice."""
+    new = Cluster()
+    services = tuple(objects.services())
+    slices = [it for one in services for it in objects.all_slices_of(one.key)]
+    new.apply(Listed(Kind.SERVICE, services))
+    later = (msgspec.structs.replace(it, trigger_time=NOW + number) for it in slices)
+    new.apply(Listed(Kind.ENDPOINT_SLICE, tuple(later)))
+    new.apply(Listed(Kind.NODE, tuple(it.node for it in nodes(SIZE))))
+    return new
+
+
+def compared(
+    rules: Mapping[Family, Ruleset], objects: Cluster, one: FleetNode, proxy: str = ""
+) -> NodeResult:
+    return FleetComparison(objects).compare(one.node, rules, proxy)
+
+
+def ipv4(one: FleetNode, objects: Cluster, **options: Any) -> dict[Family, Ruleset]:
+    """Return the rules of a node with other options."""
+    base = context(one.node)
+    changed = msgspec.structs.replace(base, options=msgspec.structs.replace(base.options, **options))
+    return {Family.IPV4: rules_in_form(one.form, objects, changed)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"masquerade_all": True},
+        {"local_traffic": None},
+        {"local_traffic": LocalTraffic(interface="cni0")},
+        {"local_traffic": LocalTraffic(source="10.244.1.0/24")},
+        {"masquerade_bit": 5},
+    ],
+)
+def test_other_settings_make_no_service_wrong(options: dict[str, Any]) -> None:
+    one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, Form.V1_36)
+    found = inferred_settings(ipv4(one, followed(), **options)[Family.IPV4])
+    assert found
+    for name, value in options.items():
+        assert getattr(found, name) == value
+    assert compared(ipv4(one, followed(), **options), followed(), one).wrong == ()
+
+
+def test_other_settings_are_one_paragraph() -> None:
+    results = []
+    for one in nodes(Size(8)):
+        options = {"masquerade_all": True} if one.node.name in ("node2", "node5") else {}
+        results.append(compared(ipv4(one, followed(), **options), followed(), one))
+    text = click.unstyle(render.text(results))
+    assert "node2 and node5: masqueradeAll is true, but false on most nodes" in text
+    assert "8 nodes: 8 follows." in text
+
+
+def test_one_service_without_masquerading_is_wrong_not_a_setting() -> None:
+    one = nodes(SIZE)[1]
+    rules = ipv4(one, followed())[Family.IPV4]
+    key, some = next(
+        (k, it) for k, it in rules.chains.items() if k.chain.startswith("KUBE-SVC-") and "! -s" in it[0]
+    )
+    broken = Ruleset(rules.family, {**rules.chains, key: some[1:]})
+    result = compared({Family.IPV4: broken}, followed(), one)
+    ((_, text),) = [one for it in result.wrong for one in it.differences]
+    assert text.startswith("not masqueraded at 10.96.")
+
+
+def test_a_node_without_rules_differs_as_a_whole() -> None:
+    one = nodes(SIZE)[0]
+    result = compared({Family.IPV4: Ruleset(Family.IPV4, {ChainKey("nat", "OUTPUT"): ()})}, followed(), one)
+    assert result.verdict is NodeVerdict.DIFFERS
+    assert not result.wrong
+    assert "node0: has no rules of a service proxy" in render.text([result])
+
+
+def with_objects(service: Service, *slices: EndpointSlice) -> Cluster:
+    objects = Cluster()
+    objects.apply(Listed(Kind.SERVICE, (service,)))
+    objects.apply(Listed(Kind.ENDPOINT_SLICE, slices))
+    return objects
+
+
+def test_a_service_of_another_proxy_needs_no_rules() -> None:
+    objects = cluster(Size(4, services=1))
+    (service,) = objects.services()
+    labelled = with_objects(
+        msgspec.structs.replace(service, proxy_name="other"), *objects.all_slices_of(service.key)
+    )
+    one = nodes(Size(4))[1]
+    assert compared(tables(one, labelled), labelled, one).verdict is NodeVerdict.FOLLOWS
+    assert compared(tables(one, objects), objects, one).verdict is NodeVerdict.FOLLOWS
+    assert compared(tables(one, labelled), objects, one).verdict is NodeVerdict.DIFFERS
+
+
+def test_nodes_of_other_zones_have_other_endpoints() -> None:
+    objects = cluster(Size(4, services=3))
+    service = objects.service(Key("default", "service1"))
+    assert service
+    (slice_,) = objects.all_slices_of(service.key)
+    hinted = tuple(
+        msgspec.structs.replace(it, zone_hints=(f"zone{index % 3}",))
+        for index, it in enumerate(slice_.endpoints)
+    )
+    objects = with_objects(service, msgspec.structs.replace(slice_, endpoints=hinted))
+    comparison = FleetComparison(objects)
+    for one in nodes(Size(4)):
+        assert comparison.compare(one.node, tables(one, objects)).verdict is NodeVerdict.FOLLOWS
+    zone0, zone1 = nodes(Size(4))[:2]
+    wrong = comparison.compare(zone1.node, tables(zone0, objects)).wrong
+    assert [it.name for it in wrong] == ["service1"]
+
+
+def test_the_table_names_each_node_and_groups_equal_differences() -> None:
+    _, _, results = usual()
+    lines = click.unstyle(render.text(results.values())).splitlines()
+    assert lines[0].split() == ["NODE", "PROXY", "VERDICT", "WRONG", "SINCE", "AT", "LEAST"]
+    assert [it.split()[0] for it in lines[1:4]] == ["node0", "node1", "node2"], "node10 comes after node9"
+    assert "node3   kube-proxy v1.30.8   differs       2      1970-01-01 00:16:40Z" in lines
+    assert lines.count("node3 and node13: 2 wrong Services") == 1
+    assert "node7 and node17: runs kube-proxy in IPVS mode" in lines
+    assert lines[-1] == "20 nodes: 16 follows, 2 differs, 2 not compared."
+
+
+def test_the_document_has_the_same() -> None:
+    _, _, results = usual()
+    document = json.loads(json.dumps(render.document(results.values())))
+    assert document["different"] is True
+    node = document["nodes"][3]
+    assert (node["node"], node["verdict"], node["staleSince"]) == ("node3", "differs", "1970-01-01T00:16:40Z")
+    assert [it["name"] for it in node["wrong"]] == ["service3", "service4"]
+    assert document["nodes"][7]["otherProxy"] is True
+    assert document["otherSettings"] == []
+
+
+def test_the_meaning_of_equal_rules_is_found_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[object] = []
+    send = Rules.send
+    monkeypatch.setattr(Rules, "send", lambda rules, flow: walks.append(flow) or send(rules, flow))
+    comparison = FleetComparison(followed())
+    first, second = (FleetNode(nodes(SIZE)[it].node, NodeKind.STALE, Form.V1_36) for it in (1, 2))
+    assert comparison.compare(first.node, tables(first, stale())).wrong
+    assert walks
+    walks.clear()
+    assert comparison.compare(second.node, tables(second, stale())).wrong
+    assert not walks
