@@ -19,8 +19,9 @@ _COLORS = {
     NodeVerdict.DIFFERS: "red",
     NodeVerdict.NOT_COMPARED: "yellow",
 }
-# How many nodes or Services a paragraph names.
+# How many nodes, addresses of a Service, and Services a paragraph names.
 _NODES = 8
+_PLACES = 5
 _SERVICES = 20
 
 
@@ -90,9 +91,11 @@ def _wrong(results: Sequence[NodeResult]) -> Iterator[list[str]]:
 
 def _lines(services: Sequence[WrongService]) -> Iterator[str]:
     for service in sorted(services)[:_SERVICES]:
-        for port, difference in service.differences:
-            title = f"{service.key}:{port}" if port else str(service.key)
-            yield from wrapped(f"{title}: {difference}", "  ", "    ")
+        for it in service.differences:
+            title = f"{service.key}:{it.port}" if it.port else str(service.key)
+            origin = f" from {it.origin}" if it.origin else ""
+            line = f"{title} at {listed(it.at, _PLACES)}{origin}: {it.text}"
+            yield from wrapped(line, "  ", "    ")
     if len(services) > _SERVICES:
         yield f"  and {counted(len(services) - _SERVICES, 'more Service')}"
 
@@ -125,7 +128,9 @@ def document(results: Iterable[NodeResult]) -> dict[str, object]:
                 "reason": why it is not compared, or has no rules at all; else "",
                 "otherProxy": true if its proxy does not write such rules,
                 "staleSince": time, or null; it has not followed the objects since then or longer,
-                "wrong": [{"namespace", "name", "differences": [{"port": its name, "text": sentence}]}],
+                "wrong": [{"namespace", "name", "differences": [{
+                  "port": its name, "at": ["ip:port" or "node port 30080"],
+                  "origin": "the node"|"elsewhere", "" for both, "text": what clients get}]}],
                 "settings": {name of a setting of kube-proxy: what the rules show}}],
      "otherSettings": [{"name", "value", "usual": the value on most nodes, "nodes": [name]}]}
 
@@ -156,7 +161,7 @@ def _entry(result: NodeResult) -> Mapping[str, object]:
             {
                 "namespace": it.namespace,
                 "name": it.name,
-                "differences": [one._asdict() for one in it.differences],
+                "differences": [{**one._asdict(), "at": list(one.at)} for one in it.differences],
             }
             for it in result.wrong
         ],

@@ -23,9 +23,17 @@ _VERDICTS = {
 
 
 class Difference(NamedTuple):
-    """What is different at a port, "" if it has no name: endpoints, and the addresses that clients connect to."""
+    """What clients of a port get instead of what they should get.
+
+    - `port`: its name, "" without one
+    - `at`: where clients connect to: "ip:port" or "node port 30080"
+    - `origin`: which clients: "the node", "elsewhere", or "" for both
+    - `text`: such as "1 endpoint missing: 10.244.1.5:8080"
+    """
 
     port: str
+    at: tuple[str, ...]
+    origin: str
     text: str
 
 
@@ -53,8 +61,7 @@ def wrong_services(
     for title, some in sorted(by_title.items()):
         namespace, _, name = title.partition("/")
         service, _, port = name.partition(":")
-        differences = (Difference(port, it) for it in _sentences(some, host))
-        found.setdefault(Key(namespace, service), []).extend(differences)
+        found.setdefault(Key(namespace, service), []).extend(_port_differences(port, some, host))
     return tuple(WrongService(*key, tuple(differences)) for key, differences in sorted(found.items()))
 
 
@@ -79,19 +86,16 @@ def _cluster_ips(cluster: Cluster) -> Iterator[tuple[Destination, str]]:
                 yield Destination(port.protocol.value, address, port.port), title
 
 
-def _sentences(changes: Sequence[MeaningChange], host: Host) -> Iterator[str]:
-    """Yield what is different, and where if it is not the same everywhere."""
+def _port_differences(port: str, changes: Sequence[MeaningChange], host: Host) -> Iterator[Difference]:
     found: dict[str, dict[str, set[bool]]] = {}
     for change in changes:
         at = _destination(change.destination, host)
-        for sentence in dict.fromkeys(_differences(change)):
-            found.setdefault(sentence, {}).setdefault(at, set()).add(change.origin.on_node)
-    for sentence, places in found.items():
+        for text in _differences(change):
+            found.setdefault(text, {}).setdefault(at, set()).add(change.origin.on_node)
+    for text, places in found.items():
         origins = set[bool]().union(*places.values())
-        where = f" at {listed(places, _LISTED)}"
-        if len(origins) == 1:
-            where += " from the node" if origins == {True} else " from elsewhere"
-        yield f"{sentence}{where}"
+        origin = "" if len(origins) > 1 else "the node" if True in origins else "elsewhere"
+        yield Difference(port, tuple(places), origin, text)
 
 
 def _destination(destination: Destination, host: Host) -> str:
@@ -104,9 +108,9 @@ def _destination(destination: Destination, host: Host) -> str:
 def _differences(change: MeaningChange) -> Iterator[str]:
     before, after = _endpoints(change.before), _endpoints(change.after)
     if after and not before:
-        yield f"{_verdict(change.before)} instead of reaching {counted(len(after), 'endpoint')}"
+        yield f"{_verdict(change.before)}, should reach {counted(len(after), 'endpoint')}"
     elif before and not after:
-        yield f"reaches {counted(len(before), 'endpoint')} instead of being {_verdict(change.after)}"
+        yield f"reach {counted(len(before), 'endpoint')}, should be {_verdict(change.after)}"
     elif before != after:
         if missing := sorted(after - before):
             yield f"{counted(len(missing), 'endpoint')} missing: {listed(missing, _LISTED)}"
@@ -121,14 +125,14 @@ def _differences(change: MeaningChange) -> Iterator[str]:
 def _other(before: Chances, after: Chances) -> Iterator[str]:
     """Yield the differences between outcomes with the same endpoints, for one group of clients."""
     if not any(it.endpoint for it in after):
-        yield f"{_verdict(before)} instead of {_verdict(after)}"
+        yield f"{_verdict(before)}, should be {_verdict(after)}"
     elif not any(it.endpoint for it in before):
-        yield f"some clients {_verdict(before)} instead of served"
+        yield f"some clients {_verdict(before)}, should be served"
     elif {it.verdict for it in before} != {it.verdict for it in after}:
-        yield "other clients dropped or rejected"
+        yield "other shares of clients dropped or rejected"
     elif (some := {it.masquerade for it in before}) != (others := {it.masquerade for it in after}):
         if len(some) == len(others) == 1:
-            yield "not masqueraded" if others == {True} else "masqueraded, but should not be"
+            yield "not masqueraded, should be" if others == {True} else "masqueraded, should not be"
         else:
             yield "masqueraded for other endpoints"
     elif {it.affinity for it in before} != {it.affinity for it in after}:
