@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.objects import Family
 
 
@@ -14,6 +15,9 @@ class Range(NamedTuple):
     first: int
     last: int
 
+
+# A mask with so many gaps names 4096 ranges.
+_MOST_GAPS = 12
 
 # Sorted, without overlaps.
 Addresses = tuple[Range, ...]
@@ -26,12 +30,33 @@ def every_address(family: Family) -> Addresses:
 
 @lru_cache(maxsize=65536)
 def parse_addresses(text: str) -> Addresses:
-    """Parse "address", "address/length", "address/mask" or "first-last". Raises ValueError."""
+    """Parse "address", "address/length", "address/mask" or "first-last".
+
+    Raises ValueError, or TooManyRules if the mask leaves out too many bits.
+    """
     first, dash, last = text.partition("-")
     if dash:
         return (Range(int(ipaddress.ip_address(first)), int(ipaddress.ip_address(last))),)
+    address, _, mask = text.partition("/")
+    if mask and not mask.isdecimal():
+        start, bits = ipaddress.ip_address(address), ipaddress.ip_address(mask)
+        return tuple(_masked(text, int(start) & int(bits), int(bits), start.max_prefixlen))
     network = ipaddress.ip_network(text, strict=False)
     return (Range(int(network.network_address), int(network.broadcast_address)),)
+
+
+def _masked(text: str, start: int, mask: int, width: int) -> Iterator[Range]:
+    """Yield the ranges of addresses that are `start` in the bits of a mask, which may have gaps."""
+    free = [bit for bit in range(width) if not mask >> bit & 1]
+    block = next((position for position, bit in enumerate(free) if position != bit), len(free))
+    gaps = free[block:]
+    if len(gaps) > _MOST_GAPS:
+        raise TooManyRules(
+            f"the mask of {text} has too many gaps to compare what its rule does; check that rule"
+        )
+    for number in range(1 << len(gaps)):
+        first = start | sum(1 << bit for position, bit in enumerate(gaps) if number >> position & 1)
+        yield Range(first, first + (1 << block) - 1)
 
 
 def union(sets: Iterable[Addresses]) -> Addresses:

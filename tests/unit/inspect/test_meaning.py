@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from pykubeproxy.config import Dispatch
+from pykubeproxy.inspect.limit import TooManyRules
+from pykubeproxy.inspect.meaning.addresses import parse_addresses, render_range
 from pykubeproxy.inspect.meaning.model import MeaningChange, compare_meaning, proxy_part
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
@@ -72,6 +74,26 @@ def test_unreadable_rules_match_nothing() -> None:
     of_icmp = "-d 10.96.0.99/32 -p icmp -m icmp --dport 7 -j KUBE-MARK-MASQ"
     chains = {**rules.chains, key: (of_icmp, *rules.chains[key])}
     assert compare_meaning(rules, Ruleset(rules.family, chains), NODE) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.0/255.255.255.0", ["10.0.0.0/24"]),
+        ("10.0.7.0/255.0.255.255", [f"10.{it}.7.0" for it in range(256)]),
+        ("10.1.0.8/255.254.255.248", ["10.0.0.8/29", "10.1.0.8/29"]),
+        ("fd00::8/ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffd", ["fd00::8", "fd00::a"]),
+        ("10.0.0.0/0.0.0.0", ["0.0.0.0/0"]),
+    ],
+)
+def test_masks_may_have_gaps(text: str, expected: list[str]) -> None:
+    family = Family.IPV6 if ":" in text else Family.IPV4
+    assert [render_range(family, it) for it in parse_addresses(text)] == expected
+
+
+def test_a_mask_with_very_many_gaps_is_no_answer() -> None:
+    with pytest.raises(TooManyRules, match=r"10\.0\.0\.1/0\.0\.0\.1 has too many gaps"):
+        parse_addresses("10.0.0.1/0.0.0.1")
 
 
 def test_a_goto_returns_further_than_a_jump() -> None:
