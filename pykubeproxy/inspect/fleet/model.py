@@ -9,13 +9,19 @@ from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.services import WrongService, wrong_services
 from pykubeproxy.inspect.fleet.settings import described
-from pykubeproxy.inspect.meaning.model import MeaningChange, MeaningComparison, proxy_part
+from pykubeproxy.inspect.meaning.model import (
+    LOCAL_NETWORK,
+    MeaningChange,
+    MeaningComparison,
+    proxy_part,
+    with_source,
+)
 from pykubeproxy.inspect.meaning.versions import is_of_older_version
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings
-from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.selection import NodeTopology
@@ -100,8 +106,16 @@ class FleetComparison:
         self, node: Node, live: Ruleset, inferred: InferredSettings, host: Host, proxy: str
     ) -> Iterator[MeaningChange]:
         before = proxy_part(live)
+        local_network = inferred.local_traffic.source if inferred.local_traffic else ""
+        if local_network in node.pod_cidrs:
+            # Rules that name this network would be others on each node.
+            common = LOCAL_NETWORK[live.family]
+            before = with_source(before, local_network, common)
+            inferred = msgspec.structs.replace(inferred, local_traffic=LocalTraffic(source=common))
+        else:
+            local_network = ""
         desired = self._desired.ruleset(_context(node, live, inferred, proxy))
-        for change in self.comparison.changes(before, desired, host):
+        for change in self.comparison.changes(before, desired, host, local_network):
             if not is_of_older_version(change, before, host, self._cluster_ips):
                 yield change
 

@@ -30,6 +30,8 @@ from pykubeproxy.services.frontend import ANY_LOCAL
 _NOISE = 2e-5
 # How many destinations to remember whose rules have another form or meaning on some nodes.
 _MOST_KNOWN = 1 << 13
+# Stands for the network of a node's pods: networks that no cluster uses (RFC 1112, RFC 6666).
+LOCAL_NETWORK = {Family.IPV4: "240.0.0.0/30", Family.IPV6: "100::/126"}
 # The chains to which a service proxy of any version jumps from built-in chains.
 _ENTRY_CHAINS = frozenset(
     f"KUBE-{it}"
@@ -112,20 +114,39 @@ def proxy_part(live: Ruleset) -> Ruleset:
     return Ruleset(live.family, chains)
 
 
+def with_source(ruleset: Ruleset, source: str, other: str) -> Ruleset:
+    """Return the rules with another network where they have this one as source."""
+    this, that = f"-s {source} ", f"-s {other} "
+    chains = {
+        key: tuple([it.replace(this, that) for it in rules]) if any(this in it for it in rules) else rules
+        for key, rules in ruleset.chains.items()
+    }
+    return Ruleset(ruleset.family, chains, ruleset.policies)
+
+
 def _is_jump(rule: str) -> bool:
     return parse_target(rule) in _ENTRY_CHAINS
 
 
 class _Side:
-    """One of the two states."""
+    """One of the two states, with LOCAL_NETWORK in place of the network of the node's pods."""
 
-    def __init__(self, ruleset: Ruleset, host: Host, own: Addresses, shared: SharedSignatures) -> None:
-        chains = Chains(ruleset)
+    def __init__(self, ruleset: Ruleset, host: Host, shared: SharedSignatures) -> None:
+        self._ruleset = ruleset
         self._host = host
-        self._signer = Signer(chains, host, shared)
+        self._signer = Signer(Chains(ruleset), host, shared)
         self._translated = TranslatedRules(ruleset, host)
         self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
-        self.rules = Rules(chains, host, own)
+        self._rules: Rules | None = None
+
+    def rules(self, local_network: str, own: Addresses) -> Rules:
+        """Return the rules with the network of the node's pods."""
+        if self._rules is None:
+            ruleset = self._ruleset
+            if local_network:
+                ruleset = with_source(ruleset, LOCAL_NETWORK[ruleset.family], local_network)
+            self._rules = Rules(Chains(ruleset), self._host, own)
+        return self._rules
 
     def signature(self, packet: Packet) -> tuple[Signature, ...] | None:
         """Return signatures with numbers that are equal only if the same happens to packets; None if they cannot tell."""
@@ -159,36 +180,49 @@ class MeaningComparison:
         self._shared = SharedSignatures()
         self._known: dict[tuple[object, ...], tuple[MeaningChange, ...]] = {}
 
-    def changes(self, before: Ruleset, after: Ruleset, host: Host) -> Iterator[MeaningChange]:
+    def changes(
+        self, before: Ruleset, after: Ruleset, host: Host, local_network: str = ""
+    ) -> Iterator[MeaningChange]:
         """Yield what packets get instead, for all destinations that either state knows. Raises TooManyRules.
 
-        Among the clients of a change, the addresses of the node may be those of another node.
+        With `local_network`, both states have LOCAL_NETWORK in its place, so that they are the same on many nodes. Among
+        the clients of a change, the addresses of the node may be those of another node.
         """
         self._shared.forget_many()
         origins = tuple(_origins(before, after))
         own = union(
             parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family
         )
-        old, new = (_Side(it, host, own, self._shared) for it in (before, after))
+        network = parse_addresses(local_network) if local_network else ()
+        old, new = (_Side(it, host, self._shared) for it in (before, after))
         for destination, title in _destinations((before, after), host).items():
             packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
             signatures = old.signature(packet), new.signature(packet)
-            if signatures[0] is None or signatures[1] is None:
-                yield from _changes(title, destination, packet, origins, own, old.rules, new.rules)
-                continue
-            numbers = tuple(tuple([it.number for it in some]) for some in signatures if some)
-            if numbers[0] == numbers[1]:
+            numbers = tuple([tuple([it.number for it in some]) if some else () for some in signatures])
+            if numbers[0] and numbers[0] == numbers[1]:
                 continue
             address = "" if destination.address in host.addresses else destination.address
-            sources = frozenset[str]().union(*(it.sources for some in signatures if some for it in some))
-            case = (numbers, destination._replace(address=address), origins, _own_among(sources, own))
-            if (known := self._known.get(case)) is None:
-                known = tuple(_changes(title, destination, packet, origins, own, old.rules, new.rules))
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[case] = known
+            named = _named([it for some in signatures if some for it in some])
+            case = (
+                numbers,
+                destination._replace(address=address),
+                origins,
+                _among(named, own),
+                _among(named, network),
+            )
+            known = self._known.get(case) if all(numbers) else None
+            if known is None:
+                rules = old.rules(local_network, own), new.rules(local_network, own)
+                known = tuple(_changes(title, destination, packet, origins, own, rules))
+                if all(numbers):
+                    self._remember(case, known)
             for change in known:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
+
+    def _remember(self, case: tuple[object, ...], changes: tuple[MeaningChange, ...]) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[case] = changes
 
 
 def compare_meaning(before: Ruleset, after: Ruleset, host: Host) -> tuple[MeaningChange, ...]:
@@ -202,22 +236,30 @@ def _changes(
     packet: Packet,
     origins: Iterable[Origin],
     own: Addresses,
-    old: Rules,
-    new: Rules,
+    rules: tuple[Rules, Rules],
 ) -> Iterator[MeaningChange]:
     for origin in origins:
         flow = _flow(packet, origin, family_of(destination.address), own)
-        meanings = _meaning(old.send(flow)), _meaning(new.send(flow))
+        meanings = _meaning(rules[0].send(flow)), _meaning(rules[1].send(flow))
         if not same_meaning(*meanings):
             yield MeaningChange(title, destination, origin, *meanings)
 
 
-def _own_among(sources: Iterable[str], own: Addresses) -> frozenset[tuple[str, Addresses]]:
-    """Return which of the sources that rules name are addresses of the node."""
+def _named(signatures: Iterable[Signature]) -> frozenset[str]:
+    """Return the sources that rules name, and the addresses of endpoints."""
+    named: set[str] = set()
+    for it in signatures:
+        named |= it.sources
+        named.update(endpoint.rpartition(":")[0].strip("[]") for endpoint in it.endpoints)
+    return frozenset(named)
+
+
+def _among(named: Iterable[str], addresses: Addresses) -> frozenset[tuple[str, Addresses]]:
+    """Return which parts of these addresses are named, and by which text."""
     found: set[tuple[str, Addresses]] = set()
-    for text in sources:
+    for text in named if addresses else ():
         try:
-            among = intersection(parse_addresses(text), own)
+            among = intersection(parse_addresses(text), addresses)
         except ValueError:
             continue
         if among:

@@ -212,6 +212,26 @@ def test_other_settings_make_no_service_wrong(options: dict[str, Any]) -> None:
     assert compared(ipv4(one, followed(), **options), followed(), one).wrong == ()
 
 
+@pytest.mark.parametrize("form", [Form.V1_22, Form.V1_36])
+def test_the_network_of_the_node_tells_which_endpoint_needs_masquerading(form: Form) -> None:
+    """A local pod that reaches itself is masqueraded only by a rule of its own; others are masqueraded anyway."""
+    one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, form)
+    rules = ipv4(one, followed(), local_traffic=LocalTraffic(source=one.node.pod_cidrs[0]))
+    comparison = FleetComparison(followed())
+    assert comparison.compare(one.node, rules).verdict is NodeVerdict.FOLLOWS
+    for endpoint, wrong in (("10.244.8.3", []), ("10.244.1.3", ["service1"])):
+        broken = without(rules[Family.IPV4], f"-s {endpoint}/32 ")
+        result = comparison.compare(one.node, {Family.IPV4: broken})
+        assert [it.name for it in result.wrong] == wrong, endpoint
+
+
+def without(rules: Ruleset, start: str) -> Ruleset:
+    """Return the rules but the one that starts so."""
+    chains = {key: tuple(it for it in some if not it.startswith(start)) for key, some in rules.chains.items()}
+    assert chains != rules.chains
+    return Ruleset(rules.family, chains)
+
+
 def test_other_settings_are_one_paragraph() -> None:
     results = []
     for one in nodes(Size(8)):
