@@ -15,6 +15,10 @@ from pykubeproxy.services.selection import NodeTopology, resolve_ports
 
 # Services times kinds of nodes.
 _MOST_RENDERED = 1 << 14
+# Each takes a few megabytes.
+_MOST_RULESETS = 16
+# A node without endpoints, in a zone without endpoints.
+_NOWHERE = NodeTopology("")
 
 
 class _Rendered(msgspec.Struct, frozen=True):
@@ -51,28 +55,39 @@ class DesiredRules:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rendered: dict[tuple[Key, NodeTopology, RuleOptions], _Ports] = {}
-        self._scopes: dict[Key, _Scope] = {}
+        self._rulesets: dict[tuple[object, ...], Ruleset] = {}
+        scopes = {it.key: self._find_scope(it.key) for it in cluster.services()}
+        self._scopes = {key: it for key, it in scopes.items() if it.nodes or it.zones}
+        # The rules of these depend on the address of the node.
+        self._with_ranges = frozenset(it.key for it in cluster.services() if it.source_ranges)
         self._large: dict[Family, bool] = {}
 
     def ruleset(self, context: RuleContext) -> Ruleset:
-        """Return what a proxy leaves in tables that were empty."""
+        """Return what a proxy leaves in tables that were empty; the same value for nodes with the same rules."""
         options = msgspec.structs.replace(
             context.options, large_cluster=self._is_large(context.options.family)
         )
-        ports: _Ports = {}
-        for service in self._cluster.services():
-            ports |= self._service(service.key, context.node, options)
-        return installed(assemble(ports, options, context.node_port_jumps), options)
+        special = {key: it.narrow(context.node) for key, it in self._scopes.items()}
+        usual = msgspec.structs.replace(options, node_ip="")
+        case = (options if self._with_ranges else usual, context.node_port_jumps, tuple(special.items()))
+        if (known := self._rulesets.get(case)) is None:
+            ports: _Ports = {}
+            for service in self._cluster.services():
+                key = service.key
+                node = special.get(key, _NOWHERE)
+                ports |= self._service(key, node, options if key in self._with_ranges else usual)
+            known = installed(assemble(ports, usual, context.node_port_jumps), options)
+            if len(self._rulesets) >= _MOST_RULESETS:
+                self._rulesets.clear()
+            self._rulesets[case] = known
+        return known
 
     def _service(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
-        narrowed = self._scope(key).narrow(node)
-        if not self._admits_ranges(key):
-            options = msgspec.structs.replace(options, node_ip="")
-        case = (key, narrowed, options)
+        case = (key, node, options)
         if (known := self._rendered.get(case)) is None:
             if len(self._rendered) >= _MOST_RENDERED:
                 self._rendered.clear()
-            known = self._rendered[case] = self._render(key, narrowed, options)
+            known = self._rendered[case] = self._render(key, node, options)
         return known
 
     def _render(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
@@ -81,16 +96,6 @@ class DesiredRules:
             rules = port_rules(port.port, port.selection, options)
             found[port.port.name] = _Rendered(rules.entries, tuple(rules.chains()))
         return found
-
-    def _admits_ranges(self, key: Key) -> bool:
-        """Return whether the rules of a Service depend on the address of the node."""
-        service = self._cluster.service(key)
-        return bool(service and service.source_ranges)
-
-    def _scope(self, key: Key) -> _Scope:
-        if (known := self._scopes.get(key)) is None:
-            known = self._scopes[key] = self._find_scope(key)
-        return known
 
     def _find_scope(self, key: Key) -> _Scope:
         service = self._cluster.service(key)
@@ -102,11 +107,10 @@ class DesiredRules:
 
     def _is_large(self, family: Family) -> bool:
         if (known := self._large.get(family)) is None:
-            nowhere = NodeTopology("")
             endpoints = sum(
                 len(port.selection.verdicts)
                 for service in self._cluster.services()
-                for port in resolve_ports(self._cluster, service.key, family, nowhere)
+                for port in resolve_ports(self._cluster, service.key, family, _NOWHERE)
             )
             known = self._large[family] = endpoints > LARGE_CLUSTER_ENDPOINTS
         return known

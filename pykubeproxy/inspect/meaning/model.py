@@ -1,6 +1,6 @@
 """Compare what two states of a node's rules do with packets to services."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +30,8 @@ from pykubeproxy.services.frontend import ANY_LOCAL
 _NOISE = 2e-5
 # How many destinations to remember whose rules have another form or meaning on some nodes.
 _MOST_KNOWN = 1 << 13
+# How many desired rulesets: of both families, for nodes with several versions and settings.
+_MOST_SIDES = 16
 # Stands for the network of a node's pods: networks that no cluster uses (RFC 1112, RFC 6666).
 LOCAL_NETWORK = {Family.IPV4: "240.0.0.0/30", Family.IPV6: "100::/126"}
 # The chains to which a service proxy of any version jumps from built-in chains.
@@ -129,27 +131,24 @@ def _is_jump(rule: str) -> bool:
 
 
 class _Side:
-    """One of the two states, with LOCAL_NETWORK in place of the network of the node's pods."""
+    """The signatures of one of the two states."""
 
-    def __init__(self, ruleset: Ruleset, host: Host, shared: SharedSignatures) -> None:
-        self._ruleset = ruleset
-        self._host = host
+    def __init__(self, ruleset: Ruleset, shared: SharedSignatures) -> None:
+        # Conditions on the destination do not depend on the host.
+        host = Host()
+        self.ruleset = ruleset
         self._signer = Signer(Chains(ruleset), host, shared)
         self._translated = TranslatedRules(ruleset, host)
         self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
-        self._rules: Rules | None = None
-
-    def rules(self, local_network: str, own: Addresses) -> Rules:
-        """Return the rules with the network of the node's pods."""
-        if self._rules is None:
-            ruleset = self._ruleset
-            if local_network:
-                ruleset = with_source(ruleset, LOCAL_NETWORK[ruleset.family], local_network)
-            self._rules = Rules(Chains(ruleset), self._host, own)
-        return self._rules
+        self._known: dict[Packet, tuple[Signature, ...] | None] = {}
 
     def signature(self, packet: Packet) -> tuple[Signature, ...] | None:
         """Return signatures with numbers that are equal only if the same happens to packets; None if they cannot tell."""
+        if packet not in self._known:
+            self._known[packet] = self._sign(packet)
+        return self._known[packet]
+
+    def _sign(self, packet: Packet) -> tuple[Signature, ...] | None:
         first = [self._signer.sign(key, packet) for key in BEFORE_DNAT]
         bits, endpoints = 0, frozenset[str]()
         for it in first:
@@ -179,6 +178,8 @@ class MeaningComparison:
     def __init__(self) -> None:
         self._shared = SharedSignatures()
         self._known: dict[tuple[object, ...], tuple[MeaningChange, ...]] = {}
+        # The desired rules of many nodes are one value.
+        self._sides: list[_Side] = []
 
     def changes(
         self, before: Ruleset, after: Ruleset, host: Host, local_network: str = ""
@@ -194,7 +195,8 @@ class MeaningComparison:
             parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family
         )
         network = parse_addresses(local_network) if local_network else ()
-        old, new = (_Side(it, host, self._shared) for it in (before, after))
+        old, new = _Side(before, self._shared), self._side(after)
+        rules: tuple[Rules, ...] = ()
         for destination, title in _destinations((before, after), host).items():
             packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
             signatures = old.signature(packet), new.signature(packet)
@@ -212,12 +214,20 @@ class MeaningComparison:
             )
             known = self._known.get(case) if all(numbers) else None
             if known is None:
-                rules = old.rules(local_network, own), new.rules(local_network, own)
+                rules = rules or tuple(_rules(it, local_network, host, own) for it in (before, after))
                 known = tuple(_changes(title, destination, packet, origins, own, rules))
                 if all(numbers):
                     self._remember(case, known)
             for change in known:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
+
+    def _side(self, ruleset: Ruleset) -> _Side:
+        """Return the signatures of a ruleset, those known if it is the same value as lately."""
+        if known := next((it for it in self._sides if it.ruleset is ruleset), None):
+            return known
+        side = _Side(ruleset, self._shared)
+        self._sides = [*self._sides[1 - _MOST_SIDES :], side]
+        return side
 
     def _remember(self, case: tuple[object, ...], changes: tuple[MeaningChange, ...]) -> None:
         if len(self._known) >= _MOST_KNOWN:
@@ -236,13 +246,20 @@ def _changes(
     packet: Packet,
     origins: Iterable[Origin],
     own: Addresses,
-    rules: tuple[Rules, Rules],
+    rules: Sequence[Rules],
 ) -> Iterator[MeaningChange]:
     for origin in origins:
         flow = _flow(packet, origin, family_of(destination.address), own)
         meanings = _meaning(rules[0].send(flow)), _meaning(rules[1].send(flow))
         if not same_meaning(*meanings):
             yield MeaningChange(title, destination, origin, *meanings)
+
+
+def _rules(ruleset: Ruleset, local_network: str, host: Host, own: Addresses) -> Rules:
+    """Return rules to send flows through, with the network of the node's pods."""
+    if local_network:
+        ruleset = with_source(ruleset, LOCAL_NETWORK[ruleset.family], local_network)
+    return Rules(Chains(ruleset), host, own)
 
 
 def _named(signatures: Iterable[Signature]) -> frozenset[str]:
