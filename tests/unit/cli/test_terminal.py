@@ -107,3 +107,29 @@ def test_json_with_control_characters_is_valid(text: str, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert terminal.printable(shown) == shown
     assert json.loads(shown) == {"text": text}
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_progress_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard must not escape what moves it."""
+    terminal_file = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal.guarded(terminal_file))
+    with terminal.progress(2, "Reading nodes") as advance:
+        advance()
+        advance()
+    shown = terminal_file.getvalue()
+    assert "Reading nodes" in shown
+    assert "2/2" in shown
+    assert "\\" not in shown
+
+
+def test_a_file_gets_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with terminal.progress(2, "Reading nodes") as advance:
+        advance()
+    assert file.getvalue() == ""
