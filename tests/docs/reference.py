@@ -30,6 +30,7 @@ from pykubeproxy.inspect.diff import render as diff
 from pykubeproxy.inspect.dump import render as dump
 from pykubeproxy.inspect.explain import render_json as explain
 from pykubeproxy.inspect.explain import render_nodes as explain_nodes
+from pykubeproxy.inspect.fleet import render as fleet
 from pykubeproxy.inspect.hops import render_json as hops
 from pykubeproxy.inspect.meaning import render as meaning
 from pykubeproxy.inspect.preflight import report as preflight
@@ -296,6 +297,7 @@ _FORMS: dict[str, Callable[..., object]] = {
     "kubectl pykubeproxy trace": hops.document,
     "kubectl pykubeproxy explain": explain_nodes.document,
     "kubectl pykubeproxy dump-rules": kubectl_dump_rules.document,
+    "kubectl pykubeproxy diff": fleet.document,
     "kubectl pykubeproxy status": kubectl_status.document,
     "kubectl pykubeproxy check": kubectl_check.document,
 }

@@ -1,0 +1,113 @@
+"""`kubectl pykubeproxy diff`: exit codes, formats, and what it asks the API server for."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pykubeproxy.cli.kubectl import diff as module
+from pykubeproxy.objects import Node
+from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode
+from pykubeproxy.rules.saves import SavedFile, read_saves
+from pykubeproxy.services.cluster import Cluster
+from tests.fleet import NodeKind, Size, cluster, nodes, saved, tables
+
+SIZE = Size(nodes=8, services=5)
+
+
+@pytest.fixture
+def stale() -> set[str]:
+    """Return the names of nodes whose rules do not follow the objects."""
+    return set()
+
+
+@pytest.fixture
+def failing() -> set[str]:
+    """Return the names of nodes that cannot be read."""
+    return set()
+
+
+@pytest.fixture(autouse=True)
+def _api_server(monkeypatch: pytest.MonkeyPatch, stale: set[str], failing: set[str]) -> None:
+    """Replace the API server by generated nodes; node7 runs in IPVS mode."""
+    old, now = cluster(SIZE, frozenset({1})), cluster(SIZE)
+    known = {it.node.name: it for it in nodes(SIZE)}
+
+    def objects(_: object) -> Cluster:
+        return now
+
+    def read_nodes(_: object, wanted: Iterable[Node], at_once: int = 1) -> Iterator[ReadNode | UnreadNode]:
+        assert at_once
+        for node in wanted:
+            one = known[node.name]
+            if one.kind is NodeKind.IPVS:
+                yield UnreadNode(node, "runs kube-proxy in IPVS mode", other_proxy=True)
+            elif node.name in failing:
+                yield UnreadNode(node, "exec failed: connection refused")
+            else:
+                rules = tables(one, old if node.name in stale else now)
+                files = (SavedFile(family.value, saved(it)) for family, it in rules.items())
+                found = {it.ruleset.family: it for it in read_saves(files)}
+                yield ReadNode(node, found, f"kube-system/proxy-{node.name}", f"kube-proxy {one.form.value}")
+
+    monkeypatch.setattr(module, "open_client", lambda _: None)
+    monkeypatch.setattr(module, "list_objects", objects)
+    monkeypatch.setattr(module, "node_access", lambda _, __: nullcontext(NodeAccess(None)))  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "list_nodes", lambda _, wanted: selected(wanted))
+    monkeypatch.setattr(module, "read_nodes", read_nodes)
+    monkeypatch.setattr(module, "last_changes", lambda _, services: dict.fromkeys(services, 1000.0))
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+
+
+def selected(wanted: Any) -> list[Node]:
+    return [it.node for it in nodes(SIZE) if wanted.everywhere or it.node.name in wanted.names]
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(module.diff, args)
+
+
+def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -> None:
+    result = run("--all-nodes")
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("8 nodes: 7 follows, 1 not compared.\n")
+
+
+def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> None:
+    stale |= {"node1", "node2"}
+    failing.add("node4")
+    result = run("--all-nodes")
+    assert result.exit_code == 1
+    assert "node1 and node2: 1 wrong Service\n" in result.output
+    assert "default/service1:http at 10.96.0.2:80: 1 endpoint missing" in result.output
+    assert "node4: exec failed: connection refused" in result.output
+
+
+def test_a_node_that_cannot_be_read_gives_exit_code_2(failing: set[str]) -> None:
+    failing.add("node4")
+    assert run("--all-nodes").exit_code == 2
+
+
+def test_the_document_names_stale_nodes(stale: set[str]) -> None:
+    stale.add("node1")
+    result = run("--all-nodes", "-o", "json")
+    document = json.loads(result.output)
+    assert document["different"] is True
+    assert [it["node"] for it in document["nodes"] if it["verdict"] == "differs"] == ["node1"]
+
+
+def test_the_rules_of_one_node_are_compared_as_text(stale: set[str]) -> None:
+    stale.add("node1")
+    assert run("--node", "node2", "-o", "rules").exit_code == 1, "it runs an older version"
+    result = run("--node", "node1", "-o", "rules")
+    assert result.exit_code == 1
+    assert '+-p tcp -m comment --comment "default/service1:http" -m tcp -j DNAT' in result.output
+
+
+def test_only_one_node_has_a_diff_of_rules() -> None:
+    result = run("--all-nodes", "-o", "rules")
+    assert result.exit_code == 2
+    assert "-o rules shows one node" in result.output
