@@ -1,7 +1,5 @@
 """The plugin `kubectl pykubeproxy`: one module a command, imported on use."""
 
-from importlib.util import find_spec
-
 import click
 
 import pykubeproxy
@@ -14,25 +12,16 @@ _NAME = "kubectl pykubeproxy"
 _COMMANDS = {
     "Follow connections": {"trace": "trace", "explain": "explain"},
     "Inspect nodes": {"diff": "diff", "status": "status", "check": "check", "dump-rules": "dump_rules"},
-    "Take along": {"bundle": "bundle"},
+    "Save nodes": {"bundle": "bundle"},
 }
-
-
-def _targets() -> dict[str, dict[str, str]]:
-    """Return the module and function of each command that is there."""
-    return {
-        heading: {
-            name: f"{__name__}.{function}:{function}"
-            for name, function in names.items()
-            if find_spec(f"{__name__}.{function}")
-        }
-        for heading, names in _COMMANDS.items()
-    }
 
 
 @click.group(
     cls=LazyGroup,
-    headings=_targets(),
+    headings={
+        heading: {name: f"{__name__}.{function}:{function}" for name, function in names.items()}
+        for heading, names in _COMMANDS.items()
+    },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(
@@ -45,8 +34,8 @@ def plugin() -> None:
     nothing on nodes. Exec into such a pod equals root on its node.
 
     \b
-    kubectl pykubeproxy status --all-nodes
-    kubectl pykubeproxy dump-rules default/web --node node1
+    kubectl pykubeproxy trace pod/default/client svc/default/web
+    kubectl pykubeproxy diff --all-nodes
     """
     terminal.guard()
 
