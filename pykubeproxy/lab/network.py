@@ -131,6 +131,10 @@ class Namespace:
         self._set_up(interface)
         other._set_up(other_interface, master=other.index(bridge) if bridge else 0)
 
+    def set_down(self, interface: str) -> None:
+        """Set an interface down, which removes its routes."""
+        self._ip.link("set", index=self.index(interface), state="down")
+
     def delete_link(self, interface: str) -> None:
         """Delete an interface and its veth peer."""
         self._ip.link("del", index=self.index(interface))

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import http.client
 import itertools
 import json
 import os
@@ -105,20 +106,31 @@ class Prober:
         """Open TCP connections one after the other, with one HTTP request on each."""
         return self._probe(lambda: probe_tcp(target, source, timeout), count)
 
+    def requests(self, target: Target, count: int, *, timeout: float = 1.0) -> ProbeResult:
+        """Send HTTP requests one after the other on one TCP connection."""
+        with self._namespace.entered():
+            connection = http.client.HTTPConnection(*target, timeout, source_address=("", next(_PORTS)))
+            with contextlib.closing(connection):
+                return _counted(lambda: _request(connection), count)
+
     def udp(self, target: Target, count: int = 1, *, timeout: float = 1.0) -> ProbeResult:
         """Send datagrams one after the other, each from a new socket."""
         return self._probe(lambda: probe_udp(target, timeout), count)
 
     def _probe(self, probe: Callable[[], dict[str, str]], count: int) -> ProbeResult:
-        result = ProbeResult()
         with self._namespace.entered():
-            for _ in range(count):
-                result.count(probe)
-        return result
+            return _counted(probe, count)
 
     def stream(self, target: Target, *, pause: float = 0.005) -> "Stream":
         """Open TCP connections in a thread, `pause` seconds apart, until stopped."""
         return Stream(self._namespace, target, pause)
+
+
+def _counted(probe: Callable[[], dict[str, str]], count: int) -> ProbeResult:
+    result = ProbeResult()
+    for _ in range(count):
+        result.count(probe)
+    return result
 
 
 class Stream(threading.Thread):
@@ -157,6 +169,15 @@ def probe_tcp(target: Target, source: str, timeout: float) -> dict[str, str]:
     if status != "200":
         raise ProbeError(f"http {status}")
     return _decoded(body)
+
+
+def _request(connection: http.client.HTTPConnection) -> dict[str, str]:
+    """Send a request on an open connection and return the pod's answer; raises ProbeError."""
+    try:
+        connection.request("GET", "/")
+        return _decoded(connection.getresponse().read())
+    except (OSError, http.client.HTTPException) as error:
+        raise ProbeError(str(error)) from None
 
 
 def probe_udp(target: Target, timeout: float) -> dict[str, str]:

@@ -35,7 +35,7 @@ def report_ready(ready: bool) -> None:
 
 
 class HttpServer(socketserver.ThreadingTCPServer):
-    """A dual-stack HTTP server with a thread for each connection; serves one request on each."""
+    """A dual-stack HTTP server with a thread for each connection."""
 
     address_family = socket.AF_INET6
     daemon_threads = True
@@ -51,6 +51,7 @@ class HttpHandler(BaseHTTPRequestHandler):
     """A request, for which the server's `answer` returns status and body."""
 
     server: HttpServer
+    protocol_version = "HTTP/1.1"  # keep connections open if the client does
     wbufsize = -1  # send headers and body in one packet
 
     def do_GET(self) -> None:

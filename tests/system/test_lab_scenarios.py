@@ -28,8 +28,11 @@ BRANCHES = {
 }
 # Scenarios whose rules differ by backend: balancing, recent, REJECT, masquerading.
 LEGACY = ("scale", "affinity", "client-address", "edge-cases")
+# Scenarios about commands: the rules that they read are those of the others.
+COMMANDS = ("refused", "time-out", "uneven")
 CASES = [
-    *((setup, scenario) for setup in ("nft", "tree") for scenario in SCENARIOS),
+    *(("nft", scenario) for scenario in SCENARIOS),
+    *(("tree", scenario) for scenario in SCENARIOS if scenario.name not in COMMANDS),
     *(("legacy", scenario) for scenario in SCENARIOS if scenario.name in LEGACY),
 ]
 _numbers = itertools.count()

@@ -4,6 +4,7 @@ from pykubeproxy.lab.scenarios.balancing import affinity, client_address, edge_c
 from pykubeproxy.lab.scenarios.changes import agent_stopped, conditions, min_sync_period, rolling_update
 from pykubeproxy.lab.scenarios.proxies import ingress, readiness_gate
 from pykubeproxy.lab.scenarios.scenario import Log, Scenario, ScenarioFailed
+from pykubeproxy.lab.scenarios.symptoms import refused, time_out, uneven
 
 SCENARIOS: tuple[Scenario, ...] = (
     scale,
@@ -16,4 +17,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     readiness_gate,
     conditions,
     edge_cases,
+    refused,
+    time_out,
+    uneven,
 )

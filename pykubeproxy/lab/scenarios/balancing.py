@@ -156,6 +156,9 @@ def client_address(run: Run) -> None:
         for name, node in lab.nodes.items():
             clients = _clients(lab, node.node_port(cluster, family), node.addresses[family == 6])
             run.log(f"Cluster, IPv{family}", f"through {name} the pods see {clients}")
+    run.inspect(
+        "node1", f"trace {CLIENT[0]} {lab.nodes['node1'].node_port(cluster)}", "its source is replaced"
+    )
     for family in (4, 6):
         node1, node2 = lab.nodes["node1"], lab.nodes["node2"]
         clients = _clients(lab, node1.node_port(local, family), CLIENT[family == 6])
@@ -163,6 +166,7 @@ def client_address(run: Run) -> None:
         result = lab.client.prober.tcp(node2.node_port(local, family), 3, timeout=0.3)
         expect_errors(result, "timeout")
         run.log("", f"through node2, which has no pod: {result}")
+    run.inspect("node1", f"trace {CLIENT[0]} {lab.nodes['node1'].node_port(local)}", "keeps its source")
 
 
 def _clients(lab: Lab, target: Target, expected: str) -> str:

@@ -114,6 +114,11 @@ def agent_stopped(run: Run) -> None:
         expect(low <= result.failed <= high, f"{low} to {high} failed connections", result)
         expect(set(result.pods) == names(pods[1:]), "the other two pods and not the new one", result)
         run.check_balanced("agent on node2", node2, vip, current, 300)
+        lab.nodes[pods[0].site.name].namespace.set_down(pods[0].interface)
+        result = caller.prober.tcp(vip, 40, timeout=0.05)
+        expect(result.errors["timeout"] > 0, "time-outs without the network of the removed pod", result)
+        run.log("network gone", f"40 connections on node1: {result}")
+        run.inspect("node1", f"diff --config {agent.configuration}", f"1 endpoint added: {new.target()}", 1)
     finally:
         agent.start()
     seconds = run.settle(caller.prober, vip, current)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pykubeproxy.lab.cluster import Lab
+from pykubeproxy.lab.commands import run_on_node
 from pykubeproxy.lab.pods import Pod
 from pykubeproxy.lab.prober import Prober, ProbeResult, Target
 
@@ -63,6 +64,17 @@ class Run:
         result = prober.tcp(target, count)
         self.log(label, f"{count} connections: {result}")
         return expect_balanced(result, pods)
+
+    def inspect(self, node: str, command: str, cause: str, code: int = 0) -> None:
+        """Run a pykubeproxy command on a node; expect its exit code and the cause in its output, and log both."""
+        answer = run_on_node(self.lab, node, command)
+        expect(
+            answer.code == code and cause in answer.text,
+            f"{cause!r} from {command}, exit code {code}",
+            answer,
+        )
+        self.log(f"on {node}", f"pykubeproxy {command}")
+        self.log("", f"→ {cause}")
 
 
 @dataclass(frozen=True)
