@@ -11,7 +11,7 @@ _ANY = "\N{HORIZONTAL ELLIPSIS}"
 
 
 class Session:
-    """A shell in a folder; `lab` is the name that `pykubeproxy lab` takes in place of its own default."""
+    """A shell in a folder; `lab` is the name that `pykubeproxy lab` takes in place of its own default, and $LAB."""
 
     def __init__(self, folder: Path, lab: str) -> None:
         self._folder = folder
@@ -20,6 +20,7 @@ class Session:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "80",
+            "LAB": lab,
             "NO_COLOR": "1",
         }
 
