@@ -1,11 +1,13 @@
-"""A server of the agent's on a free port."""
+"""A server of the agent's on a free port, and a reconcile loop without a kernel."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pykubeproxy import http
+from pykubeproxy.agent import loop
 from pykubeproxy.http.server import Server
+from tests.fakes.loop import Clock, FakeFamily
 
 Serve = Callable[..., int]
 
@@ -25,3 +27,20 @@ def serve() -> Iterator[Serve]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the machine's nftables tables and settings alone."""
+    monkeypatch.setattr(loop, "remove_leftovers", lambda *_: False)
+    monkeypatch.setattr(loop, "route_loopback", lambda _: None)
+
+
+@pytest.fixture
+def family() -> FakeFamily:
+    return FakeFamily()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

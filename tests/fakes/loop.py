@@ -1,0 +1,129 @@
+"""The agent's reconcile loop on a test clock, with scripted messages and tables in memory."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.loop import Agent
+from pykubeproxy.agent.mailbox import Mailbox, Message, Stop
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.config import Config, load
+from pykubeproxy.kernel import Backend, Failed, KernelError
+from pykubeproxy.objects import Family, Kind, Listed, Node
+from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules.context import KernelFacts
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.services.ports import PortName
+from tests.fakes.iptables import FakeIptables
+from tests.objects import service, slice_of
+from tests.strategies import NODE
+
+HERE = Node(NODE, ("192.168.99.10",), ("10.244.1.0/24",), "zone-a")
+WEB = ChainKey("nat", names.cluster_chain(PortName("ns", "web", "http", "TCP")))
+LISTS: tuple[Message, ...] = (
+    Listed(Kind.SERVICE, (service(),)),
+    Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"),)),
+)
+STOP = Stop(0, "SIGTERM")
+BROKEN = Failed("iptables-restore", 1, "out of order")
+
+
+class Clock:
+    """A clock that advances only while the agent waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ScriptedMailbox(Mailbox):
+    """Delivers messages and runs functions at set times, in seconds since the start."""
+
+    def __init__(self, clock: Clock, *steps: tuple[float, object]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._start = clock.now
+        self._steps = sorted(steps, key=lambda step: step[0])
+        self.waits = 0
+
+    def take(self, seconds: float) -> list[Message]:
+        self.waits += 1
+        assert self.waits < 2000, "the agent never comes to rest"
+        until = self._clock.now + max(seconds, 0.0)
+        due = self._start + self._steps[0][0]
+        self._clock.now = max(self._clock.now, min(until, due))
+        messages: list[Message] = []
+        while self._steps and self._start + self._steps[0][0] <= self._clock.now:
+            _, step = self._steps.pop(0)
+            if callable(step):
+                step()
+            else:
+                messages.append(step)  # type: ignore[arg-type]
+        return messages
+
+
+class FakeFamily:
+    """A family with tables in memory; `facts_error`, if set, is raised when facts are read."""
+
+    def __init__(self, family: Family = Family.IPV4) -> None:
+        self.live = FakeIptables(family=family)
+        self.live.counters.update(skeleton.NFACCT_NAMES)
+        self.tables = FamilyTables(self.live, 200)
+        self.facts_error: KernelError | None = None
+
+    def facts(self, with_addresses: bool) -> KernelFacts:
+        if self.facts_error:
+            raise self.facts_error
+        return KernelFacts(("192.168.99.10",))
+
+    def rules(self, key: ChainKey) -> tuple[str, ...]:
+        return self.live.save().chains.get(key, ())
+
+
+def config(**fields: object) -> Config:
+    kind = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
+    return load({**kind, "clusterCIDR": "10.244.0.0/16", **fields}, {}).config
+
+
+def run(
+    family: FakeFamily | tuple[FakeFamily, ...],
+    clock: Clock,
+    *steps: tuple[float, object],
+    settings: Config | None = None,
+    observers: Observers | None = None,
+    **options: Any,
+) -> tuple[int, ScriptedMailbox]:
+    """Run an agent until it stops; return its exit status and the mailbox."""
+    script = ScriptedMailbox(clock, *steps)
+    opened = family if isinstance(family, tuple) else (family,)
+    unsupported = {} if len(opened) == 2 else {Family.IPV6: "no ip6tables"}
+    families = SimpleNamespace(backend=Backend.NFT, opened=opened, unsupported=unsupported, watch=None)
+    observers = observers or create_autospec(Observers, instance=True)
+    flows = create_autospec(FlowCleaner, instance=True)
+    agent = Agent(settings or config(), NODE, families, script, observers, flows, clock=clock, **options)  # type: ignore[arg-type]
+    return agent.run(), script
+
+
+def at(time: float, *messages: Message) -> list[tuple[float, object]]:
+    return [(time, message) for message in messages]
+
+
+STARTED = [*at(1, *LISTS, Listed(Kind.NODE, (HERE,)))]
+
+
+def fail_on(target: str, family: FakeFamily, note: Callable[[], None] = lambda: None) -> None:
+    """Let each restore of rules with this text fail, after a note."""
+    restore = family.live.restore
+
+    def fail(text: str) -> None:
+        if target in text:
+            note()
+            raise BROKEN
+        restore(text)
+
+    family.live.restore = fail  # type: ignore[method-assign]

@@ -1,0 +1,75 @@
+"""How the reconcile loop syncs large Services apart from the others."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from pykubeproxy.agent.sync import large as large_services
+from pykubeproxy.objects import Kind, Listed, Updated
+from tests.fakes.loop import HERE, STARTED, STOP, WEB, Clock, FakeFamily, at, fail_on, run
+from tests.objects import service, slice_of
+
+pytestmark = pytest.mark.usefixtures("no_kernel")
+
+
+def test_a_large_service_delays_no_small_one(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is synced on its own, and then waits three times as long as that took."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    synced: list[tuple[float, set[str]]] = []
+    restore = family.live.restore
+
+    def slow_with_large_services(text: str) -> None:
+        names_written = set(re.findall(r"ns/(web|large):http -> ", text))
+        synced.append((clock.now - 1000, names_written))
+        if "large" in names_written:
+            clock.now += 2.0
+        restore(text)
+
+    family.live.restore = slow_with_large_services  # type: ignore[method-assign]
+    large = service("large", cluster_ip="10.96.0.11")
+    small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
+    changes = [Updated(slice_of(*(f"10.244.2.{n + k}" for k in range(3)), service="large")) for n in range(9)]
+    steps = [step for n, change in enumerate(changes) for step in at(10.5 + n, change)]
+    steps += [step for n, change in enumerate(small) for step in at(10 + 2 * n, change)]
+    run(family, clock, *STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
+    turns = [when for when, services in synced if services == {"large"}]
+    assert [after - before for before, after in pairwise(turns)] == [8.0, 8.0][: len(turns) - 1]
+    assert len(turns) >= 2
+    assert not any(len(services) > 1 for _, services in synced)
+
+
+def test_once_syncs_large_services_too(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    code, _ = run(family, clock, *STARTED, *at(20, STOP), once=True)
+    assert code == 0
+    assert family.rules(WEB)
+
+
+def test_once_syncs_large_services_after_a_failing_one(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    fail_on("10.244.2.1:", family)
+    services = Listed(Kind.SERVICE, (service(), service("failing", cluster_ip="10.96.0.11")))
+    slices = Listed(Kind.ENDPOINT_SLICE, (slice_of("10.244.1.5"), slice_of("10.244.2.1", service="failing")))
+    lists = at(1, services, slices, Listed(Kind.NODE, (HERE,)))
+    code, _ = run(family, clock, *lists, *at(20, STOP), once=True)
+    assert code == 1
+    assert family.rules(WEB)
+
+
+def test_a_failing_large_service_causes_ever_fewer_syncs(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each failure, the agent goes through all Services."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    failed: list[float] = []
+    fail_on("10.244.1.66:", family, lambda: failed.append(clock.now - 1000))
+    change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
+    run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
+    assert failed == [10, 11, 13, 17, 25, 41, 71, 101]

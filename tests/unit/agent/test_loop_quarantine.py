@@ -1,0 +1,104 @@
+"""When the reconcile loop retries quarantined Services, and Services that claim the API server's address."""
+
+import math
+from collections.abc import Collection
+
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.agent.family import FamilyController
+from pykubeproxy.agent.quarantine.bisect import Split
+from pykubeproxy.agent.sync import large as large_services
+from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
+from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
+from tests.fakes.loop import BROKEN, STARTED, STOP, WEB, Clock, FakeFamily, at, run
+from tests.objects import service, slice_of
+
+pytestmark = pytest.mark.usefixtures("no_kernel")
+
+
+def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large Service keeps its rules, and its quarantine, until its turn."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    monkeypatch.setattr(FamilyController, "next_deferred", lambda _: math.inf)
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    retries: list[float] = []
+    retry = family.tables.retry_quarantined
+
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+        retries.append(clock.now)
+        clock.now += 0.001
+        return retry(cluster, ports)
+
+    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    ports = (EndpointPort("renamed", Protocol.TCP, 8080),)
+    changed = (
+        Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68", ports=ports)),
+        Updated(service(ports=(Port("renamed", Protocol.TCP, 80),))),
+    )
+    run(
+        family,
+        clock,
+        *STARTED,
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        *at(15, *changed),
+        *at(20, STOP),
+    )
+    assert retries == [1011.0, 1015.0]
+
+
+def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:
+    """A second after its change; its rules are written with the sync that follows."""
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    steps = (
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        *at(15, Updated(slice_of("10.244.1.67"))),
+        *at(16, STOP),
+    )
+    run(family, clock, *STARTED, *steps)
+    assert family.tables.quarantined() == ()
+    assert family.rules(WEB)
+
+
+def test_a_failing_retry_is_logged(family: FakeFamily, clock: Clock) -> None:
+    """And repeated, not at once."""
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+
+    def fail() -> None:
+        family.live.failure = BROKEN
+
+    steps = (
+        *at(10, Updated(slice_of("10.244.1.66"))),
+        (11, fail),
+        *at(15, Updated(slice_of("10.244.1.67"))),
+        *at(100, STOP),
+    )
+    with capture_logs() as logged:
+        run(family, clock, *STARTED, *steps)
+    assert 0 < [line["event"] for line in logged].count("quarantine retry failed") < 10
+
+
+def test_a_new_address_of_the_api_server_is_no_longer_served(family: FakeFamily, clock: Clock) -> None:
+    """Even if the agent hears nothing more, because a Service redirects that address."""
+    known: set[tuple[str, int]] = set()
+    claiming = (Updated(service(external_ips=("203.0.113.7",))), Updated(slice_of("10.244.1.5")))
+    served: list[bool] = []
+
+    def note() -> None:
+        rules = (rule for chain in family.live.save().chains.values() for rule in chain)
+        served.append(any("203.0.113.7" in rule for rule in rules))
+
+    steps: list[tuple[float, object]] = [(10, note), (11, lambda: known.add(("203.0.113.7", 80))), (45, note)]
+    run(
+        family,
+        clock,
+        *STARTED,
+        *at(2, *claiming),
+        *steps,
+        *at(50, STOP),
+        api_servers=lambda: frozenset(known),
+    )
+    assert served == [True, False]
