@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pykubeproxy.lab.machine import RunDirectory
+from pykubeproxy.lab.network import namespace_prefix
+
 PATIENCE = 120.0  # seconds for a command
 _ANY = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -16,6 +19,8 @@ class Session:
     def __init__(self, folder: Path, lab: str) -> None:
         self._folder = folder
         self._lab = lab
+        kubeconfig = RunDirectory(lab).kubeconfig
+        self._at_api_server = f"ip netns exec {namespace_prefix(lab)}client env KUBECONFIG={kubeconfig}"
         self._environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -39,9 +44,10 @@ class Session:
         return done.returncode, done.stdout.decode()
 
     def _as_typed(self, command: str) -> str:
-        """The command, in the lab of this session."""
+        """The command, in the lab of this session; kubectl's plugin at its API server."""
         named = rf"\g<0> --name {self._lab}"
         command = command.replace(".venv/bin/", "")
+        command = command.replace("kubectl pykubeproxy ", f"{self._at_api_server} kubectl-pykubeproxy ")
         return re.sub(r"pykubeproxy lab (up|down|exec|status|demo)\b(?! --(name|list))", named, command)
 
 
