@@ -48,7 +48,7 @@ class Agent:
             "logging": {"verbosity": 4},
         }
         self._settings: Object = merged(base, settings)
-        self.configuration = directory / f"{node.role}.yaml"
+        self._configuration = directory / f"{node.role}.yaml"
         self.log_file = directory / f"{node.role}.log"
         self._restores = directory / f"{node.role}.restores"
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,8 +67,8 @@ class Agent:
 
     def start(self, settings: Object | None = None) -> None:
         """Start the process with `settings` merged over the lab's."""
-        self.configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
-        command = [*COMMAND, "run", "--config", str(self.configuration)]
+        self._configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
+        command = [*COMMAND, "run", "--config", str(self._configuration)]
         with self.log_file.open("ab") as log:
             self._process = self.node.spawn(command, output=log, environment=self._environment)
 

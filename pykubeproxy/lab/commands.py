@@ -1,12 +1,16 @@
-"""Inspection commands in a lab, run as an operator runs them on a node."""
+"""Inspection commands in a lab, run as an operator runs them on a node or elsewhere."""
 
 import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pykubeproxy.lab.agents import COMMAND, node_environment
 from pykubeproxy.lab.cluster import Lab
+from pykubeproxy.lab.network import Namespace
 
 SECONDS = 30.0
+_PLUGIN = [sys.executable, "-c", "from pykubeproxy.cli.kubectl import main; main()"]
 
 
 class Answer(NamedTuple):
@@ -18,10 +22,20 @@ class Answer(NamedTuple):
 
 def run_on_node(lab: Lab, node: str, command: str) -> Answer:
     """Run `pykubeproxy COMMAND` on a node; raises TimeoutExpired after 30 seconds."""
-    with lab.nodes[node].namespace.entered():
+    return _run([*COMMAND, *command.split()], lab.nodes[node].namespace, node_environment(lab.logs, node))
+
+
+def run_plugin(lab: Lab, command: str) -> Answer:
+    """Run `kubectl pykubeproxy COMMAND` on the client; raises TimeoutExpired after 30 seconds."""
+    environment = {**node_environment(lab.logs, "client"), "KUBECONFIG": str(lab.directory.kubeconfig)}
+    return _run([*_PLUGIN, *command.split()], lab.client.namespace, environment)
+
+
+def _run(command: Sequence[str], where: Namespace, environment: Mapping[str, str]) -> Answer:
+    with where.entered():
         done = subprocess.run(
-            [*COMMAND, *command.split()],
-            env={**node_environment(lab.logs, node), "NO_COLOR": "1"},
+            command,
+            env={**environment, "NO_COLOR": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pykubeproxy.lab.cluster import Lab
-from pykubeproxy.lab.commands import run_on_node
+from pykubeproxy.lab.commands import Answer, run_on_node, run_plugin
 from pykubeproxy.lab.pods import Pod
 from pykubeproxy.lab.prober import Prober, ProbeResult, Target
 
@@ -67,13 +67,19 @@ class Run:
 
     def inspect(self, node: str, command: str, cause: str, code: int = 0) -> None:
         """Run a pykubeproxy command on a node; expect its exit code and the cause in its output, and log both."""
-        answer = run_on_node(self.lab, node, command)
-        expect(
-            answer.code == code and cause in answer.text,
-            f"{cause!r} from {command}, exit code {code}",
-            answer,
+        self._expect_answer(
+            f"on {node}", f"pykubeproxy {command}", run_on_node(self.lab, node, command), cause, code
         )
-        self.log(f"on {node}", f"pykubeproxy {command}")
+
+    def inspect_cluster(self, command: str, cause: str, code: int = 0) -> None:
+        """Run a command of kubectl's plugin; expect its exit code and the cause in its output, and log both."""
+        answer = run_plugin(self.lab, command)
+        self._expect_answer("from outside", f"kubectl pykubeproxy {command}", answer, cause, code)
+
+    def _expect_answer(self, label: str, command: str, answer: Answer, cause: str, code: int) -> None:
+        found = answer.code == code and cause in answer.text
+        expect(found, f"{cause!r} from {command}, exit code {code}", answer)
+        self.log(label, command)
         self.log("", f"→ {cause}")
 
 
