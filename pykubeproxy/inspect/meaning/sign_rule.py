@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.trace.packet import DNAT, NEW, SNAT
-from pykubeproxy.inspect.trace.rule import RuleCondition, compile_rule, mark_and_mask
+from pykubeproxy.inspect.trace.rule import RuleCondition, compile_rule, mark_and_mask, unknown_module
 from pykubeproxy.rules.parse import parse_options
 
 # Versions of kube-proxy give probabilities with 5 to 11 decimals.
@@ -80,7 +80,7 @@ def sign_rule(text: str) -> SignedRule:
     sources: list[str] = []
     never = False
     for name, value, negated in parse_options(text):
-        if name in _WITHOUT_EFFECT:
+        if name in _WITHOUT_EFFECT and not (name == "-m" and unknown_module(value)):
             continue
         if name in ("-j", "-g") or action:
             action += (name,) if name in ("-j", "-g") else (name, value)

@@ -96,6 +96,21 @@ def test_a_mask_with_very_many_gaps_is_no_answer() -> None:
         parse_addresses("10.0.0.1/0.0.0.1")
 
 
+@pytest.mark.parametrize("module", ["socket", "rpfilter"])
+def test_a_module_without_options_is_a_condition(module: str) -> None:
+    """Rules behind it count, and a rule without the module means something else."""
+    rules = recorded("clusterip-three", Family.IPV4)
+    key = next(it for it in rules.chains if it.chain.startswith("KUBE-SVC-"))
+
+    def behind(*some: str) -> Ruleset:
+        return Ruleset(rules.family, {**rules.chains, key: some})
+
+    guarded = (f"-m {module} -j RETURN", *rules.chains[key])
+    assert compare_meaning(behind(*guarded), behind("-j RETURN", *rules.chains[key]), NODE)
+    assert compare_meaning(behind(*guarded), behind(guarded[0]), NODE)
+    assert compare_meaning(behind(*guarded), rules, NODE) == ()
+
+
 def test_a_goto_returns_further_than_a_jump() -> None:
     """After `-g`, packets skip the rest of the chain that was jumped to, not of the one above it."""
     to = "-d 10.96.0.10/32 -p tcp -m tcp --dport 80"
