@@ -16,7 +16,7 @@ from pykubeproxy.inspect.meaning.model import (
     proxy_part,
     with_source,
 )
-from pykubeproxy.inspect.meaning.versions import is_of_older_version
+from pykubeproxy.inspect.meaning.versions import older_version
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import RuleContext
@@ -26,7 +26,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.selection import NodeTopology
 
-NO_RULES = "has no rules of a service proxy"
+_NO_RULES = "has no {}rules of a service proxy"
 
 
 class NodeVerdict(enum.Enum):
@@ -45,7 +45,7 @@ class NodeResult(msgspec.Struct, frozen=True):
     """What is known about one node.
 
     - `proxy`, `pod`: which proxy runs there, and the pod that was asked; "" if unknown
-    - `reason`: why it is not compared, or has no rules at all; else ""
+    - `reason`: why it is not compared, or which rules it lacks altogether; else ""
     - `other_proxy`: no fault is the cause: its proxy does not use such rules
     - `wrong`: Services with rules that do not follow the objects, sorted
     - `since`: it has not followed the objects since this time or longer, in seconds since 1970; None if unknown
@@ -82,24 +82,32 @@ class FleetComparison:
         host = Host(frozenset(node.addresses))
         settings: dict[str, str] = {}
         changes: list[MeaningChange] = []
-        empty = True
+        lacking: list[Family] = []
         for family, live in tables.items():
             inferred = inferred_settings(live)
             if inferred is None:
+                lacking.append(family)
                 continue
-            empty = False
             settings |= described(inferred, node, family)
             changes += self._changes(node, live, inferred, host, proxy)
-        if empty:
-            return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, NO_RULES)
+        if len(lacking) == len(tables):
+            return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, _NO_RULES.format(""))
         wrong = wrong_services(changes, self.cluster, host)
-        verdict = NodeVerdict.DIFFERS if wrong else NodeVerdict.FOLLOWS
-        return NodeResult(node.name, verdict, proxy, pod, wrong=wrong, settings=settings)
+        reasons = [_NO_RULES.format(f"{it.value} ") for it in lacking if self._needs(node, it)]
+        reason = reasons[0] if reasons else ""
+        verdict = NodeVerdict.DIFFERS if wrong or reason else NodeVerdict.FOLLOWS
+        return NodeResult(node.name, verdict, proxy, pod, reason, wrong=wrong, settings=settings)
 
     def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
         """Return the rules of a family that the node should have, with the settings of the rules it has."""
         return self._desired.ruleset(
             _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
+        )
+
+    def _needs(self, node: Node, family: Family) -> bool:
+        """Return whether a node and a Service have addresses of a family."""
+        return any(family_of(it) is family for it in node.addresses) and any(
+            family_of(it) is family for it in self._cluster_ips
         )
 
     def _changes(
@@ -115,8 +123,9 @@ class FleetComparison:
         else:
             local_network = ""
         desired = self._desired.ruleset(_context(node, live, inferred, proxy))
+        version = older_version(before)
         for change in self.comparison.changes(before, desired, host, local_network):
-            if not is_of_older_version(change, before, host, self._cluster_ips):
+            if not version.explains(change, host, self._cluster_ips):
                 yield change
 
 

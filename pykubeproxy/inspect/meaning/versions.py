@@ -14,24 +14,36 @@ _PROXY_FIREWALL = ChainKey("filter", names.PROXY_FIREWALL)
 _MARK_DROP = ChainKey("nat", "KUBE-MARK-DROP")
 
 
-def is_of_older_version(
-    change: MeaningChange, before: Ruleset, host: Host, cluster_ips: Container[str]
-) -> bool:
-    """Return whether a change shows only that `before` are the rules of a version before 1.26.
+class OlderVersion(msgspec.Struct, frozen=True):
+    """What rules of a version of kube-proxy do otherwise.
 
-    Such a version marks packets for KUBE-FIREWALL, which drops fewer of them. Before 1.24, local traffic reaches external
-    IPs without masquerading.
+    - `marks_drops`: before 1.26, they mark packets to drop for the kubelet's KUBE-FIREWALL, which forwarded packets do
+      not meet
+    - `keeps_sources`: before 1.24, they do not masquerade local traffic to external IPs
     """
-    if _PROXY_FIREWALL in before.chains or _MARK_DROP not in before.chains:
-        return False
-    passes = not change.origin.on_node
-    address = change.destination.address
-    any_source = (
-        address not in cluster_ips
-        and not host.is_local(address)
-        and not any(key.chain.startswith(names.EXTERNAL_PREFIX) for key in before.chains)
+
+    marks_drops: bool
+    keeps_sources: bool
+
+    def explains(self, change: MeaningChange, host: Host, cluster_ips: Container[str]) -> bool:
+        """Return whether nothing but the version causes a change. `host` is the node."""
+        passes = self.marks_drops and not change.origin.on_node
+        address = change.destination.address
+        any_source = self.keeps_sources and address not in cluster_ips and not host.is_local(address)
+        if not passes and not any_source:
+            return False
+        return same_meaning(*(_reduced(it, passes, any_source) for it in (change.before, change.after)))
+
+
+def older_version(rules: Ruleset) -> OlderVersion:
+    """Return what rules do otherwise. The kubelet before 1.28 writes KUBE-MARK-DROP for newer versions, too."""
+    if _PROXY_FIREWALL in rules.chains or _MARK_DROP not in rules.chains:
+        return OlderVersion(marks_drops=False, keeps_sources=False)
+    jump = f"-j {_MARK_DROP.chain}"
+    return OlderVersion(
+        marks_drops=any(it.endswith(jump) for some in rules.chains.values() for it in some),
+        keeps_sources=not any(key.chain.startswith(names.EXTERNAL_PREFIX) for key in rules.chains),
     )
-    return same_meaning(*(_reduced(it, passes, any_source) for it in (change.before, change.after)))
 
 
 def _reduced(meaning: Meaning, passes: bool, any_source: bool) -> Meaning:

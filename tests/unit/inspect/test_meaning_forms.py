@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pykubeproxy.inspect.meaning.model import MeaningChange, compare_meaning, proxy_part
-from pykubeproxy.inspect.meaning.versions import is_of_older_version
+from pykubeproxy.inspect.meaning.versions import older_version
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -37,8 +37,8 @@ def in_form(name: str, form: Form, family: Family = Family.IPV4) -> Ruleset:
 def changes(older: Ruleset, newer: Ruleset, name: str = RICH) -> list[MeaningChange]:
     """Return the differences that no version explains."""
     cluster_ips = {ip for it in cluster_of(load_case(name)).services() for ip in it.cluster_ips}
-    found = compare_meaning(older, newer, NODE)
-    return [it for it in found if not is_of_older_version(it, older, NODE, cluster_ips)]
+    version = older_version(older)
+    return [it for it in compare_meaning(older, newer, NODE) if not version.explains(it, NODE, cluster_ips)]
 
 
 def test_there_are_cases_of_all_kinds() -> None:
@@ -103,6 +103,22 @@ MUTATIONS = {
 def test_a_mutation_of_any_form_is_found(form: Form, mutation: str) -> None:
     older, newer = in_form(RICH, form), in_form(RICH, Form.V1_36)
     assert changes(edited(older, *MUTATIONS[mutation]), newer)
+
+
+def test_a_missing_firewall_is_no_older_version_though_an_older_kubelet_runs() -> None:
+    """The kubelet before 1.28 writes KUBE-MARK-DROP, whatever the version of kube-proxy."""
+    name = next(it for it in CASES if "KUBE-FW-" in str(in_form(it, Form.V1_36).chains))
+    newer = in_form(name, Form.V1_36)
+    firewall = "KUBE-PROXY-FIREWALL"
+    chains = {
+        key: tuple(it for it in some if not it.endswith(firewall))
+        for key, some in newer.chains.items()
+        if key.chain != firewall
+    }
+    marking = {ChainKey("nat", "KUBE-MARK-DROP"): ("-j MARK --set-xmark 0x8000/0x8000",)}
+    assert changes(Ruleset(newer.family, {**newer.chains, **marking}), newer, name) == []
+    found = changes(Ruleset(newer.family, {**chains, **marking}), newer, name)
+    assert any(not it.origin.on_node for it in found)
 
 
 @pytest.mark.parametrize("decimals", [5, 10])
