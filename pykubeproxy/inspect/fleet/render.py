@@ -64,7 +64,7 @@ def _time(since: float | None, separator: str) -> str:
 
 
 def _reasons(results: Sequence[NodeResult]) -> Iterator[list[str]]:
-    """Yield a paragraph for each reason why nodes are not compared, or have no rules."""
+    """Yield a paragraph for each reason why nodes are not compared, or lack rules altogether."""
     nodes: dict[str, list[str]] = {}
     for it in results:
         if it.reason:
@@ -125,7 +125,7 @@ def document(results: Iterable[NodeResult]) -> dict[str, object]:
     {"apiVersion", "different": true if a node differs,
      "nodes": [{"node", "proxy": such as "kube-proxy v1.35.1", "pod": "namespace/name"; "" if unknown,
                 "verdict": "follows"|"catching up"|"differs"|"not compared",
-                "reason": why it is not compared, or has no rules at all; else "",
+                "reason": why it is not compared, or which rules it lacks altogether; else "",
                 "otherProxy": true if its proxy does not write such rules,
                 "staleSince": time, or null; it has not followed the objects since then or longer,
                 "wrong": [{"namespace", "name", "differences": [{

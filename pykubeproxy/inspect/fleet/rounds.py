@@ -17,7 +17,7 @@ _MOST_ROUNDS = 4
 _PAUSE = 2.0
 # A machine's clock may differ so many seconds from those of the cluster.
 _CLOCK_ERROR = 60.0
-# Stands for all Services of a node without any rules.
+# Stands for all Services of a node that lacks the rules of a family.
 _ALL = Key("", "")
 
 
@@ -116,7 +116,7 @@ class _History:
 
 def _keys(result: NodeResult) -> Sequence[Key]:
     """Return the Services that are wrong on a node."""
-    return [it.key for it in result.wrong] or [_ALL]
+    return [*(it.key for it in result.wrong), *([_ALL] if result.reason else [])]
 
 
 def compare_fleet(

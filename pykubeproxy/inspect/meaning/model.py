@@ -195,6 +195,7 @@ class MeaningComparison:
             parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family
         )
         network = parse_addresses(local_network) if local_network else ()
+        own_pods = intersection(own, network)
         old, new = _Side(before, self._shared), self._side(after)
         rules: tuple[Rules, ...] = ()
         for destination, title in _destinations((before, after), host).items():
@@ -206,11 +207,13 @@ class MeaningComparison:
             address = "" if destination.address in host.addresses else destination.address
             named = _named([it for some in signatures if some for it in some])
             case = (
+                after.family,
                 numbers,
                 destination._replace(address=address),
                 origins,
                 _among(named, own),
                 _among(named, network),
+                own_pods,
             )
             known = self._known.get(case) if all(numbers) else None
             if known is None:

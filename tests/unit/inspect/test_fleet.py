@@ -262,6 +262,29 @@ def test_a_node_without_rules_differs_as_a_whole() -> None:
     assert "node0: has no rules of a service proxy" in render.text([result])
 
 
+@pytest.mark.parametrize(
+    ("node_has", "service_has", "reason"),
+    [
+        (True, True, "has no IPv6 rules of a service proxy"),
+        (False, True, ""),
+        (True, False, ""),
+    ],
+)
+def test_a_node_may_lack_the_rules_of_one_family(node_has: bool, service_has: bool, reason: str) -> None:
+    one = nodes(SIZE)[1]
+    (service,) = cluster(Size(4, services=1)).services()
+    if service_has:
+        service = msgspec.structs.replace(service, cluster_ips=(*service.cluster_ips, "fd00:10:96::1"))
+    objects = with_objects(service)
+    if node_has:
+        node = msgspec.structs.replace(one.node, addresses=(*one.node.addresses, "fd00::2"))
+        one = one._replace(node=node)
+    rules = {**ipv4(one, objects), Family.IPV6: Ruleset(Family.IPV6, {ChainKey("nat", "OUTPUT"): ()})}
+    result = compared(rules, objects, one)
+    assert result.reason == reason
+    assert result.verdict is (NodeVerdict.DIFFERS if reason else NodeVerdict.FOLLOWS)
+
+
 def with_objects(service: Service, *slices: EndpointSlice) -> Cluster:
     objects = Cluster()
     objects.apply(Listed(Kind.SERVICE, (service,)))
