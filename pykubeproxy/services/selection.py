@@ -30,9 +30,9 @@ class Reason(enum.Enum):
     OTHER_ZONE_HINTED = "hinted for other zones, and this zone has endpoints of its own"
     NOT_LOCAL = "on another node, and the traffic policy is Local"
 
-    @property
-    def used(self) -> bool:
-        return self in (Reason.READY, Reason.LAST_RESORT)
+    def __init__(self, _: str) -> None:
+        # Not a property: with many endpoints, calling it would take half of the time.
+        self.used = self.name in ("READY", "LAST_RESORT")
 
 
 class TopologyMode(enum.Enum):

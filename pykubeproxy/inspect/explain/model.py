@@ -108,11 +108,12 @@ def explain_all(
 ) -> tuple[Explanation, ...]:
     """Explain the matching Services and ports, by namespace. Raises LookupError with one line if none matches."""
     service_filter = msgspec.structs.replace(filter_, port="")
-    services = [
+    matching = (
         service
-        for service in sorted(cluster.services(), key=lambda service: service.key)
+        for service in cluster.services()
         if filter_.namespace in ("", service.namespace) and service.name == filter_.name
-    ]
+    )
+    services = sorted(matching, key=lambda service: service.key)
     if not services:
         where = "" if filter_.namespace else " in any namespace"
         raise LookupError(f"there is no Service {service_filter}{where}; {_similar(cluster, filter_.name)}")
