@@ -134,11 +134,9 @@ class _Side:
     """The signatures of one of the two states."""
 
     def __init__(self, ruleset: Ruleset, shared: SharedSignatures) -> None:
-        # Conditions on the destination do not depend on the host.
-        host = Host()
         self.ruleset = ruleset
-        self._signer = Signer(Chains(ruleset), host, shared)
-        self._translated = TranslatedRules(ruleset, host)
+        self._signer = Signer(Chains(ruleset), shared)
+        self._translated = TranslatedRules(ruleset)
         self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
         self._known: dict[Packet, tuple[Signature, ...] | None] = {}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pykubeproxy.inspect.trace.packet import DNAT, NEW, SNAT
+from pykubeproxy.inspect.trace.packet import DNAT, NEW, SNAT, Host, Packet
 from pykubeproxy.inspect.trace.rule import RuleCondition, compile_rule, mark_and_mask, unknown_module
 from pykubeproxy.rules.parse import parse_options
 
@@ -16,6 +16,8 @@ _SOURCES = ("-s", "--src-range")
 _PROTOCOLS = {"tcp": "6", "udp": "17", "sctp": "132"}
 # Options of a rule that change nothing for a packet.
 _WITHOUT_EFFECT = frozenset(("-m", "--comment", "--nfacct-name", "--random-fully"))
+# Conditions on the destination do not depend on the host.
+_NO_HOST = Host()
 _ENDS = frozenset(("ACCEPT", "DROP", "REJECT", "RETURN", "DNAT"))
 
 
@@ -50,6 +52,13 @@ class SignedRule(msgspec.Struct, frozen=True, gc=False):
     sources: tuple[str, ...]
     sets: int
     ends: bool
+
+    def meets(self, packet: Packet) -> bool:
+        """Return whether a packet meets the conditions on the destination; none meets one with an unreadable value."""
+        try:
+            return all(one.probability(packet, _NO_HOST) for one in self.destination)
+        except (ValueError, ArithmeticError):
+            return False
 
     def possible(self, bits: int) -> bool:
         """Return whether a packet can match if no other bits of its mark may be set."""

@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy.inspect.meaning.sign_rule import SignedRule, sign_rule
 from pykubeproxy.inspect.trace.chains import Chains
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.rules.ruleset import ChainKey
 
 # Chains that double the rules of the next one would make a signature too long.
@@ -65,9 +65,8 @@ class SharedSignatures:
 class Signer:
     """Computes signatures for the tables of one node. Names of chains and comments do not count."""
 
-    def __init__(self, chains: Chains, host: Host, shared: SharedSignatures) -> None:
+    def __init__(self, chains: Chains, shared: SharedSignatures) -> None:
         self._chains = chains
-        self._host = host
         self._shared = shared
         self._known: dict[_At, Signature] = {}
         self._packet: Packet | None = None
@@ -112,7 +111,7 @@ class Signer:
             rules, varies = chain.rules, chain.varies
         bits, protocol = self._bits, packet.protocol
         if varies:
-            rules = [it for it in rules if not it.destination or _meets(it, packet, self._host)]
+            rules = [it for it in rules if not it.destination or it.meets(packet)]
         return [
             it for it in rules if (not it.protocols or protocol in it.protocols) and it.possible(bits)
         ], varies
@@ -166,11 +165,3 @@ class _SignedChain(msgspec.Struct, frozen=True):
 def _signed_chain(texts: tuple[str, ...]) -> _SignedChain:
     rules = tuple(it for it in map(sign_rule, texts) if it.target and not it.never)
     return _SignedChain(rules, any(it.destination for it in rules))
-
-
-def _meets(rule: SignedRule, packet: Packet, host: Host) -> bool:
-    """Return whether a packet meets the conditions on the destination; none meets one with an unreadable value."""
-    try:
-        return all(one.probability(packet, host) for one in rule.destination)
-    except (ValueError, ArithmeticError):
-        return False

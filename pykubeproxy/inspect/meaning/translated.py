@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from pykubeproxy.inspect.meaning.sign_rule import SignedRule, sign_rule
-from pykubeproxy.inspect.trace.packet import Host, Packet
+from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.rules.parse import parse_number
 from pykubeproxy.rules.ruleset import Ruleset
 
@@ -14,8 +14,7 @@ _POSTROUTING = ("POSTROUTING", "KUBE-POSTROUTING")
 class TranslatedRules:
     """The rules of table filter and after routing that have conditions on the destination."""
 
-    def __init__(self, ruleset: Ruleset, host: Host) -> None:
-        self._host = host
+    def __init__(self, ruleset: Ruleset) -> None:
         self._addresses: set[str] = set()
         self._ports: set[int] = set()
         self._others: list[SignedRule] = []
@@ -27,7 +26,7 @@ class TranslatedRules:
         """Return which of these rules a packet meets; None if one of them names its destination or port."""
         if packet.destination in self._addresses or packet.port in self._ports:
             return None
-        return tuple([_meets(it, packet, self._host) for it in self._others])
+        return tuple([it.meets(packet) for it in self._others])
 
     def elsewhere(self, packet: Packet, endpoints: frozenset[str]) -> tuple[Packet, ...]:
         """Return the packet as it is after DNAT, for each endpoint, if one may meet other rules than before DNAT."""
@@ -55,10 +54,3 @@ class TranslatedRules:
 def _translated(protocol: str, endpoint: str) -> Packet:
     address, _, port = endpoint.rpartition(":")
     return Packet(protocol, "", address.strip("[]"), int(port) if port.isdecimal() else 0)
-
-
-def _meets(rule: SignedRule, packet: Packet, host: Host) -> bool:
-    try:
-        return all(one.probability(packet, host) for one in rule.destination)
-    except (ValueError, ArithmeticError):
-        return False
