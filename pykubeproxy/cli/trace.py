@@ -24,9 +24,9 @@ from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.targets import (
-    ClientKind,
     Directory,
     InvalidTarget,
+    LocationKind,
     ResolvedConnection,
     Target,
     TargetKind,
@@ -215,11 +215,11 @@ def _rendered(
     return installed(render(cluster, context), context.options), host
 
 
-def _client_kind(source: Target, origin: _Origin | None) -> ClientKind | None:
+def _client_kind(source: Target, origin: _Origin | None) -> LocationKind | None:
     """Return where --from says that the source is. Raises UsageError if its name says otherwise."""
     if origin and source.kind is not TargetKind.ADDRESS and source.kind.value != origin:
         raise click.UsageError(f"{source} is a {source.kind.value}; remove --from {origin}")
-    return ClientKind(origin) if origin else None
+    return LocationKind(origin) if origin else None
 
 
 def _packet(
@@ -227,10 +227,10 @@ def _packet(
 ) -> Packet:
     """Return the packet with the interface by which it comes in, if it does not start on the node."""
     is_named = connection.client.target.kind is not TargetKind.ADDRESS
-    kind = ClientKind(origin) if origin else connection.client.kind if is_named else None
-    if kind is ClientKind.POD and not host.routes:
+    kind = LocationKind(origin) if origin else connection.client.kind if is_named else None
+    if kind is LocationKind.POD and not host.routes:
         interface = interface or _pod_interface(config)
-    if kind in (ClientKind.POD, ClientKind.OUTSIDE):
+    if kind in (LocationKind.POD, LocationKind.OUTSIDE):
         starts_here = False
     else:
         # A node's name may be that of another node; without addresses, take it for this one.

@@ -8,6 +8,7 @@ import sys
 import time
 
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeVerdict
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.rules.saves import SavedFile, read_saves
 from tests.fleet import NodeKind, Size, cluster, nodes, saved, tables
 
@@ -27,7 +28,7 @@ def main() -> None:
         start = time.process_time()
         found = {it.ruleset.family: it.ruleset for it in read_saves(texts)}
         middle = time.process_time()
-        result = comparison.compare(one.node, found, f"kube-proxy {one.form.value}")
+        result = comparison.compare(NodeTables(one.node, found, f"kube-proxy {one.form.value}"))
         end = time.process_time()
         assert result.verdict is _VERDICTS[one.kind], result
         reading, comparing = reading + middle - start, comparing + end - middle

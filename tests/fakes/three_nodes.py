@@ -7,9 +7,11 @@ import msgspec
 from pykubeproxy.inspect.explain.nodes import ServiceOnNodes, explain_nodes
 from pykubeproxy.inspect.filter import parse_filter
 from pykubeproxy.inspect.hops.answer import Answer, Destination, answer
-from pykubeproxy.inspect.hops.journey import NodeTables, Unread
-from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
+from pykubeproxy.inspect.hops.journey import Unread
+from pykubeproxy.inspect.hops.locations import Location, Locations
 from pykubeproxy.inspect.hops.receivers import Receivers, receivers
+from pykubeproxy.inspect.node_tables import NodeTables
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.difference import installed

@@ -22,7 +22,8 @@ from pykubeproxy.inspect.diff import render as text_diff
 from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.inspect.fleet import render
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
-from pykubeproxy.inspect.fleet.rounds import Clock, NodeTables, UnknownTables, compare_fleet
+from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import Key, Node
 from pykubeproxy.remote import NodeAccess, ReadNode, read_nodes
 from pykubeproxy.rules.difference import own_part

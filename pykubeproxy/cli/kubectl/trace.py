@@ -17,21 +17,16 @@ from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.hops import render_json, render_text
 from pykubeproxy.inspect.hops.answer import Destination, NowhereToStart, answer
 from pykubeproxy.inspect.hops.conclusion import Verdict, verdict
-from pykubeproxy.inspect.hops.journey import NodeTables, ReadNodes, Unread
-from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
+from pykubeproxy.inspect.hops.journey import ReadNodes, Unread
+from pykubeproxy.inspect.hops.locations import Location, Locations
 from pykubeproxy.inspect.hops.receivers import Receivers, receivers
 from pykubeproxy.inspect.limit import TooManyRules
-from pykubeproxy.inspect.targets import ClientKind, Directory, Target, TargetKind
+from pykubeproxy.inspect.node_tables import NodeTables
+from pykubeproxy.inspect.targets import Directory, LocationKind, Target, TargetKind
 from pykubeproxy.objects import Family, Protocol, family_of
 from pykubeproxy.remote import NodeAccess, ReadNode, read_nodes
 from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
 from pykubeproxy.sources import SourceError
-
-_CLIENTS = {
-    LocationKind.POD: ClientKind.POD,
-    LocationKind.NODE: ClientKind.NODE,
-    LocationKind.OUTSIDE: ClientKind.OUTSIDE,
-}
 
 
 @command(
@@ -147,9 +142,9 @@ def reader(access: NodeAccess, directory: Directory, at_once: int) -> ReadNodes:
     return read
 
 
-def _client_kind(start: Target, locations: Locations) -> ClientKind | None:
+def _client_kind(start: Target, locations: Locations) -> LocationKind | None:
     """Return where an address is; an unknown one is outside. Names tell by themselves."""
-    return _CLIENTS[locations.find(start.name).kind] if start.kind is TargetKind.ADDRESS else None
+    return locations.find(start.name).kind if start.kind is TargetKind.ADDRESS else None
 
 
 def _any_node(directory: Directory, start: Target, family: str | None) -> str:
@@ -165,7 +160,7 @@ def _source(ends: targets.ResolvedConnection, locations: Locations) -> Location:
     client = ends.client
     if client.target.kind is TargetKind.ADDRESS:
         return locations.find(ends.source)
-    kind = LocationKind.NODE if client.kind is ClientKind.NODE else LocationKind.POD
+    kind = LocationKind.NODE if client.kind is LocationKind.NODE else LocationKind.POD
     return Location(kind, ends.source, client.node, str(client.pod.key) if client.pod else "")
 
 

@@ -17,6 +17,7 @@ from pykubeproxy.inspect.meaning.model import (
     with_source,
 )
 from pykubeproxy.inspect.meaning.versions import older_version
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import RuleContext
@@ -75,22 +76,21 @@ class FleetComparison:
         self._desired = DesiredRules(cluster)
         self._cluster_ips = frozenset(ip for it in cluster.services() for ip in it.cluster_ips)
 
-    def compare(
-        self, node: Node, tables: Mapping[Family, Ruleset], proxy: str = "", pod: str = ""
-    ) -> NodeResult:
+    def compare(self, tables: NodeTables) -> NodeResult:
         """Compare the tables of one node. Raises TooManyRules."""
+        node, rulesets, proxy, pod = tables.node, tables.rulesets, tables.proxy, tables.pod
         host = Host(frozenset(node.addresses))
         settings: dict[str, str] = {}
         changes: list[MeaningChange] = []
         lacking: list[Family] = []
-        for family, live in tables.items():
+        for family, live in rulesets.items():
             inferred = inferred_settings(live)
             if inferred is None:
                 lacking.append(family)
                 continue
             settings |= described(inferred, node, family)
             changes += self._changes(node, live, inferred, host, proxy)
-        if len(lacking) == len(tables):
+        if len(lacking) == len(rulesets):
             return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, _NO_RULES.format(""))
         wrong = wrong_services(changes, self.cluster, host)
         reasons = [_NO_RULES.format(f"{it.value} ") for it in lacking if self._needs(node, it)]

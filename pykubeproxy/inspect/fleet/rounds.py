@@ -7,8 +7,8 @@ import msgspec
 
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
 from pykubeproxy.inspect.limit import TooManyRules
-from pykubeproxy.objects import EndpointSlice, Family, Key, Node, Service
-from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.inspect.node_tables import NodeTables
+from pykubeproxy.objects import EndpointSlice, Key, Node, Service
 from pykubeproxy.services.cluster import Cluster
 
 # How often a node is read.
@@ -19,15 +19,6 @@ _PAUSE = 2.0
 _CLOCK_ERROR = 60.0
 # Stands for all Services of a node that lacks the rules of a family.
 _ALL = Key("", "")
-
-
-class NodeTables(NamedTuple):
-    """The tables of a node; `proxy` names its proxy, `pod` the pod that was asked."""
-
-    node: Node
-    tables: Mapping[Family, Ruleset]
-    proxy: str = ""
-    pod: str = ""
 
 
 class UnknownTables(NamedTuple):
@@ -160,6 +151,6 @@ def _results(source: FleetSource, nodes: Sequence[Node], comparison: FleetCompar
             )
             continue
         try:
-            yield comparison.compare(one.node, one.tables, one.proxy, one.pod)
+            yield comparison.compare(one)
         except TooManyRules as error:
             yield NodeResult(one.node.name, NodeVerdict.NOT_COMPARED, one.proxy, one.pod, str(error))

@@ -6,8 +6,9 @@ import msgspec
 
 from pykubeproxy.inspect.hops.follow import address_of, follow
 from pykubeproxy.inspect.hops.journey import Entry, Journey, ReadNodes
-from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
+from pykubeproxy.inspect.hops.locations import Location, Locations
 from pykubeproxy.inspect.hops.receivers import Receivers
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.objects import Node, address_and_port, family_of
 from pykubeproxy.services.frontend import ANY_LOCAL, Frontend, FrontendKind

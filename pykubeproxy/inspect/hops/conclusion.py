@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
-from pykubeproxy.inspect.hops.locations import Location, LocationKind
+from pykubeproxy.inspect.hops.locations import Location
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.walk import Step
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.wording import counted, listed, percent

@@ -7,15 +7,16 @@ import msgspec
 from pykubeproxy.inspect.hops.journey import (
     Entry,
     Journey,
-    NodeTables,
     Outcome,
     ReadNodes,
     Result,
     Unread,
     Visit,
 )
-from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
+from pykubeproxy.inspect.hops.locations import Location, Locations
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.routes import PacketVerdict
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.model import Outcome as NodeOutcome
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, NEW, SNAT, Host, Packet, contains

@@ -6,18 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from pykubeproxy.inspect.hops.locations import Location
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.trace.model import Trace
 from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.inspect.trace.walk import Step
-from pykubeproxy.objects import Family, Node
-from pykubeproxy.rules.ruleset import Ruleset
-
-
-class NodeTables(msgspec.Struct, frozen=True):
-    """A node and its rules by family."""
-
-    node: Node
-    rulesets: Mapping[Family, Ruleset]
 
 
 class Unread(msgspec.Struct, frozen=True):

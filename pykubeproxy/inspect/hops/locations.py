@@ -1,21 +1,13 @@
 """Find the node that has an address, and the pod."""
 
-import enum
 from collections.abc import Iterable
 
 import msgspec
 
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.packet import contains
 from pykubeproxy.objects import EndpointSlice, Node
 from pykubeproxy.objects.pods import KnownPod
-
-
-class LocationKind(enum.Enum):
-    """What has an address."""
-
-    POD = "pod"
-    NODE = "node"
-    OUTSIDE = "outside"
 
 
 class Location(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pykubeproxy.inspect.hops.answer import Answer
 from pykubeproxy.inspect.hops.journey import Result, Visit
-from pykubeproxy.inspect.hops.locations import LocationKind
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.rule import NOT_KNOWN
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.services.frontend import FrontendKind

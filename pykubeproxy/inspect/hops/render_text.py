@@ -9,8 +9,8 @@ from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, is_good, verdict
 from pykubeproxy.inspect.hops.decisions import Decision, decisions
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result, Visit
-from pykubeproxy.inspect.hops.locations import LocationKind
 from pykubeproxy.inspect.hops.notes import next_step, notes
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.render import path_lines
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.wording import listed, percent, tied, wrapped

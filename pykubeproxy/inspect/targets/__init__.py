@@ -17,5 +17,5 @@ from pykubeproxy.inspect.targets.parse import (
     parse_service,
     parse_source,
 )
-from pykubeproxy.inspect.targets.places import ClientKind, Place, Unresolved
+from pykubeproxy.inspect.targets.places import LocationKind, Place, Unresolved
 from pykubeproxy.inspect.targets.resolve import ResolvedConnection, resolve

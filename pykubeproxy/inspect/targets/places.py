@@ -19,8 +19,8 @@ class Unresolved(LookupError):
     """A target has no address; str() is one line that says why and what to do."""
 
 
-class ClientKind(enum.Enum):
-    """Where a client is, as --from names it: in a pod's network, in that of a node, or outside the cluster."""
+class LocationKind(enum.Enum):
+    """What has an address, as --from names it: a pod, a node, or something outside the cluster."""
 
     POD = "pod"
     NODE = "node"
@@ -38,14 +38,14 @@ class Place(msgspec.Struct, frozen=True):
 
     target: Target
     addresses: tuple[str, ...]
-    kind: ClientKind | None = None
+    kind: LocationKind | None = None
     node: str = ""
     pod: KnownPod | None = None
 
     @property
     def is_node(self) -> bool:
         """Whether the addresses are a node's own."""
-        return self.kind is ClientKind.NODE
+        return self.kind is LocationKind.NODE
 
 
 def find_place(target: Target, directory: Directory) -> Place:
@@ -69,7 +69,7 @@ def _pod(target: Target, directory: Directory) -> Place:
         phase = f"phase {pod.phase}" if pod.phase else "not started"
         raise Unresolved(f"{target.without_port} has no address yet ({phase}); wait until it runs")
     on_host = pod.host_network or directory.node_at(pod.addresses[0]) is not None
-    return Place(target, pod.addresses, ClientKind.NODE if on_host else ClientKind.POD, pod.node, pod)
+    return Place(target, pod.addresses, LocationKind.NODE if on_host else LocationKind.POD, pod.node, pod)
 
 
 def _node(target: Target, directory: Directory) -> Place:
@@ -78,18 +78,18 @@ def _node(target: Target, directory: Directory) -> Place:
         raise missing(target, (f"node/{it.name}" for it in directory.nodes), directory)
     if not node.addresses:
         raise Unresolved(f"{target.without_port} has no address {directory.place}; give an address instead")
-    return Place(target, node.addresses, ClientKind.NODE, node.name)
+    return Place(target, node.addresses, LocationKind.NODE, node.name)
 
 
 def _address(target: Target, directory: Directory) -> Place:
     address = (target.name,)
     if node := directory.node_at(target.name):
-        return Place(target, address, ClientKind.NODE, node.name)
+        return Place(target, address, LocationKind.NODE, node.name)
     if pod := directory.pod_at(target.name):
-        return Place(target, address, ClientKind.POD, pod.node, pod)
+        return Place(target, address, LocationKind.POD, pod.node, pod)
     if directory.is_pod_network(target.name):
-        return Place(target, address, ClientKind.POD, _name(directory.node_of_pods_at(target.name)))
-    return Place(target, address, ClientKind.OUTSIDE if directory.pod_networks else None)
+        return Place(target, address, LocationKind.POD, _name(directory.node_of_pods_at(target.name)))
+    return Place(target, address, LocationKind.OUTSIDE if directory.pod_networks else None)
 
 
 def _name(node: Node | None) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from pykubeproxy.inspect.targets.directory import Directory
 from pykubeproxy.inspect.targets.parse import Target, TargetKind
-from pykubeproxy.inspect.targets.places import ClientKind, Place, Unresolved, find_place, missing
+from pykubeproxy.inspect.targets.places import LocationKind, Place, Unresolved, find_place, missing
 from pykubeproxy.inspect.targets.port_choice import choose_pod_port, choose_service_port
 from pykubeproxy.objects import Family, Port, Protocol, Service, family_of
 from pykubeproxy.services.frontend import Frontend, FrontendKind
@@ -50,7 +50,7 @@ def resolve(
     *,
     family: Family | None = None,
     protocol: Protocol | None = None,
-    client: ClientKind | None = None,
+    client: LocationKind | None = None,
     entry: str = "",
 ) -> ResolvedConnection:
     """Resolve both ends to addresses of one family.
@@ -95,7 +95,7 @@ def _to_service(
         raise missing(target, (f"svc/{it.key}" for it in directory.services), directory)
     _check_served(service, target, directory)
     port = choose_service_port(service, target, protocol)
-    outside = start.kind is ClientKind.OUTSIDE
+    outside = start.kind is LocationKind.OUTSIDE
     frontends = _frontends(service, port, outside, directory, entry)
     if not frontends or (outside and port.node_port and frontends[0].kind is FrontendKind.CLUSTER_IP):
         raise _no_frontend(target, port)

@@ -11,8 +11,9 @@ import pytest
 
 from pykubeproxy.inspect.fleet import render
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
-from pykubeproxy.inspect.fleet.rounds import Clock, NodeTables, UnknownTables, compare_fleet
+from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
 from pykubeproxy.inspect.meaning.walk import Rules
+from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import EndpointSlice, Family, Key, Kind, Listed, Node, Service
 from pykubeproxy.rules.inferred import inferred_settings
 from pykubeproxy.rules.options import LocalTraffic
@@ -183,7 +184,7 @@ def renewed(objects: Cluster, number: int) -> Cluster:
 def compared(
     rules: Mapping[Family, Ruleset], objects: Cluster, one: FleetNode, proxy: str = ""
 ) -> NodeResult:
-    return FleetComparison(objects).compare(one.node, rules, proxy)
+    return FleetComparison(objects).compare(NodeTables(one.node, rules, proxy))
 
 
 def ipv4(one: FleetNode, objects: Cluster, **options: Any) -> dict[Family, Ruleset]:
@@ -218,10 +219,10 @@ def test_the_network_of_the_node_tells_which_endpoint_needs_masquerading(form: F
     one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, form)
     rules = ipv4(one, followed(), local_traffic=LocalTraffic(source=one.node.pod_cidrs[0]))
     comparison = FleetComparison(followed())
-    assert comparison.compare(one.node, rules).verdict is NodeVerdict.FOLLOWS
+    assert comparison.compare(NodeTables(one.node, rules)).verdict is NodeVerdict.FOLLOWS
     for endpoint, wrong in (("10.244.8.3", []), ("10.244.1.3", ["service1"])):
         broken = without(rules[Family.IPV4], f"-s {endpoint}/32 ")
-        result = comparison.compare(one.node, {Family.IPV4: broken})
+        result = comparison.compare(NodeTables(one.node, {Family.IPV4: broken}))
         assert [it.name for it in result.wrong] == wrong, endpoint
 
 
@@ -316,9 +317,9 @@ def test_nodes_of_other_zones_have_other_endpoints() -> None:
     objects = with_objects(service, msgspec.structs.replace(slice_, endpoints=hinted))
     comparison = FleetComparison(objects)
     for one in nodes(Size(4)):
-        assert comparison.compare(one.node, tables(one, objects)).verdict is NodeVerdict.FOLLOWS
+        assert comparison.compare(NodeTables(one.node, tables(one, objects))).verdict is NodeVerdict.FOLLOWS
     zone0, zone1 = nodes(Size(4))[:2]
-    wrong = comparison.compare(zone1.node, tables(zone0, objects)).wrong
+    wrong = comparison.compare(NodeTables(zone1.node, tables(zone0, objects))).wrong
     assert [it.name for it in wrong] == ["service1"]
 
 
@@ -350,8 +351,8 @@ def test_the_meaning_of_equal_rules_is_found_once_for_all_nodes(monkeypatch: pyt
     monkeypatch.setattr(Rules, "send", lambda rules, flow: walks.append(flow) or send(rules, flow))
     comparison = FleetComparison(followed())
     first, second = (FleetNode(nodes(SIZE)[it].node, NodeKind.STALE, Form.V1_36) for it in (1, 2))
-    assert comparison.compare(first.node, tables(first, stale())).wrong
+    assert comparison.compare(NodeTables(first.node, tables(first, stale()))).wrong
     assert walks
     walks.clear()
-    assert comparison.compare(second.node, tables(second, stale())).wrong
+    assert comparison.compare(NodeTables(second.node, tables(second, stale()))).wrong
     assert not walks

@@ -9,10 +9,11 @@ from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.follow import MOST_READ
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
-from pykubeproxy.inspect.hops.locations import Location, LocationKind, Locations
+from pykubeproxy.inspect.hops.locations import Location, Locations
 from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.hops.render_json import document
 from pykubeproxy.inspect.hops.render_text import text
+from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.objects import (
     Endpoint,
     EndpointPort,

@@ -3,9 +3,9 @@
 import pytest
 
 from pykubeproxy.inspect.targets import (
-    ClientKind,
     Directory,
     InvalidTarget,
+    LocationKind,
     ResolvedConnection,
     Target,
     TargetKind,
@@ -174,17 +174,17 @@ def test_family_is_selected() -> None:
 @pytest.mark.parametrize(
     ("source", "kind", "node"),
     [
-        ("pod/web-1", ClientKind.POD, "n1"),
-        ("pod/on-host", ClientKind.NODE, "n1"),
-        ("10.244.1.5", ClientKind.POD, "n1"),
-        ("10.244.2.99", ClientKind.POD, "n2"),
-        ("10.244.9.9", ClientKind.POD, ""),
-        ("fd00::1", ClientKind.NODE, "n1"),
-        ("node/n2", ClientKind.NODE, "n2"),
-        ("203.0.113.7", ClientKind.OUTSIDE, ""),
+        ("pod/web-1", LocationKind.POD, "n1"),
+        ("pod/on-host", LocationKind.NODE, "n1"),
+        ("10.244.1.5", LocationKind.POD, "n1"),
+        ("10.244.2.99", LocationKind.POD, "n2"),
+        ("10.244.9.9", LocationKind.POD, ""),
+        ("fd00::1", LocationKind.NODE, "n1"),
+        ("node/n2", LocationKind.NODE, "n2"),
+        ("203.0.113.7", LocationKind.OUTSIDE, ""),
     ],
 )
-def test_node_where_a_packet_starts(source: str, kind: ClientKind, node: str) -> None:
+def test_node_where_a_packet_starts(source: str, kind: LocationKind, node: str) -> None:
     """A pod with the network of its node counts as the node."""
     found = resolved(source, "[2001:db8::1]:80" if ":" in source else "8.8.8.8:80")
     assert (found.client.kind, found.client.node) == (kind, node)
