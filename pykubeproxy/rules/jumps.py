@@ -37,16 +37,9 @@ def check_jumps(ruleset: Ruleset) -> None:
 
 def _targets(chains: Mapping[ChainKey, tuple[str, ...]], key: ChainKey) -> Iterator[ChainKey]:
     """Yield the chains to which a chain jumps, by any reading of its rules."""
-    rules = chains[key]
-    found = _JUMP.findall("\n".join(rules))
-    # In a comment or a prefix for logs, "-j" is no jump.
-    if len(found) != len(rules) or any('"' in it for it in found):
-        found = [value for rule in rules for value in _targets_of(rule)]
-    yield from (to for it in found if (to := ChainKey(key.table, it)) in chains)
-
-
-def _targets_of(rule: str) -> list[str]:
-    found: list[str] = _JUMP.findall(rule)
-    if len(found) != 1 or '"' in found[0]:
-        return [value for name, value, _ in parse_options(rule) if name in ("-j", "-g")]
-    return found
+    for rule in chains[key]:
+        found = _JUMP.findall(rule)
+        # In a comment or a prefix for logs, "-j" is no jump.
+        if len(found) != 1 or '"' in found[0]:
+            found = [value for name, value, _ in parse_options(rule) if name in ("-j", "-g")]
+        yield from (to for it in found if (to := ChainKey(key.table, it)) in chains)

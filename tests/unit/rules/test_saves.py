@@ -145,6 +145,8 @@ def test_chains_in_a_circle_are_an_error() -> None:
     text = f"*nat\n:A -\n:B -\n:C -\n{rules}\nCOMMIT\n"
     assert "chain A of table nat jumps to itself, by way of C" in error(text)
     assert read(text.replace('-j "A"', '-j LOG --log-prefix "-j A"'))
+    without_target = "-A C -m recent --set"
+    assert read(text.replace('-j "A"', f'-j LOG --log-prefix "to -j A or"\n{without_target}'))
     assert "jumps to itself" in error(text.replace('-j "A"', "-j A -j ACCEPT"))
     assert "jumps to itself" in error(text.replace('-j "A"', "-j ACCEPT -j A"))
 
