@@ -16,6 +16,12 @@ from pykubeproxy.wording import listed
 
 # How many pods an error names.
 _MOST_PODS = 3
+_PREFERRED_OUTSIDE = (
+    FrontendKind.LOAD_BALANCER_IP,
+    FrontendKind.EXTERNAL_IP,
+    FrontendKind.NODE_PORT,
+    FrontendKind.CLUSTER_IP,
+)
 
 
 class ResolvedConnection(msgspec.Struct, frozen=True):
@@ -134,17 +140,11 @@ def _frontends(
     service: Service, port: Port, outside: bool, directory: Directory, entry: str
 ) -> tuple[Frontend, ...]:
     """Return the frontends for a client, the preferred ones first."""
-    internal = tuple(Frontend(FrontendKind.CLUSTER_IP, it, port.port) for it in service.cluster_ips)
-    if not outside:
-        return internal
     node = directory.node(entry)
-    at_node = node.addresses if node and port.node_port else ()
-    return (
-        *(Frontend(FrontendKind.LOAD_BALANCER_IP, it, port.port) for it in service.load_balancer_ips),
-        *(Frontend(FrontendKind.EXTERNAL_IP, it, port.port) for it in service.external_ips),
-        *(Frontend(FrontendKind.NODE_PORT, it, port.node_port) for it in at_node),
-        *internal,
-    )
+    every = tuple(_all_frontends(service, port, node.addresses if node else ()))
+    if not outside:
+        return tuple(it for it in every if it.kind is FrontendKind.CLUSTER_IP)
+    return tuple(sorted(every, key=lambda it: _PREFERRED_OUTSIDE.index(it.kind)))
 
 
 def _addresses(
@@ -183,19 +183,20 @@ def _service_at(
 ) -> tuple[PortName, Frontend] | None:
     """Return the service port at an address and port; without a protocol, TCP is preferred."""
     wanted = [protocol] if protocol else list(Protocol)
-    at_node = directory.node_at(address) is not None
+    at_node = (address,) if directory.node_at(address) else ()
     for one in wanted:
         for service in directory.services:
             for port in service.ports:
                 if port.protocol is not one:
                     continue
-                for frontend in _all_frontends(service, port, address if at_node else ""):
+                for frontend in _all_frontends(service, port, at_node):
                     if (frontend.address, frontend.port) == (address, number):
                         return PortName(service.namespace, service.name, port.name, one.value), frontend
     return None
 
 
-def _all_frontends(service: Service, port: Port, node_address: str) -> Iterator[Frontend]:
+def _all_frontends(service: Service, port: Port, node_addresses: Sequence[str]) -> Iterator[Frontend]:
+    """Yield the frontends of a port in the order in which rules match them; node ports at these addresses."""
     kinds = (
         (FrontendKind.CLUSTER_IP, service.cluster_ips),
         (FrontendKind.EXTERNAL_IP, service.external_ips),
@@ -203,8 +204,8 @@ def _all_frontends(service: Service, port: Port, node_address: str) -> Iterator[
     )
     for kind, addresses in kinds:
         yield from (Frontend(kind, it, port.port) for it in addresses)
-    if node_address and port.node_port:
-        yield Frontend(FrontendKind.NODE_PORT, node_address, port.node_port)
+    if port.node_port:
+        yield from (Frontend(FrontendKind.NODE_PORT, it, port.node_port) for it in node_addresses)
 
 
 def _notes_about(end: Place) -> Iterator[str]:
