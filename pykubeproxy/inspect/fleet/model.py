@@ -65,7 +65,7 @@ class NodeResult(msgspec.Struct, frozen=True):
 
 
 class FleetComparison:
-    """Compares the rules of nodes, one after the other, with the objects of a cluster, which must not change meanwhile.
+    """Compares the rules of one node after the other with the objects of a cluster, which must not change meanwhile.
 
     Settings of each proxy are inferred from its rules: another configuration is no difference of Services.
     """

@@ -108,7 +108,7 @@ def _settings(results: Sequence[NodeResult]) -> Iterator[list[str]]:
 
 def _summary(results: Sequence[NodeResult]) -> list[str]:
     counts = [
-        f"{number} {verdict.value}"
+        f"{number} {verdict.value if number == 1 else verdict.value.removesuffix('s')}"
         for verdict in NodeVerdict
         if (number := sum(it.verdict is verdict for it in results))
     ]

@@ -11,7 +11,7 @@ from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import EndpointSlice, Key, Node, Service
 from pykubeproxy.services.cluster import Cluster
 
-# How often a node is read.
+# How many times a node is read at most.
 _MOST_ROUNDS = 4
 # Between two readings, even of Services that changed long ago: seconds.
 _PAUSE = 2.0
@@ -57,7 +57,7 @@ class _Seen(NamedTuple):
 
 
 class _History:
-    """Tells Services that stay wrong, while their objects stay the same, from those that a proxy has not got to yet."""
+    """Tells Services that stay wrong from those that changed so lately that a proxy may still update their rules."""
 
     def __init__(self, source: FleetSource, sync_period: float) -> None:
         self._source = source

@@ -66,7 +66,7 @@ def wrong_services(
 
 
 class _Titles:
-    """The names of service ports by cluster IP: comments in rules may be of a Service that had the address before."""
+    """The service port of each cluster IP. Comments in rules may name a Service that had the address before."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -123,18 +123,18 @@ def _differences(change: MeaningChange) -> Iterator[str]:
 
 
 def _other(before: Chances, after: Chances) -> Iterator[str]:
-    """Yield the differences between outcomes with the same endpoints, for one group of clients."""
+    """Yield what differs for one group of clients, apart from the endpoints."""
     if not any(it.endpoint for it in after):
         yield f"{_verdict(before)}, should be {_verdict(after)}"
     elif not any(it.endpoint for it in before):
         yield f"some clients {_verdict(before)}, should be served"
     elif {it.verdict for it in before} != {it.verdict for it in after}:
-        yield "other shares of clients dropped or rejected"
+        yield "other shares of connections dropped or rejected"
     elif (some := {it.masquerade for it in before}) != (others := {it.masquerade for it in after}):
         if len(some) == len(others) == 1:
             yield "not masqueraded, should be" if others == {True} else "masqueraded, should not be"
         else:
-            yield "masqueraded for other endpoints"
+            yield "masqueraded on the way to other endpoints"
     elif {it.affinity for it in before} != {it.affinity for it in after}:
         yield "other session affinity"
     elif {it.accepted for it in before} != {it.accepted for it in after}:
@@ -144,7 +144,7 @@ def _other(before: Chances, after: Chances) -> Iterator[str]:
             else "accepted in chain FORWARD"
         )
     else:
-        yield "other shares of endpoints"
+        yield "endpoints get other shares of connections"
 
 
 def _endpoints(outcomes: Mapping[Outcome, object]) -> frozenset[str]:

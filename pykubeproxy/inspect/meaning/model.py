@@ -28,7 +28,7 @@ from pykubeproxy.services.frontend import ANY_LOCAL
 
 # Versions of kube-proxy give probabilities with 5 to 11 decimals; smaller differences are noise.
 _NOISE = 2e-5
-# How many destinations to remember whose rules have another form or meaning on some nodes.
+# How many destinations to remember whose two states have other signatures.
 _MOST_KNOWN = 1 << 13
 # How many desired rulesets: of both families, for nodes with several versions and settings.
 _MOST_SIDES = 16
@@ -171,7 +171,7 @@ class _Side:
 
 
 class MeaningComparison:
-    """Compares two states of one node after the other. Nodes have most rules in common, so each is looked at once."""
+    """Compares two states of one node after the other, and remembers what rules mean: nodes share most of them."""
 
     def __init__(self) -> None:
         self._shared = SharedSignatures()

@@ -73,7 +73,7 @@ def run(*args: str) -> Result:
 def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -> None:
     result = run("--all-nodes")
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("8 nodes: 7 follows, 1 not compared.\n")
+    assert result.output.endswith("8 nodes: 7 follow, 1 not compared.\n")
 
 
 def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> None:

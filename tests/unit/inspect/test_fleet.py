@@ -240,7 +240,7 @@ def test_other_settings_are_one_paragraph() -> None:
         results.append(compared(ipv4(one, followed(), **options), followed(), one))
     text = click.unstyle(render.text(results))
     assert "node2 and node5: masqueradeAll is true, but false on most nodes" in text
-    assert "8 nodes: 8 follows." in text
+    assert "8 nodes: 8 follow." in text
 
 
 def test_one_service_without_masquerading_is_wrong_not_a_setting() -> None:
@@ -331,7 +331,7 @@ def test_the_table_names_each_node_and_groups_equal_differences() -> None:
     assert "node3   kube-proxy v1.30.8   differs       2      1970-01-01 00:16:40Z" in lines
     assert lines.count("node3 and node13: 2 wrong Services") == 1
     assert "node7 and node17: runs kube-proxy in IPVS mode" in lines
-    assert lines[-1] == "20 nodes: 16 follows, 2 differs, 2 not compared."
+    assert lines[-1] == "20 nodes: 16 follow, 2 differ, 2 not compared."
 
 
 def test_the_document_has_the_same() -> None:
