@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import click
@@ -10,16 +11,22 @@ import msgspec
 import pytest
 
 from pykubeproxy.inspect.fleet import render
+from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
 from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
 from pykubeproxy.inspect.meaning.walk import Rules
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import EndpointSlice, Family, Key, Kind, Listed, Node, Service
+from pykubeproxy.rules.context import KernelFacts, rule_context
+from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.inferred import inferred_settings
 from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.render import render as render_rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.saves import SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.selection import NodeTopology
+from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, tables
 from tests.older_forms import Form, rules_in_form
 
@@ -356,3 +363,43 @@ def test_the_meaning_of_equal_rules_is_found_once_for_all_nodes(monkeypatch: pyt
     walks.clear()
     assert comparison.compare(NodeTables(second.node, tables(second, stale()))).wrong
     assert not walks
+
+
+def test_a_verdict_depends_on_no_other_node() -> None:
+    """Nodes differ in one rule each, and are compared in both orders."""
+    mutants: list[NodeTables] = []
+    for one in nodes(Size(4)):
+        rules = ipv4(one, followed())[Family.IPV4]
+        places = [key for key, some in sorted(rules.chains.items()) if some and key.chain.startswith("KUBE-")]
+        for number, key in enumerate(places[len(mutants) :: 60]):
+            some = rules.chains[key]
+            changed = some[1:] if number % 2 else ("-m socket -j RETURN", *some[1:])
+            broken = Ruleset(rules.family, {**rules.chains, key: changed})
+            mutants.append(NodeTables(one.node, {Family.IPV4: broken}))
+    alone = [FleetComparison(followed()).compare(it) for it in mutants]
+    assert {it.verdict for it in alone} == {NodeVerdict.FOLLOWS, NodeVerdict.DIFFERS}
+    for step in (1, -1):
+        comparison = FleetComparison(followed())
+        assert [comparison.compare(it) for it in mutants[::step]] == alone[::step]
+
+
+@pytest.mark.parametrize("name", [it for it in NAMES if it.startswith("random-")][::12])
+def test_rules_desired_on_any_node_are_those_that_render_gives(name: str) -> None:
+    """Nodes share what is rendered only where they have the same rules."""
+    case = load_case(name)
+    objects, node = cluster_of(case), node_of(case)
+    desired = DesiredRules(objects)
+    endpoints = [
+        it
+        for one in objects.services()
+        for slice_ in objects.all_slices_of(one.key)
+        for it in slice_.endpoints
+    ]
+    names = {"stranger", *(it.node_name for it in endpoints)} - {""}
+    zones = {"", *(it.zone for it in endpoints)}
+    for family in Family:
+        base = rule_context(config_of(case), node.name, node, KernelFacts(addresses=ADDRESSES), family)
+        for topology in (NodeTopology(*it) for it in product(sorted(names), sorted(zones))):
+            on_node = msgspec.structs.replace(base, node=topology)
+            expected = installed(render_rules(objects, on_node), on_node.options)
+            assert desired.ruleset(on_node).chains == expected.chains, topology
