@@ -1,10 +1,7 @@
 """Where commands look up the names of pods, Services and nodes: files, the agent, an API server, or rules."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
-
-import msgspec
 
 from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.node_rules import NodeRules
@@ -13,18 +10,16 @@ from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.targets import Directory, Target, TargetKind
 from pykubeproxy.inspect.targets.from_rules import services_of
-from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Object, Service
+from pykubeproxy.objects import EndpointSlice, Family, Node, Object, Service
 
 # Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
 if TYPE_CHECKING:
     from pykubeproxy.agent.observe.object_documents import Objects
     from pykubeproxy.bundle.read import Bundle
-    from pykubeproxy.sources import Client
     from pykubeproxy.sources.manifests import Manifests
 
 _ASK_SERVER = "add --kubeconfig to ask the API server"
 _ASK_OTHERS = "add -f FILE with objects, or --kubeconfig to ask the API server"
-_PODS_FORBIDDEN = "this account may not list pods, so only pods of Services are known; get permission to list pods, or give an address"
 _Object = TypeVar("_Object", Service, EndpointSlice, Node)
 
 
@@ -145,82 +140,12 @@ class ServerObjects(NamedTuple):
 
     def directory(self, targets: Sequence[Target]) -> Directory:
         """Ask the API server, for no more than the targets need. Raises ClickException."""
+        from pykubeproxy.cli.server_lookup import ON_SERVER, with_targets
         from pykubeproxy.sources import SourceError
 
         with click_errors(SourceError):
-            client = open_client(self.config)
-            return server_directory(client, targets, self.here, _pod_networks(self.config))
-
-
-def server_directory(
-    client: "Client", targets: Sequence[Target], here: str = "", pod_networks: tuple[str, ...] = ()
-) -> Directory:
-    """Return the objects of an API server that the targets name, and the Node `here`. Raises SourceError.
-
-    For a name that does not exist, return all objects of its kind and, for a pod, its namespace.
-    """
-    found = Directory("on the API server", pod_networks=pod_networks, here=here)
-    for target in targets:
-        match target.kind:
-            case TargetKind.SERVICE:
-                found = _with_service(client, target, found)
-            case TargetKind.POD:
-                found = _with_pod(client, target, found)
-            case TargetKind.NODE:
-                found = _with_node(client, target, found)
-            case _:
-                pass
-    return _with_nodes_of_pods(client, targets, found)
-
-
-def _with_service(client: "Client", target: Target, found: Directory) -> Directory:
-    from pykubeproxy.sources import list_kind, service_objects
-
-    listed = service_objects(client, target.name, target.namespace, ())
-    services, slices = _of_kind(Service, listed), _of_kind(EndpointSlice, listed)
-    return msgspec.structs.replace(
-        found,
-        services=services or _of_kind(Service, [list_kind(client, Kind.SERVICE)]),
-        slices=found.slices + slices,
-    )
-
-
-def _with_pod(client: "Client", target: Target, found: Directory) -> Directory:
-    from pykubeproxy.sources import PodsForbidden, find_pods, list_kind
-
-    try:
-        pods = find_pods(client, target.namespace, target.name) or find_pods(client, target.namespace)
-        return msgspec.structs.replace(found, listed_pods=found.listed_pods + pods)
-    except PodsForbidden:
-        slices = _of_kind(EndpointSlice, [list_kind(client, Kind.ENDPOINT_SLICE, target.namespace)])
-        return msgspec.structs.replace(
-            found, slices=found.slices + slices, advice={TargetKind.POD: _PODS_FORBIDDEN}
-        )
-
-
-def _with_node(client: "Client", target: Target, found: Directory) -> Directory:
-    from pykubeproxy.sources import list_kind
-
-    nodes = _of_kind(Node, [list_kind(client, Kind.NODE, name=target.name)])
-    nodes = nodes or _of_kind(Node, [list_kind(client, Kind.NODE)])
-    return msgspec.structs.replace(found, nodes=found.nodes + nodes)
-
-
-def _with_nodes_of_pods(client: "Client", targets: Sequence[Target], found: Directory) -> Directory:
-    """Add the Nodes of the named pods, and this one, if the account may read them."""
-    from pykubeproxy.sources import SourceError, list_kind
-
-    pods = (found.pod(it.key) for it in targets if it.kind is TargetKind.POD)
-    names = {found.here, *(pod.node for pod in pods if pod)} - {"", *(it.name for it in found.nodes)}
-    nodes = found.nodes
-    with suppress(SourceError):
-        for name in sorted(names):
-            nodes += _of_kind(Node, [list_kind(client, Kind.NODE, name=name)])
-    return msgspec.structs.replace(found, nodes=nodes)
-
-
-def _of_kind(kind: type[_Object], listed: Iterable[Listed]) -> tuple[_Object, ...]:
-    return _only(kind, (object_ for one in listed for object_ in one.objects))
+            found = Directory(ON_SERVER, pod_networks=_pod_networks(self.config), here=self.here)
+            return with_targets(open_client(self.config), targets, found)
 
 
 def _only(kind: type[_Object], objects: Iterable[Object]) -> tuple[_Object, ...]:

@@ -1,5 +1,9 @@
 """Pods: the fields that commands read. The agent watches no Pods."""
 
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
 import msgspec
 
 from pykubeproxy.objects import check, wire
@@ -7,16 +11,36 @@ from pykubeproxy.objects.entries import accepted
 from pykubeproxy.objects.values import EndpointPort, Key, RejectedValue
 
 _FINISHED = ("Succeeded", "Failed")
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-class KnownPod(msgspec.Struct, frozen=True):
-    """A Pod, or what the EndpointSlices of Services tell about it.
+class Container(NamedTuple):
+    """A container of a Pod.
+
+    `command` is its command and arguments, as far as the Pod sets them; `running_since` is in seconds since 1970;
+    `problem` is why it does not run, or "".
+    """
+
+    name: str
+    image: str = ""
+    command: tuple[str, ...] = ()
+    ready: bool = False
+    restarts: int = 0
+    running_since: float | None = None
+    problem: str = ""
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A Pod of the API, or what the EndpointSlices of Services tell about it.
 
     - `addresses`: its IPs, the primary one first
     - `node`: the name of its Node, "" if it has none yet
     - `host_network`: it uses the addresses of its node
-    - `phase`: "" if unknown
+    - `phase`: "" if unknown; `reason` is why it is in that phase, or ""
     - `ports`: the ports of its containers, or those of EndpointSlices
+    - `default_container`: the container that kubectl would choose, "" for the first
+
+    EndpointSlices tell only the fields up to `ports`.
     """
 
     namespace: str
@@ -27,10 +51,23 @@ class KnownPod(msgspec.Struct, frozen=True):
     ready: bool = True
     phase: str = ""
     ports: tuple[EndpointPort, ...] = ()
+    labels: Mapping[str, str] = {}
+    reason: str = ""
+    deleting: bool = False
+    default_container: str = ""
+    containers: tuple[Container, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
     @property
     def key(self) -> Key:
         return Key(self.namespace, self.name)
+
+    @property
+    def runs(self) -> bool:
+        """Whether commands can run in it."""
+        return self.phase == "Running" and not self.deleting
 
     @property
     def finished(self) -> bool:
@@ -54,6 +91,10 @@ class _Port(msgspec.Struct, gc=False):
 
 
 class _Container(msgspec.Struct, gc=False):
+    name: str = ""
+    image: str | None = None
+    command: list[str] | None = None
+    args: list[str] | None = None
     ports: list[_Port] | None = None
 
 
@@ -63,11 +104,33 @@ class _Spec(msgspec.Struct, gc=False):
     containers: list[_Container] | None = None
 
 
+class _StateDetail(msgspec.Struct, gc=False):
+    reason: str | None = None
+    message: str | None = None
+    startedAt: str | None = None  # noqa: N815
+
+
+class _State(msgspec.Struct, gc=False):
+    waiting: _StateDetail | None = None
+    running: _StateDetail | None = None
+    terminated: _StateDetail | None = None
+
+
+class _ContainerStatus(msgspec.Struct, gc=False):
+    name: str
+    ready: bool = False
+    restartCount: int = 0  # noqa: N815
+    state: _State | None = None
+
+
 class _Status(msgspec.Struct, gc=False):
     phase: str | None = None
+    reason: str | None = None
+    message: str | None = None
     podIP: str | None = None  # noqa: N815
     podIPs: list[_Address] | None = None  # noqa: N815
     conditions: list[_Condition] | None = None
+    containerStatuses: list[_ContainerStatus] | None = None  # noqa: N815
 
 
 class _Pod(msgspec.Struct, gc=False):
@@ -79,24 +142,30 @@ class _Pod(msgspec.Struct, gc=False):
 _pods = msgspec.json.Decoder(_Pod)
 
 
-def decode_pod(raw: bytes | msgspec.Raw) -> KnownPod:
+def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
     """Decode one Pod of the API; skip invalid addresses. Raises ValueError if the Pod is unusable."""
     try:
         pod = _pods.decode(raw)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    status = pod.status or _Status()
+    meta, spec, status = pod.metadata, pod.spec, pod.status or _Status()
     rejected: list[RejectedValue] = []
     ips = [it.ip for it in status.podIPs or ()] or [status.podIP or ""]
-    return KnownPod(
-        namespace=check.label(pod.metadata.namespace or "default", "metadata.namespace"),
-        name=check.subdomain(pod.metadata.name, "metadata.name"),
+    statuses = {it.name: it for it in status.containerStatuses or ()}
+    return Pod(
+        namespace=check.label(meta.namespace or "default", "metadata.namespace"),
+        name=check.subdomain(meta.name, "metadata.name"),
         addresses=accepted((("status.podIPs", ip) for ip in ips if ip), check.address, rejected),
-        node=pod.spec.nodeName or "",
-        host_network=pod.spec.hostNetwork is True,
+        node=spec.nodeName or "",
+        host_network=spec.hostNetwork is True,
         ready=any(it.type == "Ready" and it.status == "True" for it in status.conditions or ()),
         phase=status.phase or "",
-        ports=tuple(_port(port) for it in pod.spec.containers or () for port in it.ports or ()),
+        ports=tuple(_port(port) for it in spec.containers or () for port in it.ports or ()),
+        labels=meta.labels or {},
+        reason=_joined(status.reason, status.message),
+        deleting=meta.deletionTimestamp is not None,
+        default_container=(meta.annotations or {}).get(_DEFAULT_CONTAINER, ""),
+        containers=tuple(_container(it, statuses.get(it.name)) for it in spec.containers or ()),
     )
 
 
@@ -106,3 +175,31 @@ def _port(port: _Port) -> EndpointPort:
         protocol=check.protocol(port.protocol, "spec.containers.ports.protocol"),
         port=port.containerPort,
     )
+
+
+def _container(spec: _Container, status: _ContainerStatus | None) -> Container:
+    command = (*(spec.command or ()), *(spec.args or ()))
+    status = status or _ContainerStatus(spec.name)
+    state = status.state or _State()
+    stopped = state.waiting or state.terminated
+    return Container(
+        name=spec.name,
+        image=spec.image or "",
+        command=command,
+        ready=status.ready,
+        restarts=status.restartCount,
+        running_since=_seconds(state.running.startedAt) if state.running else None,
+        problem=_joined(stopped.reason, stopped.message) if stopped else "",
+    )
+
+
+def _joined(reason: str | None, message: str | None) -> str:
+    return ": ".join(filter(None, (reason, message)))
+
+
+def _seconds(time: str | None) -> float | None:
+    """Return an RFC 3339 time in seconds since 1970, None if it is missing or malformed."""
+    try:
+        return datetime.fromisoformat(time).timestamp() if time else None
+    except ValueError:
+        return None

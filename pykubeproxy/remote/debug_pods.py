@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.exec import Container
+from pykubeproxy.sources.exec import ContainerRef
 from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
-from pykubeproxy.sources.pods import Pod, create_pod, delete_pod, get_pod
+from pykubeproxy.sources.pods import create_pod, delete_pod, get_pod
 
 NAMESPACE = "kube-system"
 """The namespace of debug pods: one whose pods may have the capability NET_ADMIN on most clusters."""
@@ -60,7 +61,7 @@ class DebugPods:
                     list(threads.map(self._remove, left))
 
     @contextmanager
-    def on(self, node: str) -> Iterator[Container]:
+    def on(self, node: str) -> Iterator[ContainerRef]:
         """Run a pod on a node until the end of the context. Raises Failure."""
         name = f"pykubeproxy-debug-{secrets.token_hex(4)}"
         with self._changed:
@@ -70,7 +71,7 @@ class DebugPods:
         try:
             self._create(name, node)
             self._wait(name, node)
-            yield Container(NAMESPACE, name, _CONTAINER)
+            yield ContainerRef(NAMESPACE, name, _CONTAINER)
         finally:
             self._remove(name)
 

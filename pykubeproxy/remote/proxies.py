@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.exec import Container
+from pykubeproxy.sources.exec import ContainerRef
 from pykubeproxy.sources.failures import Forbidden
-from pykubeproxy.sources.pods import Pod, PodContainer, list_pods
+from pykubeproxy.sources.pods import list_pods
 
 PYKUBEPROXY, KUBE_PROXY = "pykubeproxy", "kube-proxy"
 _OURS = "app.kubernetes.io/name=pykubeproxy,app.kubernetes.io/component=service-proxy"
@@ -45,7 +46,7 @@ class ProxyPod(msgspec.Struct, frozen=True):
     """
 
     pod: Pod
-    container: PodContainer
+    container: Container
     proxy: str
     version: str
 
@@ -58,9 +59,9 @@ class ProxyPod(msgspec.Struct, frozen=True):
         return self.proxy == PYKUBEPROXY
 
     @property
-    def target(self) -> Container:
+    def target(self) -> ContainerRef:
         """The container in which commands run."""
-        return Container(self.pod.namespace, self.pod.name, self.container.name)
+        return ContainerRef(self.pod.namespace, self.pod.name, self.container.name)
 
     @property
     def mode_flag(self) -> str:
@@ -101,9 +102,9 @@ def find_other_proxies(client: Client, nodes: Iterable[str]) -> Mapping[str, str
 
 def _list(client: Client, selector: str, node: str) -> tuple[Pod, ...]:
     try:
-        return list_pods(client, selector, node=node)
+        return list_pods(client, labels=selector, node=node)
     except Forbidden:
-        return list_pods(client, selector, namespace=_KUBE_SYSTEM, node=node)
+        return list_pods(client, _KUBE_SYSTEM, labels=selector, node=node)
 
 
 def _proxy(pod: Pod) -> ProxyPod:
@@ -111,13 +112,13 @@ def _proxy(pod: Pod) -> ProxyPod:
     return ProxyPod(pod, container, _name(pod, container), version_of(container.image))
 
 
-def _container(pod: Pod) -> PodContainer:
+def _container(pod: Pod) -> Container:
     by_name = {it.name: it for it in pod.containers}
     names = (*_CONTAINERS, pod.default_container)
     return next((by_name[name] for name in names if name in by_name), pod.containers[0])
 
 
-def _name(pod: Pod, container: PodContainer) -> str:
+def _name(pod: Pod, container: Container) -> str:
     labels = pod.labels
     if labels.get("app.kubernetes.io/name") == PYKUBEPROXY:
         return PYKUBEPROXY

@@ -14,7 +14,7 @@ from pykubeproxy.rules.in_use import tables_in_use
 from pykubeproxy.rules.saves import InvalidSave, SavedTables
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.exec import Container, NotInImage
+from pykubeproxy.sources.exec import ContainerRef, NotInImage
 from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
@@ -106,7 +106,7 @@ def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | Unre
     proxy, other = pods.proxy(node), pods.others.get(node.name, "")
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
-    containers: list[AbstractContextManager[Container]] = []
+    containers: list[AbstractContextManager[ContainerRef]] = []
     if proxy and proxy.pod.runs:
         containers.append(nullcontext(proxy.target))
     if access.debug_pods:
@@ -136,7 +136,7 @@ def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> Unread
 
 
 def _read(
-    client: Client, node: Node, container: Container, proxy: ProxyPod | None, other: str
+    client: Client, node: Node, container: ContainerRef, proxy: ProxyPod | None, other: str
 ) -> ReadNode | UnreadNode:
     """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
     used = tables_in_use(read_tables(client, container))

@@ -8,7 +8,7 @@ from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.rules.saves import SavedFile, SavedTables, read_saves
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.exec import Container, NotInImage, run
+from pykubeproxy.sources.exec import ContainerRef, NotInImage, run
 from pykubeproxy.sources.failures import Failure
 
 _PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
@@ -22,7 +22,7 @@ class _Saved(NamedTuple):
     legacy_too: bool
 
 
-def read_tables(client: Client, container: Container) -> Sequence[SavedTables]:
+def read_tables(client: Client, container: ContainerRef) -> Sequence[SavedTables]:
     """Return the tables of a node: of both backends, unless one serves it and the other is empty.
 
     Raises Failure; NotInImage without iptables-save; InvalidSave if that prints something unexpected.
@@ -45,7 +45,7 @@ def runs_ipvs(ruleset: Ruleset) -> bool:
     return any(_IPVS in rule for rule in ruleset.chains.get(NAT_SERVICES, ()))
 
 
-def has_nftables_proxy(client: Client, container: Container) -> bool:
+def has_nftables_proxy(client: Client, container: ContainerRef) -> bool:
     """Return whether a node has the tables of kube-proxy's nftables mode; False if the image has no nft.
 
     Raises Failure.
@@ -57,7 +57,7 @@ def has_nftables_proxy(client: Client, container: Container) -> bool:
     return any(line.split()[-1:] == [b"kube-proxy"] for line in tables.splitlines())
 
 
-def _save(client: Client, container: Container, program: str) -> _Saved:
+def _save(client: Client, container: ContainerRef, program: str) -> _Saved:
     """Run a program such as "nft-save" for both families. A node may lack one."""
     files: list[SavedFile] = []
     failures: list[Failure] = []

@@ -9,6 +9,5 @@ A watch logs faults of a server and retries. SourceError is for faults that a re
 
 from pykubeproxy.sources.api import Timing, all_objects, api_watches, list_kind, service_objects
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.known_pods import PodsForbidden, find_pods
 from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
 from pykubeproxy.sources.watch import Outage, SourceError, Watch

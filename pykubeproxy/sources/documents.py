@@ -9,7 +9,7 @@ import msgspec
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
-from pykubeproxy.objects.pods import KnownPod, decode_pod
+from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.failures import one_line
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
@@ -38,7 +38,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
     objects: tuple[LocatedObject, ...] = ()
     warnings: tuple[str, ...] = ()
     other_kinds: tuple[str, ...] = ()
-    pods: tuple[KnownPod, ...] = ()
+    pods: tuple[Pod, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -124,7 +124,7 @@ class _Reader:
         self.objects: list[LocatedObject] = []
         self.warnings: list[str] = []
         self.other_kinds: list[str] = []
-        self.pods: list[KnownPod] = []
+        self.pods: list[Pod] = []
 
     def document(self, location: str, raw: bytes | msgspec.Raw, list_kind: str = "") -> None:
         """Add the objects of one document, or of one item of a List, which need not repeat its kind."""
@@ -177,7 +177,7 @@ class _Reader:
                 self.warnings.append(f"{location}: {text}")
 
 
-def _pod(raw: bytes | msgspec.Raw) -> KnownPod | None:
+def _pod(raw: bytes | msgspec.Raw) -> Pod | None:
     try:
         return decode_pod(raw)
     except ValueError:

@@ -28,7 +28,7 @@ _MAX_OUTPUT = 128 << 20  # bytes
 _NOT_FOUND, _NO_FILE = "executable file not found", "no such file or directory"
 
 
-class Container(NamedTuple):
+class ContainerRef(NamedTuple):
     """A container of a pod."""
 
     namespace: str
@@ -78,7 +78,7 @@ class _Status(msgspec.Struct):
 
 def run(
     client: Client,
-    container: Container,
+    container: ContainerRef,
     command: Sequence[str],
     *,
     seconds: float = _SECONDS,
@@ -107,7 +107,7 @@ def _collect(pieces: Generator[bytes, None, Ended], into: bytearray) -> Ended:
 @contextmanager
 def open_command(
     client: Client,
-    container: Container,
+    container: ContainerRef,
     command: Sequence[str],
     *,
     seconds: float = _SECONDS,
@@ -124,7 +124,7 @@ def open_command(
 
 
 def _output(
-    container: Container, command: Sequence[str], messages: Iterator[bytes], seconds: float, max_bytes: int
+    container: ContainerRef, command: Sequence[str], messages: Iterator[bytes], seconds: float, max_bytes: int
 ) -> Generator[bytes, None, Ended]:
     errors, status, size = bytearray(), bytearray(), 0
     try:
@@ -148,7 +148,7 @@ def _output(
 
 
 def _messages(
-    container: Container,
+    container: ContainerRef,
     command: Sequence[str],
     connection: socket.socket,
     server: str,
@@ -195,7 +195,7 @@ def _next(channel: websocket.WebSocket) -> bytes:
             return message
 
 
-def _refused(container: Container, error: websocket.WebSocketBadStatusException) -> Failure:
+def _refused(container: ContainerRef, error: websocket.WebSocketBadStatusException) -> Failure:
     """Return the failure for a response that does not accept the command."""
     try:
         message = str(json.loads(error.resp_body or b"")["message"])
@@ -217,7 +217,7 @@ def _refused(container: Container, error: websocket.WebSocketBadStatusException)
     return failures.from_status(error.status_code, message, 0.0, "pods/exec", "get and create of")
 
 
-def _exit_code(container: Container, command: Sequence[str], status: bytes, errors: str) -> int:
+def _exit_code(container: ContainerRef, command: Sequence[str], status: bytes, errors: str) -> int:
     """Return the exit code in a Status. Raises Failure if the command did not run to its end."""
     where = f"{command[0]} in container {container.name} of pod {container}"
     if not status:

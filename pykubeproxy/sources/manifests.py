@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from pykubeproxy.objects import Key, Kind, Listed, Object
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.documents import InvalidManifest, LocatedObject, ManifestFile, read
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
 
@@ -33,7 +33,7 @@ class Manifests(msgspec.Struct, frozen=True):
 
     objects: tuple[Object, ...]
     warnings: tuple[str, ...]
-    pods: tuple[KnownPod, ...] = ()
+    pods: tuple[Pod, ...] = ()
 
     def listed(self) -> tuple[Listed, ...]:
         """Return the objects as events."""

@@ -8,7 +8,7 @@ import pytest
 
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox
 from pykubeproxy.sources import Client
-from pykubeproxy.sources.exec import Container, Output, run
+from pykubeproxy.sources.exec import ContainerRef, Output, run
 from pykubeproxy.sources.failures import Failure, Unauthorized, Unreachable
 from tests.fakes.certificates import certificate
 from tests.fakes.cluster import kubeconfig, server
@@ -17,7 +17,7 @@ from tests.fakes.relay import Relay
 
 # Only a proxy could resolve it.
 NAME = "api.example:6443"
-AT = Container("default", "one", "main")
+AT = ContainerRef("default", "one", "main")
 POD: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",

@@ -28,7 +28,7 @@ from pykubeproxy.remote import NodeAccess, NodePods, UnreadNode, read_node
 from pykubeproxy.remote.proxies import KUBE_PROXY, ProxyPod
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.exec import Container, Ended, NotInImage, open_command
+from pykubeproxy.sources.exec import ContainerRef, Ended, NotInImage, open_command
 from pykubeproxy.sources.failures import Failure, one_line
 
 # Of `pykubeproxy bundle` in a pod; its commands have limits of their own.
@@ -92,16 +92,16 @@ def save_node(
 
 def _containers(
     access: NodeAccess, node: Node, proxy: ProxyPod | None
-) -> Iterator[tuple[AbstractContextManager[Container], bool]]:
+) -> Iterator[tuple[AbstractContextManager[ContainerRef], bool]]:
     """Yield the containers to try, and whether it is kube-proxy's, which has no pykubeproxy."""
     if proxy and proxy.pod.runs:
-        container = Container(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
+        container = ContainerRef(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
         yield nullcontext(container), proxy.proxy == KUBE_PROXY
     if access.debug_pods:
         yield access.debug_pods.on(node.name), False
 
 
-def _copy(client: Client, container: Container, path: Path) -> tuple[SavedFile, ...] | None:
+def _copy(client: Client, container: ContainerRef, path: Path) -> tuple[SavedFile, ...] | None:
     """Copy the bundle that a pod of ours makes, and check it; return the files that it lacks.
 
     Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
@@ -125,7 +125,7 @@ def _copy(client: Client, container: Container, path: Path) -> tuple[SavedFile, 
 
 
 def _make(
-    client: Client, container: Container, about: Manifest, node: Node, objects: Cluster, path: Path
+    client: Client, container: ContainerRef, about: Manifest, node: Node, objects: Cluster, path: Path
 ) -> tuple[SavedFile, ...]:
     """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
     others = [
@@ -149,7 +149,7 @@ def _copied(pieces: Generator[bytes, None, Ended], write: Callable[[bytes], obje
             return ended
 
 
-def _tables(client: Client, container: Container) -> Sequence[Member]:
+def _tables(client: Client, container: ContainerRef) -> Sequence[Member]:
     """Collect the tables of both backends, or of the only one. Raises _NoTables."""
     found: Sequence[Member] = ()
     for names in (BACKEND_TABLES, PLAIN_TABLES):
@@ -160,11 +160,11 @@ def _tables(client: Client, container: Container) -> Sequence[Member]:
     raise _NoTables(found[0].file.error)
 
 
-def _section(client: Client, container: Container, name: str, command: tuple[str, ...]) -> Section:
+def _section(client: Client, container: ContainerRef, name: str, command: tuple[str, ...]) -> Section:
     return Section(name, f"{' '.join(command)} in pod {container}", partial(_run, client, container, command))
 
 
-def _run(client: Client, container: Container, command: tuple[str, ...], content: Content) -> None:
+def _run(client: Client, container: ContainerRef, command: tuple[str, ...], content: Content) -> None:
     with open_command(client, container, command) as pieces:
         ended = _copied(pieces, content.write)
     if ended.exit_code:

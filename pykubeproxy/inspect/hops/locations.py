@@ -7,7 +7,7 @@ import msgspec
 from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.packet import contains
 from pykubeproxy.objects import EndpointSlice, Node
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Locations:
     """The addresses of Nodes, of pods and of the endpoints in EndpointSlices."""
 
     def __init__(
-        self, nodes: Iterable[Node], slices: Iterable[EndpointSlice] = (), pods: Iterable[KnownPod] = ()
+        self, nodes: Iterable[Node], slices: Iterable[EndpointSlice] = (), pods: Iterable[Pod] = ()
     ) -> None:
         known = tuple(nodes)
         self.nodes = {node.name: node for node in known}

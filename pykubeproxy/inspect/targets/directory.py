@@ -9,7 +9,7 @@ import msgspec
 
 from pykubeproxy.inspect.targets.parse import TargetKind
 from pykubeproxy.objects import EndpointPort, EndpointSlice, Key, Node, Service
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 
 
 class Directory(msgspec.Struct, frozen=True, dict=True):
@@ -27,7 +27,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
     services: tuple[Service, ...] = ()
     slices: tuple[EndpointSlice, ...] = ()
     nodes: tuple[Node, ...] = ()
-    listed_pods: tuple[KnownPod, ...] = ()
+    listed_pods: tuple[Pod, ...] = ()
     pod_networks: tuple[str, ...] = ()
     here: str = ""
 
@@ -39,17 +39,17 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         """Return a Node by name."""
         return next((it for it in self.nodes if it.name == name), None)
 
-    def pod(self, key: Key) -> KnownPod | None:
+    def pod(self, key: Key) -> Pod | None:
         """Return a Pod by name."""
         return self.pods.get(key)
 
     @cached_property
-    def pods(self) -> dict[Key, KnownPod]:
+    def pods(self) -> dict[Key, Pod]:
         """All known Pods: those of the API, and those that EndpointSlices name."""
         return {**_pods_of(self.slices), **{it.key: it for it in self.listed_pods}}
 
     @cached_property
-    def _pods_by_address(self) -> dict[str, KnownPod]:
+    def _pods_by_address(self) -> dict[str, Pod]:
         return {
             address: it
             for it in self.pods.values()
@@ -57,7 +57,7 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
             for address in it.addresses
         }
 
-    def pod_at(self, address: str) -> KnownPod | None:
+    def pod_at(self, address: str) -> Pod | None:
         """Return the Pod that has an address for itself."""
         pod = self._pods_by_address.get(address)
         return pod if pod and not self.node_at(address) else None
@@ -74,26 +74,26 @@ class Directory(msgspec.Struct, frozen=True, dict=True):
         """Return whether the configuration or a Node says that an address is a pod's."""
         return _is_in(address, self.pod_networks) or self.node_of_pods_at(address) is not None
 
-    def pods_of(self, service: Key) -> tuple[KnownPod, ...]:
+    def pods_of(self, service: Key) -> tuple[Pod, ...]:
         """Return the Pods that the EndpointSlices of a Service name."""
         named = _pods_of(it for it in self.slices if it.service_key == service)
         return tuple(self.pods[key] for key in sorted(named))
 
 
-def _pods_of(slices: Iterable[EndpointSlice]) -> dict[Key, KnownPod]:
+def _pods_of(slices: Iterable[EndpointSlice]) -> dict[Key, Pod]:
     """Return what EndpointSlices tell about the Pods they name; a slice for each family names a Pod."""
-    found: dict[Key, list[KnownPod]] = {}
+    found: dict[Key, list[Pod]] = {}
     for pod in _named(slices):
         found.setdefault(pod.key, []).append(pod)
     return {key: _merged(some) for key, some in found.items()}
 
 
-def _named(slices: Iterable[EndpointSlice]) -> Iterator[KnownPod]:
+def _named(slices: Iterable[EndpointSlice]) -> Iterator[Pod]:
     for slice_ in slices:
         ports = tuple(port for port in slice_.ports if port.port)
         for endpoint in slice_.endpoints:
             if endpoint.pod and endpoint.address:
-                yield KnownPod(
+                yield Pod(
                     slice_.namespace,
                     endpoint.pod,
                     (endpoint.address,),
@@ -103,7 +103,7 @@ def _named(slices: Iterable[EndpointSlice]) -> Iterator[KnownPod]:
                 )
 
 
-def _merged(pods: list[KnownPod]) -> KnownPod:
+def _merged(pods: list[Pod]) -> Pod:
     ports: dict[tuple[str, int | None], EndpointPort] = {}
     for pod in pods:
         for port in pod.ports:

@@ -9,7 +9,7 @@ import msgspec
 from pykubeproxy.inspect.targets.directory import Directory
 from pykubeproxy.inspect.targets.parse import Target, TargetKind
 from pykubeproxy.objects import Node
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.wording import listed
 
 _MOST_MATCHES = 3
@@ -40,7 +40,7 @@ class Place(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     kind: LocationKind | None = None
     node: str = ""
-    pod: KnownPod | None = None
+    pod: Pod | None = None
 
     @property
     def is_node(self) -> bool:

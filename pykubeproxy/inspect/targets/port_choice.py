@@ -6,7 +6,7 @@ from typing import TypeVar
 from pykubeproxy.inspect.targets.parse import Target
 from pykubeproxy.inspect.targets.places import Unresolved
 from pykubeproxy.objects import EndpointPort, Port, Protocol, Service
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.wording import listed
 
 # How many ports an error names.
@@ -34,7 +34,7 @@ def choose_service_port(service: Service, target: Target, protocol: Protocol | N
         raise
 
 
-def choose_pod_port(pod: KnownPod | None, target: Target, protocol: Protocol | None) -> tuple[int, Protocol]:
+def choose_pod_port(pod: Pod | None, target: Target, protocol: Protocol | None) -> tuple[int, Protocol]:
     """Return the number and protocol of a pod's port; a number may be one that the Pod does not declare.
 
     The protocol of such a port is TCP by default. Raises Unresolved.

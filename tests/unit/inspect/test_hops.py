@@ -24,7 +24,7 @@ from pykubeproxy.objects import (
     Updated,
     family_of,
 )
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.frontend import ANY_LOCAL, FrontendKind
 from tests import cases, packet_model
@@ -296,8 +296,8 @@ def test_source_without_node_is_an_error() -> None:
 def test_locations_prefer_pods_to_pod_cidrs_and_nodes_to_pods_on_the_host_network() -> None:
     nodes = ThreeNodes("empty").nodes
     pods = [
-        KnownPod("ns1", "stray", ("10.244.1.7",), "node3"),
-        KnownPod("ns1", "agent", ("192.168.99.20",), "node2", host_network=True),
+        Pod("ns1", "stray", ("10.244.1.7",), "node3"),
+        Pod("ns1", "agent", ("192.168.99.20",), "node2", host_network=True),
     ]
     locations = Locations(nodes, pods=pods)
     assert locations.find("10.244.1.7") == Location(LocationKind.POD, "10.244.1.7", "node3", "ns1/stray")

@@ -17,7 +17,7 @@ from pykubeproxy.inspect.targets import (
 )
 from pykubeproxy.inspect.targets.from_rules import services_of
 from pykubeproxy.objects import EndpointPort, Family, Node, Port, Protocol
-from pykubeproxy.objects.pods import KnownPod
+from pykubeproxy.objects.pods import Pod
 from tests.cases import expected, load_case
 from tests.objects import endpoint, service, slice_of
 
@@ -52,9 +52,9 @@ OBJECTS = Directory(
         Node("bare"),
     ),
     listed_pods=(
-        KnownPod("ns", "client", ("10.244.2.9",), "n2", ports=(EndpointPort("", Protocol.UDP, 5353),)),
-        KnownPod("ns", "done", ("10.244.2.10",), "n2", phase="Succeeded"),
-        KnownPod("ns", "pending", phase="Pending"),
+        Pod("ns", "client", ("10.244.2.9",), "n2", ports=(EndpointPort("", Protocol.UDP, 5353),)),
+        Pod("ns", "done", ("10.244.2.10",), "n2", phase="Succeeded"),
+        Pod("ns", "pending", phase="Pending"),
     ),
     pod_networks=("10.244.0.0/16",),
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from pykubeproxy.remote.proxies import find_proxies, version_of
-from pykubeproxy.sources import Client, pods
+from pykubeproxy.sources import Client, lists
 from tests.fakes.remote_nodes import AGENT, RemoteNodes
 
 
@@ -37,7 +37,7 @@ def test_pods_of_one_node(cluster: RemoteNodes, client: Client) -> None:
 
 
 def test_pages_of_a_long_list(cluster: RemoteNodes, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pods, "_PAGE_SIZE", 2)
+    monkeypatch.setattr(lists, "_PAGE_SIZE", 2)
     for number in range(5):
         cluster.pod(f"p{number}", f"n{number}")
     assert sorted(find_proxies(client)) == [f"n{number}" for number in range(5)]

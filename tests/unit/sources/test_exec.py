@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from pykubeproxy.sources import Client
-from pykubeproxy.sources.exec import Container, NotInImage, Output, run
+from pykubeproxy.sources.exec import ContainerRef, NotInImage, Output, run
 from pykubeproxy.sources.failures import Failure, Forbidden, NotFound, Unauthorized, Unreachable
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.websocket import STDERR, STDOUT, SUCCESS, V5, accept, end, exit_status, message, status
 
-AT = Container("kube-system", "proxy-1", "kube-proxy")
+AT = ContainerRef("kube-system", "proxy-1", "kube-proxy")
 SAVE = ("iptables-save", "-c")
 Settings = Callable[[str], Client]
 
