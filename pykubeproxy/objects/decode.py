@@ -30,6 +30,7 @@ PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
+_OS_LABEL = "kubernetes.io/os"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 
 # The default of kube-apiserver, in seconds.
@@ -272,4 +273,5 @@ def _node(node: wire.Node) -> Node:
         deleting=meta.deletionTimestamp is not None,
         taints=tuple(taint.key for taint in spec.taints or ()),
         rejected=tuple(rejected),
+        os=(meta.labels or {}).get(_OS_LABEL, ""),
     )

@@ -168,6 +168,7 @@ class Node(msgspec.Struct, frozen=True):
     - `addresses`: its InternalIPs, then its ExternalIPs
     - `taints`: the keys of its taints
     - `rejected`: values that the other fields omit
+    - `os`: its operating system, such as "linux" or "windows", "" if unknown
     """
 
     name: str
@@ -177,6 +178,7 @@ class Node(msgspec.Struct, frozen=True):
     deleting: bool = False
     taints: tuple[str, ...] = ()
     rejected: tuple[RejectedValue, ...] = ()
+    os: str = ""
 
     @property
     def key(self) -> Key:

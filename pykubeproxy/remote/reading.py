@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.remote.debug_pods import DebugPods
 from pykubeproxy.remote.proxies import ProxyPod, find_other_proxies, find_proxies
 from pykubeproxy.remote.side_by_side import side_by_side
@@ -41,7 +41,8 @@ class ReadNode(msgspec.Struct, frozen=True):
     """The tables of one node, of the backend in use.
 
     `pod` is NAMESPACE/NAME of the pod that was asked; `proxy` names the proxy, such as "pykubeproxy 0.1.0" or
-    "kube-proxy v1.35.1". `other_backend` is "nft" or "legacy" if that has service-proxy rules too, else "".
+    "kube-proxy v1.35.1". `other_backend` is "nft" or "legacy" if that has service-proxy rules too, else "". `unread` says
+    why the tables of a family are missing.
     """
 
     node: Node
@@ -49,6 +50,24 @@ class ReadNode(msgspec.Struct, frozen=True):
     pod: str
     proxy: str
     other_backend: str = ""
+    unread: Mapping[Family, str] = {}
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What these tables do not show."""
+        notes = [
+            f"{family.value} rules could not be read: {reason}" for family, reason in self.unread.items()
+        ]
+        if self.other_backend:
+            notes.append(
+                f"the {self.other_backend} tables have service-proxy rules too, and packets pass both"
+            )
+        return notes
+
+    @property
+    def complete(self) -> bool:
+        """Whether no family of the node's addresses is missing."""
+        return not any(family_of(it) in self.unread for it in self.node.addresses)
 
 
 class UnreadNode(msgspec.Struct, frozen=True):
@@ -106,6 +125,10 @@ def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | Unre
     proxy, other = pods.proxy(node), pods.others.get(node.name, "")
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
+    if is_windows(node):
+        return UnreadNode(
+            node, "runs Windows, whose proxies write no iptables rules", True, "kernelspace" if proxy else ""
+        )
     containers: list[AbstractContextManager[ContainerRef]] = []
     if proxy and proxy.pod.runs:
         containers.append(nullcontext(proxy.target))
@@ -121,6 +144,11 @@ def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | Unre
         except (Failure, InvalidSave) as failure:
             return UnreadNode(node, str(failure))
     return outcome
+
+
+def is_windows(node: Node) -> bool:
+    """Return whether a node runs Windows: it has no iptables, and no pods of Linux images."""
+    return node.os == "windows"
 
 
 def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> UnreadNode:
@@ -139,12 +167,13 @@ def _read(
     client: Client, node: Node, container: ContainerRef, proxy: ProxyPod | None, other: str
 ) -> ReadNode | UnreadNode:
     """Read the tables, and tell the proxy's mode by them. Raises Failure and InvalidSave."""
-    used = tables_in_use(read_tables(client, container))
+    printed = read_tables(client, container)
+    used = tables_in_use(printed.tables)
     if any(runs_ipvs(it.ruleset) for it in used.tables):
         return _in_other_mode(node, "ipvs", proxy)
     if any(NAT_SERVICES in it.ruleset.chains for it in used.tables):
         tables = {it.ruleset.family: it for it in used.tables}
-        return ReadNode(node, tables, str(container), _title(proxy), used.other)
+        return ReadNode(node, tables, str(container), _title(proxy), used.other, printed.unread)
     if has_nftables_proxy(client, container):
         return _in_other_mode(node, "nftables", proxy)
     if other:

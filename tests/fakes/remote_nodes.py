@@ -58,10 +58,16 @@ class RemoteNodes:
     def __exit__(self, *raised: Any) -> None:
         self.api.__exit__(*raised)
 
-    def node(self, name: str) -> None:
+    def node(self, name: str, os: str = "linux") -> None:
         """Add a Node."""
         address = {"type": "InternalIP", "address": f"192.168.0.{len(name) + 1}"}
-        self._create({"kind": "Node", "metadata": {"name": name}, "status": {"addresses": [address]}})
+        self._create(
+            {
+                "kind": "Node",
+                "metadata": {"name": name, "labels": {"kubernetes.io/os": os}},
+                "status": {"addresses": [address]},
+            }
+        )
 
     def pod(
         self,

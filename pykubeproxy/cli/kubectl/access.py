@@ -1,44 +1,47 @@
 """The API server and the nodes that the plugin's options name."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import click
 
 from pykubeproxy.cli import logs
-from pykubeproxy.cli.kubectl.options import Connection, NodeNames, Reading
-from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
+from pykubeproxy.cli.terminal import click_errors, progress
 from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Kind, Node
-from pykubeproxy.remote import DebugPods, NodeAccess
+from pykubeproxy.remote import DebugPods, NodeAccess, side_by_side
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import Client, SourceError, all_objects, list_kind
 from pykubeproxy.sources.kubeconfig_files import context_namespace, user_kubeconfigs
+
+_Result = TypeVar("_Result")
 
 # Requests per second, as for kubectl.
 _QPS, _BURST = 50.0, 300
 
 
 @click_errors(SourceError)
-def open_client(connection: Connection) -> Client:
+def open_client(server: ServerOptions) -> Client:
     """Return a client of the API server, and send log lines to standard error. Raises ClickException."""
     logs.set_up(LogFormat.TEXT)
-    kubeconfigs = user_kubeconfigs(connection.kubeconfig, connection.context, os.environ)
+    kubeconfigs = user_kubeconfigs(server.kubeconfig, server.context, os.environ)
     return Client(kubeconfigs or "", qps=_QPS, burst=_BURST)
 
 
 @click_errors(SourceError)
-def namespace_of(connection: Connection) -> str:
-    """Return -n, else the namespace of the context, else "default". Raises ClickException."""
-    if connection.namespace:
-        return connection.namespace
-    kubeconfigs = user_kubeconfigs(connection.kubeconfig, connection.context, os.environ)
+def namespace_of(server: ServerOptions, namespace: str) -> str:
+    """Return `namespace`, else the namespace of the context, else "default". Raises ClickException."""
+    if namespace:
+        return namespace
+    kubeconfigs = user_kubeconfigs(server.kubeconfig, server.context, os.environ)
     return (context_namespace(kubeconfigs) if kubeconfigs else "") or "default"
 
 
 @click_errors(SourceError)
-def list_nodes(client: Client, wanted: NodeNames) -> Sequence[Node]:
+def list_nodes(client: Client, wanted: NodeSelection) -> Sequence[Node]:
     """Return these Nodes, ordered by name. Raises ClickException if one does not exist."""
     nodes = {it.name: it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)}
     if missing := [name for name in wanted.names if name not in nodes]:
@@ -56,10 +59,22 @@ def list_objects(client: Client) -> Cluster:
 
 
 @contextmanager
-def node_access(client: Client, reading: Reading) -> Iterator[NodeAccess]:
+def node_access(client: Client, pods: PodOptions) -> Iterator[NodeAccess]:
     """Provide the access to nodes; remove debug pods at the end."""
-    if not reading.debug_image:
-        yield NodeAccess(client, reading.pod_selector)
+    if not pods.debug_image:
+        yield NodeAccess(client, pods.pod_selector)
         return
-    with DebugPods(client, reading.debug_image, lambda line: click.echo(line, err=True)) as debug_pods:
-        yield NodeAccess(client, reading.pod_selector, debug_pods)
+    with DebugPods(client, pods.debug_image, lambda line: click.echo(line, err=True)) as debug_pods:
+        yield NodeAccess(client, pods.pod_selector, debug_pods)
+
+
+def on_each_node(
+    function: Callable[[Node], _Result], nodes: Sequence[Node], pods: PodOptions, label: str
+) -> Sequence[_Result]:
+    """Return what a function returns for nodes, in any order. Show a progress bar meanwhile."""
+    results = []
+    with progress(len(nodes), label) as advance:
+        for result in side_by_side(function, nodes, pods.at_once):
+            results.append(result)
+            advance()
+    return results

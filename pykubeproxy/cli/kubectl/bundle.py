@@ -6,18 +6,12 @@ from pathlib import Path
 import click
 
 from pykubeproxy.cli.help import NOT_ANSWERED, OUTPUT, command, option
-from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access, open_client
+from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access, on_each_node, open_client
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.node_bundles import SavedNode, save_node
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors
-from pykubeproxy.remote import find_node_pods, side_by_side
+from pykubeproxy.remote import find_node_pods
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import SourceError
 
@@ -36,10 +30,10 @@ from pykubeproxy.sources import SourceError
     group=OUTPUT,
 )
 @node_options
-@connection_options
-@reading_options
+@server_options
+@pod_options
 @click_errors(SourceError)
-def bundle(output: Path, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+def bundle(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
     """Save what tells where connections go on nodes, each in one tar.gz, for others to look at.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
@@ -60,20 +54,22 @@ def bundle(output: Path, connection: Connection, nodes: NodeNames, reading: Read
         raise click.ClickException(
             f"cannot create {output}: {error.strerror}; give a folder with -o"
         ) from None
-    client = open_client(connection)
+    client = open_client(server)
     wanted = list_nodes(client, nodes)
-    with node_access(client, reading) as access:
-        pods = find_node_pods(access, wanted)
-        proxies = [pods.proxy(node) for node in wanted]
+    with node_access(client, pods) as access:
+        proxies = find_node_pods(access, wanted)
         # Our pods know the objects themselves.
-        objects = Cluster() if all(it and it.ours for it in proxies) else list_objects(client)
-        save = partial(save_node, access, pods, objects, lambda name: output / f"{name}.tar.gz")
-        results = [_report(it) for it in side_by_side(save, wanted, reading.at_once)]
+        all_ours = all(it and it.ours for it in map(proxies.proxy, wanted))
+        objects = Cluster() if all_ours else list_objects(client)
+        save = partial(save_node, access, proxies, objects, lambda name: output / f"{name}.tar.gz")
+        results = on_each_node(save, wanted, pods, "Saving nodes")
+    for saved in sorted(results, key=lambda it: it.node.name):
+        _report(saved)
     if any(it.failure and not it.other_proxy for it in results):
         raise SystemExit(NOT_ANSWERED)
 
 
-def _report(saved: SavedNode) -> SavedNode:
+def _report(saved: SavedNode) -> None:
     """Print where a bundle is, and what it lacks."""
     name = saved.node.name
     if saved.failure:
@@ -82,4 +78,3 @@ def _report(saved: SavedNode) -> SavedNode:
         click.echo(f"{name}: no {file.name}: {file.error}", err=True)
     if saved.path:
         click.echo(saved.path)
-    return saved

@@ -9,21 +9,15 @@ import msgspec
 from pykubeproxy import API_VERSION
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import command
-from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl.access import list_nodes, node_access, on_each_node, open_client
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
+from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect.preflight import kube_proxy, report
 from pykubeproxy.inspect.preflight.report import Finding
-from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods, side_by_side
+from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
-from pykubeproxy.sources import SourceError
+from pykubeproxy.sources import Client, SourceError
 from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.server_version import server_version
 
@@ -45,10 +39,10 @@ class _Report(msgspec.Struct):
 )
 @output_option
 @node_options
-@connection_options
-@reading_options
+@server_options
+@pod_options
 @click_errors(SourceError)
-def check(output: str, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+def check(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
     """Check the proxies of nodes, and print what to do about each problem.
 
     On nodes with pykubeproxy, run `pykubeproxy check` in its pod. On others, check what can be seen from outside: the pod
@@ -58,24 +52,31 @@ def check(output: str, connection: Connection, nodes: NodeNames, reading: Readin
     kubectl pykubeproxy check --all-nodes
     kubectl pykubeproxy check --node node1 -o json
     """
-    client = open_client(connection)
+    client = open_client(server)
     wanted = list_nodes(client, nodes)
-    with node_access(client, reading) as access:
-        pods = find_node_pods(access, wanted)
-        try:
-            server = server_version(client)
-        except Failure:
-            server = ""
-        states = side_by_side(lambda node: proxy_state(access, node, pods, "check"), wanted, reading.at_once)
-        checked = sorted(
-            (_Checked(it, tuple(_findings(it, server))) for it in states), key=lambda it: it.state.node.name
+    with node_access(client, pods) as access:
+        proxies = find_node_pods(access, wanted)
+        states = on_each_node(
+            lambda node: proxy_state(access, node, proxies, "check"), wanted, pods, "Checking nodes"
         )
+    version = _server_version(client)
+    checked = sorted(
+        (_Checked(it, tuple(_findings(it, version))) for it in states), key=lambda it: it.state.node.name
+    )
     if output == "json":
         echo_json(document(checked))
     else:
         echo_styled("\n".join(map(_text, checked)))
     if not all(report.passed(it.findings) for it in checked):
         raise SystemExit(1)
+
+
+def _server_version(client: Client) -> str:
+    """Return the version of the API server, "" if it does not tell."""
+    try:
+        return server_version(client)
+    except Failure:
+        return ""
 
 
 def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
@@ -98,6 +99,8 @@ def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
         case ReadNode():
             rulesets = [it.ruleset for it in read.tables.values()]
             yield from kube_proxy.tables(rulesets, state.backend, read.other_backend)
+            for family, reason in read.unread.items():
+                yield kube_proxy.unread(reason, family)
         case UnreadNode(other_proxy=True):
             yield kube_proxy.other_mode(read.reason)
         case UnreadNode():

@@ -6,16 +6,13 @@ directive, as for the completion of kubectl itself.
 
 import re
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
+from pykubeproxy.cli.kubectl.arguments import ServerOptions
 from pykubeproxy.objects import Key, Kind
-
-if TYPE_CHECKING:
-    from pykubeproxy.cli.kubectl.options import Connection
 
 # Do not complete names of files, or do.
 _NO_FILES, _FILES = ":4", ":0"
@@ -42,49 +39,35 @@ def completions(arguments: list[str], incomplete: str) -> list[str]:
 
 def nodes(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a Node."""
-    return _items(ctx, incomplete, lambda connection: [it.name for it in _nodes(connection)])
+    return _items(incomplete, (it.name for it in _keys(ctx, Kind.NODE)))
 
 
 def namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a namespace that has Services."""
-    return _items(ctx, incomplete, lambda connection: [it.namespace for it in _services(connection)])
+    return _items(incomplete, (it.namespace for it in _keys(ctx, Kind.SERVICE)))
 
 
 def services(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a Service: NAME in the namespace of -n, else NAMESPACE/NAME."""
-
-    def names(connection: "Connection") -> Iterable[str]:
-        found = _services(connection)
-        if connection.namespace:
-            return [it.name for it in found if it.namespace == connection.namespace]
-        return map(str, found)
-
-    return _items(ctx, incomplete, names)
+    found = _keys(ctx, Kind.SERVICE)
+    if namespace := ctx.params.get("namespace"):
+        return _items(incomplete, (it.name for it in found if it.namespace == namespace))
+    return _items(incomplete, map(str, found))
 
 
-def _items(
-    ctx: click.Context, incomplete: str, names: Callable[["Connection"], Iterable[str]]
-) -> list[CompletionItem]:
-    """Return the names that fit; none on any failure, as completion must not print errors."""
-    from pykubeproxy.cli.kubectl.options import Connection
-
-    given = [ctx.params.get(name) or "" for name in ("kubeconfig", "context_name", "namespace")]
-    try:
-        found = {it for it in names(Connection(*given)) if it.startswith(incomplete)}
-    except Exception:
-        return []
+def _items(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
+    """Return the names that fit."""
+    found = {it for it in names if it.startswith(incomplete)}
     return [CompletionItem(it) for it in sorted(found) if all(map(_NAME.fullmatch, it.split("/")))]
 
 
-def _services(connection: "Connection") -> list[Key]:
+def _keys(ctx: click.Context, kind: Kind) -> list[Key]:
+    """Return the keys of all objects of a kind; none on any failure, as completion must not print errors."""
     from pykubeproxy.cli.kubectl.access import open_client
     from pykubeproxy.sources import list_kind
 
-    return [it.key for it in list_kind(open_client(connection), Kind.SERVICE).objects]
-
-
-def _nodes(connection: "Connection") -> list[Key]:
-    from pykubeproxy.cli.kubectl.access import open_client
-    from pykubeproxy.sources import list_kind
-
-    return [it.key for it in list_kind(open_client(connection), Kind.NODE).objects]
+    server = ServerOptions(*(ctx.params.get(name) or "" for name in ("kubeconfig", "context_name")))
+    try:
+        return [it.key for it in list_kind(open_client(server), kind).objects]
+    except Exception:
+        return []

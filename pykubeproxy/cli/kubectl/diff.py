@@ -9,14 +9,9 @@ import click
 from pykubeproxy.cli.flags import choice_option
 from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access, open_client
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
+from pykubeproxy.cli.kubectl.notes import echo_notes
+from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled, progress
 from pykubeproxy.inspect.diff import render as text_diff
 from pykubeproxy.inspect.diff.model import Changes, compare
@@ -36,12 +31,17 @@ _SYNC_PERIOD = 30.0
 
 
 class _ApiServer:
-    """Objects, and tables of nodes, through the API server. See FleetSource."""
+    """Objects, and tables of nodes, through the API server. See FleetSource.
+
+    `notes` are those about each node, by name; `complete` is False if a node lacks a family of its addresses.
+    """
 
     def __init__(self, access: NodeAccess, at_once: int, advance: Callable[[], None]) -> None:
         self._access = access
         self._at_once = at_once
         self._advance = advance
+        self.notes: dict[str, Sequence[str]] = {}
+        self.complete = True
 
     def objects(self) -> Cluster:
         """List all objects. Raises ClickException."""
@@ -51,6 +51,8 @@ class _ApiServer:
         """Read nodes side by side."""
         for one in read_nodes(self._access, nodes, at_once=self._at_once):
             if isinstance(one, ReadNode):
+                self.notes[one.node.name] = one.notes
+                self.complete &= one.complete
                 rulesets = {family: it.ruleset for family, it in one.tables.items()}
                 yield NodeTables(one.node, rulesets, one.proxy, one.pod)
             else:
@@ -87,15 +89,15 @@ class _ApiServer:
     help="Output format; rules is a unified diff of each chain of one node.",
     group=OUTPUT,
 )
-@connection_options
-@reading_options
+@server_options
+@pod_options
 @click_errors(SourceError)
 def diff(
-    nodes: NodeNames,
+    nodes: NodeSelection,
     sync_period: float,
     output: str,
-    connection: Connection,
-    reading: Reading,
+    server: ServerOptions,
+    pods: PodOptions,
 ) -> None:
     """Show for each node whether its rules follow the Services and EndpointSlices, and which Services are wrong there.
 
@@ -114,19 +116,20 @@ def diff(
     """
     if output == "rules" and len(nodes.names) != 1:
         raise click.UsageError("-o rules shows one node; give one --node NAME")
-    client = open_client(connection)
+    client = open_client(server)
     wanted = list_nodes(client, nodes)
-    with node_access(client, reading) as access:
+    with node_access(client, pods) as access:
         if output == "rules":
             raise SystemExit(_show_rules(access, wanted[0]))
         with progress(len(wanted), "Reading nodes") as advance:
-            source = _ApiServer(access, reading.at_once, advance)
+            source = _ApiServer(access, pods.at_once, advance)
             results = [*compare_fleet(source, wanted, Clock(time.time, _wait), sync_period)]
     if output == "json":
         echo_json(render.document(results))
     else:
         echo_styled(render.text(results))
-    raise SystemExit(_exit_code(results))
+    echo_notes(source.notes)
+    raise SystemExit(_exit_code(results, complete=source.complete))
 
 
 def _wait(seconds: float) -> None:
@@ -136,11 +139,11 @@ def _wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _exit_code(results: Sequence[NodeResult]) -> int:
+def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
     if any(it.verdict is NodeVerdict.DIFFERS for it in results):
         return DIFFERENT
     unread = any(it.verdict is NodeVerdict.NOT_COMPARED and not it.other_proxy for it in results)
-    return NOT_ANSWERED if unread else 0
+    return NOT_ANSWERED if unread or not complete else 0
 
 
 def _show_rules(access: NodeAccess, node: Node) -> int:
@@ -149,6 +152,7 @@ def _show_rules(access: NodeAccess, node: Node) -> int:
     (one,) = read_nodes(access, [node])
     if not isinstance(one, ReadNode):
         raise click.ClickException(f"node {node.name}: {one.reason}")
+    echo_notes({node.name: one.notes})
     found: list[Changes] = []
     for tables in one.tables.values():
         desired = comparison.desired(node, tables.ruleset, one.proxy)

@@ -11,15 +11,10 @@ from pykubeproxy.cli.flags import choice_option, family_option
 from pykubeproxy.cli.help import OUTPUT, command
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.kubectl.access import list_nodes, namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.completion import services
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl.notes import echo_notes
+from pykubeproxy.cli.kubectl.options import namespace_option, node_options, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
@@ -47,16 +42,18 @@ from pykubeproxy.sources import SourceError
 )
 @family_option
 @node_options
-@connection_options
-@reading_options
+@namespace_option
+@server_options
+@pod_options
 @click_errors(SourceError)
 def dump_rules(
     service: str,
     output: str,
     families: tuple[Family, ...],
-    connection: Connection,
-    nodes: NodeNames,
-    reading: Reading,
+    server: ServerOptions,
+    namespace: str,
+    nodes: NodeSelection,
+    pods: PodOptions,
 ) -> None:
     """Show the frontends and endpoints of SERVICE, or of all services, in the rules of nodes.
 
@@ -67,17 +64,18 @@ def dump_rules(
     kubectl pykubeproxy dump-rules --node node1
     kubectl pykubeproxy dump-rules web:http -n default --all-nodes
     """
-    query = _query(service, connection)
-    client = open_client(connection)
+    query = _query(service, server, namespace)
+    client = open_client(server)
     wanted = list_nodes(client, nodes)
     documents: list[dict[str, object]] = []
     unread: list[UnreadNode] = []
-    with node_access(client, reading) as access:
-        for node in read_nodes(access, wanted, at_once=reading.at_once):
+    with node_access(client, pods) as access:
+        for node in read_nodes(access, wanted, at_once=pods.at_once):
             if isinstance(node, UnreadNode):
                 click.echo(f"{node.node.name}: {node.reason}", err=True)
                 unread.append(node)
                 continue
+            echo_notes({node.node.name: node.notes})
             with click_errors(TooManyRules):
                 found = _views(node, families, query)
             if output in ("json", "yaml"):
@@ -90,12 +88,12 @@ def dump_rules(
         raise SystemExit(2)
 
 
-def _query(service: str, connection: Connection) -> ServiceFilter:
+def _query(service: str, server: ServerOptions, namespace: str) -> ServiceFilter:
     """Return the filter; a name without namespace is in that of -n or of the context."""
-    query = service_filter(service, connection.namespace)
+    query = service_filter(service, namespace)
     if query.namespace or not is_service_name(service):
         return query
-    return msgspec.structs.replace(query, namespace=namespace_of(connection))
+    return msgspec.structs.replace(query, namespace=namespace_of(server, namespace))
 
 
 def _views(node: ReadNode, families: Sequence[Family], query: ServiceFilter) -> Sequence[ServiceView]:
@@ -112,12 +110,6 @@ def _print(
 ) -> None:
     title = f"# Node {node.node.name}, {node.proxy}, pod {node.pod}"
     echo_styled(f"{click.style(title, fg='cyan')}\n")
-    if node.other_backend:
-        click.echo(
-            f"The {node.other_backend} tables of node {node.node.name} have service-proxy rules too, and packets pass"
-            " both.",
-            err=True,
-        )
     match output:
         case "iptables":
             rulesets = [node.tables[family].ruleset for family in families if family in node.tables]
@@ -142,7 +134,13 @@ def _print_documents(printed: dict[str, object], output: str) -> None:
 def node_document(node: ReadNode, found: Sequence[ServiceView]) -> dict[str, object]:
     """Return the entry of one node; see `document`."""
     services = render.document(found)["services"]
-    return {"node": node.node.name, "pod": node.pod, "proxy": node.proxy, "services": services}
+    return {
+        "node": node.node.name,
+        "pod": node.pod,
+        "proxy": node.proxy,
+        "notes": [*node.notes],
+        "services": services,
+    }
 
 
 def document(nodes: Sequence[dict[str, object]], unread: Sequence[UnreadNode]) -> dict[str, object]:
@@ -151,6 +149,7 @@ def document(nodes: Sequence[dict[str, object]], unread: Sequence[UnreadNode]) -
     {"apiVersion": "pykubeproxy/v1",
      "nodes": [{"node": its name, "pod": NAMESPACE/NAME of the pod that was asked,
                 "proxy": such as "kube-proxy v1.35.1",
+                "notes": [what the rules do not show, such as a family that could not be read],
                 "services": as `pykubeproxy dump-rules` prints them}],
      "unread": [{"node", "reason": why its rules could not be read, and what to do,
                  "otherProxy": true if its proxy does not write iptables rules}]}

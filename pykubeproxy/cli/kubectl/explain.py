@@ -6,8 +6,10 @@ from pykubeproxy.cli.flags import family_option, output_option
 from pykubeproxy.cli.help import QUESTION, command, option
 from pykubeproxy.cli.kubectl import completion
 from pykubeproxy.cli.kubectl.access import namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.arguments import PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.lookup import contexts_of, look_up
-from pykubeproxy.cli.kubectl.options import Connection, Reading, connection_options, reading_options
+from pykubeproxy.cli.kubectl.notes import echo_notes
+from pykubeproxy.cli.kubectl.options import namespace_option, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect.explain.agreement import Agreement, agreement
 from pykubeproxy.inspect.explain.nodes import ServiceOnNodes, explain_nodes
@@ -36,16 +38,18 @@ from pykubeproxy.sources import SourceError
 )
 @family_option
 @output_option
-@connection_options
-@reading_options
+@namespace_option
+@server_options
+@pod_options
 @click_errors(SourceError, InvalidTarget, LookupError)
 def explain(
     service: str,
     name: str,
     families: tuple[Family, ...],
     output: str,
-    connection: Connection,
-    reading: Reading,
+    server: ServerOptions,
+    namespace: str,
+    pods: PodOptions,
 ) -> None:
     """Explain which endpoints of SVC each node uses, and why not the others. Nodes with the same answer come together.
 
@@ -56,8 +60,8 @@ def explain(
     kubectl pykubeproxy explain web -n default
     kubectl pykubeproxy explain default/web:http --node node1
     """
-    target = parse_service(service, namespace_of(connection))
-    client = open_client(connection)
+    target = parse_service(service, namespace_of(server, namespace))
+    client = open_client(server)
     cluster, directory = look_up(client, (target,))
     if directory.service(target.key) is None:
         raise missing(target, (f"svc/{it.key}" for it in directory.services), directory)
@@ -74,7 +78,7 @@ def explain(
     )
     compared = None
     if name:
-        with node_access(client, reading) as access:
+        with node_access(client, pods) as access:
             compared = _compared(access, nodes[0], found)
     if output == "json":
         echo_json(document(found, compared))
@@ -86,5 +90,6 @@ def _compared(access: NodeAccess, node: Node, found: tuple[ServiceOnNodes, ...])
     (read,) = read_nodes(access, [node])
     if not isinstance(read, ReadNode):
         return Agreement(node.name, unread=read.reason)
+    echo_notes({node.name: read.notes})
     rulesets = {family: tables.ruleset for family, tables in read.tables.items()}
     return agreement(node.name, found, rulesets)

@@ -26,6 +26,7 @@ from pykubeproxy.bundle.write import Content, Member, Section, collected, new_fi
 from pykubeproxy.objects import Node
 from pykubeproxy.remote import NodeAccess, NodePods, UnreadNode, read_node
 from pykubeproxy.remote.proxies import KUBE_PROXY, ProxyPod
+from pykubeproxy.remote.reading import is_windows
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef, Ended, NotInImage, open_command
@@ -97,7 +98,7 @@ def _containers(
     if proxy and proxy.pod.runs:
         container = ContainerRef(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
         yield nullcontext(container), proxy.proxy == KUBE_PROXY
-    if access.debug_pods:
+    if access.debug_pods and not is_windows(node):
         yield access.debug_pods.on(node.name), False
 
 

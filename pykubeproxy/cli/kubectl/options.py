@@ -2,54 +2,33 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from pykubeproxy.cli.help import QUESTION, SOURCE, option
 from pykubeproxy.cli.kubectl import completion
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 
 _Command = Callable[..., Any]
 
 
-class Connection(NamedTuple):
-    """Which API server to ask, as kubectl takes it. Empty values mean kubectl's defaults.
-
-    `namespace` is -n as given; see `access.namespace_of` for the default.
-    """
-
-    kubeconfig: str
-    context: str
-    namespace: str
-
-
-class Reading(NamedTuple):
-    """How to read the rules of nodes: from which pods, and from how many at once."""
-
-    pod_selector: str
-    debug_image: str
-    at_once: int
+def namespace_option(command: _Command) -> _Command:
+    """Add -n. The command gets `namespace` as given; see `access.namespace_of` for the default."""
+    return option(
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NAME",
+        shell_complete=completion.namespaces,
+        help="Namespace of names without one.  [default: that of the context]",
+        group=QUESTION,
+    )(command)
 
 
-class NodeNames(NamedTuple):
-    """The nodes to read: these, or all."""
-
-    names: tuple[str, ...]
-    everywhere: bool
-
-
-def connection_options(command: _Command) -> _Command:
-    """Add -n, --context and --kubeconfig. The command gets one argument, `connection`."""
+def server_options(command: _Command) -> _Command:
+    """Add --kubeconfig and --context. The command gets one argument, `server`."""
     options = (
-        option(
-            "-n",
-            "--namespace",
-            default="",
-            metavar="NAME",
-            shell_complete=completion.namespaces,
-            help="Namespace of names without one.  [default: that of the context]",
-            group=QUESTION,
-        ),
         option(
             "--kubeconfig",
             type=click.Path(),
@@ -69,14 +48,14 @@ def connection_options(command: _Command) -> _Command:
     )
 
     @functools.wraps(command)
-    def wrapper(*args: Any, namespace: str, context_name: str, kubeconfig: str, **others: Any) -> Any:
-        return command(*args, connection=Connection(kubeconfig, context_name, namespace), **others)
+    def wrapper(*args: Any, context_name: str, kubeconfig: str, **others: Any) -> Any:
+        return command(*args, server=ServerOptions(kubeconfig, context_name), **others)
 
     return _with_options(wrapper, options)
 
 
-def reading_options(command: _Command) -> _Command:
-    """Add --pod-selector, --debug-image and --at-once. The command gets one argument, `reading`."""
+def pod_options(command: _Command) -> _Command:
+    """Add --pod-selector, --debug-image and --at-once. The command gets one argument, `pods`."""
     options = (
         option(
             "--pod-selector",
@@ -89,8 +68,8 @@ def reading_options(command: _Command) -> _Command:
             "--debug-image",
             default="",
             metavar="IMAGE",
-            help="On nodes where no pod of a proxy can serve, run a pod with this image, and remove it again. The image"
-            " needs iptables-save and sleep; that of pykubeproxy has them.",
+            help="On nodes without a usable pod of a proxy, run a pod with this image in kube-system, and remove it"
+            " again. The image needs iptables-save and sleep; that of pykubeproxy has them.",
             group=SOURCE,
         ),
         option(
@@ -98,20 +77,30 @@ def reading_options(command: _Command) -> _Command:
             type=click.IntRange(1, 256),
             default=16,
             show_default=True,
-            help="Read so many nodes side by side.",
+            metavar="NUMBER",
+            help="Read at most NUMBER nodes at the same time.",
             group=SOURCE,
         ),
     )
 
     @functools.wraps(command)
     def wrapper(*args: Any, pod_selector: str, debug_image: str, at_once: int, **others: Any) -> Any:
-        return command(*args, reading=Reading(pod_selector, debug_image, at_once), **others)
+        return command(*args, pods=PodOptions(pod_selector, debug_image, at_once), **others)
 
     return _with_options(wrapper, options)
 
 
 def node_options(command: _Command) -> _Command:
     """Add --node and --all-nodes, of which one is required. The command gets one argument, `nodes`."""
+    node = option(
+        "--node",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=completion.nodes,
+        help="Read this node. Repeatable.",
+        group=QUESTION,
+    )
     all_nodes = option("--all-nodes", "everywhere", is_flag=True, help="Read all nodes.", group=QUESTION)
 
     @functools.wraps(command)
@@ -120,31 +109,9 @@ def node_options(command: _Command) -> _Command:
             raise click.UsageError(
                 "give either --node NAME or --all-nodes; `kubectl get nodes` lists the names"
             )
-        return command(*args, nodes=NodeNames(names, everywhere), **others)
+        return command(*args, nodes=NodeSelection(names, everywhere), **others)
 
-    return _with_options(wrapper, (_node_option("Read this node. Repeatable."), all_nodes))
-
-
-def optional_node_options(command: _Command) -> _Command:
-    """Add --node; without it, the command is about all nodes. The command gets one argument, `nodes`."""
-
-    @functools.wraps(command)
-    def wrapper(*args: Any, names: tuple[str, ...], **others: Any) -> Any:
-        return command(*args, nodes=NodeNames(names, everywhere=not names), **others)
-
-    return _with_options(wrapper, (_node_option("Only this node. Repeatable.  [default: all nodes]"),))
-
-
-def _node_option(text: str) -> Callable[[_Command], _Command]:
-    return option(
-        "--node",
-        "names",
-        multiple=True,
-        metavar="NAME",
-        shell_complete=completion.nodes,
-        help=text,
-        group=QUESTION,
-    )
+    return _with_options(wrapper, (node, all_nodes))
 
 
 def _with_options(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:

@@ -11,17 +11,11 @@ from pykubeproxy.agent.observe.status import Status, decode
 from pykubeproxy.agent.observe.status_text import all_well, duration, health
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import command
-from pykubeproxy.cli.kubectl.access import list_nodes, node_access, open_client
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl.access import list_nodes, node_access, on_each_node, open_client
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
+from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
-from pykubeproxy.remote import UnreadNode, find_node_pods, side_by_side
+from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import SourceError
 from pykubeproxy.wording import wrapped
@@ -36,6 +30,18 @@ class _Row(msgspec.Struct, frozen=True):
     agent: Status | None
     problem: str
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What to know about rules that are not read, without a fault."""
+        match self.state.read:
+            case UnreadNode(other_proxy=True, mode="", reason=reason):
+                return [f"It {reason}."]
+            case ReadNode(unread=unread):
+                return [
+                    f"{family.value} rules could not be read: {reason}" for family, reason in unread.items()
+                ]
+        return ()
+
 
 @command(
     short_help="Show which proxy runs on each node, and its health.",
@@ -43,10 +49,10 @@ class _Row(msgspec.Struct, frozen=True):
 )
 @output_option
 @node_options
-@connection_options
-@reading_options
+@server_options
+@pod_options
 @click_errors(SourceError)
-def status(output: str, connection: Connection, nodes: NodeNames, reading: Reading) -> None:
+def status(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
     Agents of pykubeproxy are asked for their health. For kube-proxy, this shows the state of its pod, and whether its
@@ -56,12 +62,14 @@ def status(output: str, connection: Connection, nodes: NodeNames, reading: Readi
     kubectl pykubeproxy status --all-nodes
     kubectl pykubeproxy status --node node1 -o json
     """
-    client = open_client(connection)
+    client = open_client(server)
     wanted = list_nodes(client, nodes)
-    with node_access(client, reading) as access:
-        pods = find_node_pods(access, wanted)
-        states = side_by_side(lambda node: proxy_state(access, node, pods, "status"), wanted, reading.at_once)
-        rows = sorted(map(_row, states), key=lambda it: it.state.node.name)
+    with node_access(client, pods) as access:
+        proxies = find_node_pods(access, wanted)
+        states = on_each_node(
+            lambda node: proxy_state(access, node, proxies, "status"), wanted, pods, "Reading nodes"
+        )
+    rows = sorted(map(_row, states), key=lambda it: it.state.node.name)
     if output == "json":
         echo_json(document(rows))
     else:
@@ -102,14 +110,9 @@ def _table(rows: Sequence[_Row]) -> str:
     for row, it in zip(cells, (None, *rows), strict=True):
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         lines.append(click.style(line, fg="red") if it and it.problem else line)
-        if it and (note := it.problem or _note(it.state)):
+        for note in filter(None, (it.problem, *it.notes)) if it else ():
             lines += wrapped(note, "    ")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _note(state: ProxyState) -> str:
-    """Return what to know about a node without fault whose rules are not read."""
-    return f"It {state.read.reason}." if isinstance(state.read, UnreadNode) and not state.mode else ""
 
 
 def _cells(row: _Row, now: float) -> tuple[str, ...]:
@@ -154,7 +157,7 @@ def document(rows: Sequence[_Row]) -> dict[str, object]:
                 "ready": true or false, "restarts": number, "runningSince": seconds since 1970, or null,
                 "mode": "iptables"|"ipvs"|"nftables"|"kernelspace", "" if unknown,
                 "backend": "nft"|"legacy", "" if unknown,
-                "problem": what is wrong, "" for nothing,
+                "problem": what is wrong, "" for nothing, "notes": [what is no fault],
                 "agent": what `pykubeproxy status -o json` prints there, null for other proxies}]}
 
     Nodes are ordered by name. Keys may be added.
@@ -180,5 +183,6 @@ def _entry(row: _Row) -> dict[str, object]:
         "mode": row.state.mode,
         "backend": row.agent.backend if row.agent else row.state.backend,
         "problem": row.problem,
+        "notes": list(row.notes),
         "agent": msgspec.json.decode(row.state.answer) if row.agent else None,
     }

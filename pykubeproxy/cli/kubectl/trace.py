@@ -7,9 +7,11 @@ import click
 from pykubeproxy.cli.flags import choice_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.kubectl.access import namespace_of, node_access, open_client
+from pykubeproxy.cli.kubectl.arguments import PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.completion import nodes, services
 from pykubeproxy.cli.kubectl.lookup import Objects, contexts_of, look_up
-from pykubeproxy.cli.kubectl.options import Connection, Reading, connection_options, reading_options
+from pykubeproxy.cli.kubectl.notes import echo_notes
+from pykubeproxy.cli.kubectl.options import namespace_option, pod_options, server_options
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.inspect import targets
 from pykubeproxy.inspect.explain.nodes import explain_nodes
@@ -61,8 +63,9 @@ from pykubeproxy.sources import SourceError
 )
 @option("--steps", "with_steps", is_flag=True, help="Show each rule that the packet meets.", group=OUTPUT)
 @choice_option("-o", "--output", choices=("text", "json"), help="Output format.", group=OUTPUT)
-@connection_options
-@reading_options
+@namespace_option
+@server_options
+@pod_options
 @click_errors(SourceError, targets.InvalidTarget, targets.Unresolved, NowhereToStart, TooManyRules)
 def trace(
     source: str,
@@ -72,8 +75,9 @@ def trace(
     via: str,
     with_steps: bool,
     output: str,
-    connection: Connection,
-    reading: Reading,
+    server: ServerOptions,
+    namespace: str,
+    pods: PodOptions,
 ) -> None:
     """Follow the first packet of a connection from SRC to DST: to an endpoint, or to the rule that stops it.
 
@@ -88,10 +92,10 @@ def trace(
     kubectl pykubeproxy trace 203.0.113.7 svc/default/web --via-node node1
     kubectl pykubeproxy trace node/node1 10.96.0.10:53 --proto udp
     """
-    namespace = namespace_of(connection)
+    namespace = namespace_of(server, namespace)
     start = targets.parse_source(source, namespace)
     end = targets.parse_destination(destination, namespace)
-    client = open_client(connection)
+    client = open_client(server)
     objects = look_up(client, (start, end))
     directory = objects.directory
     if via and directory.node(via) is None:
@@ -108,13 +112,13 @@ def trace(
     )
     for note in ends.notes:
         click.echo(f"Note: {note}", err=True)
-    with node_access(client, reading) as access:
+    with node_access(client, pods) as access:
         found = answer(
             _source(ends, locations),
             _destination(ends, end, directory, via),
             _entrances(ends, objects, via),
             locations,
-            reader(access, directory, reading.at_once),
+            reader(access, directory, pods.at_once),
         )
     if output == "json":
         echo_json(render_json.document(found))
@@ -133,6 +137,7 @@ def reader(access: NodeAccess, directory: Directory, at_once: int) -> ReadNodes:
         wanted = [present[name] for name in names if name in present and name not in known]
         for found in read_nodes(access, wanted, at_once=at_once) if wanted else ():
             if isinstance(found, ReadNode):
+                echo_notes({found.node.name: found.notes})
                 rulesets = {family: tables.ruleset for family, tables in found.tables.items()}
                 known[found.node.name] = NodeTables(found.node, rulesets)
             else:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pykubeproxy.inspect.preflight.report import Check, Finding
+from pykubeproxy.objects import Family
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.ipvs_mode import CHAINS
 from pykubeproxy.rules.ownership import is_ours
@@ -51,9 +52,9 @@ def other_mode(reason: str) -> Finding:
     )
 
 
-def unread(reason: str) -> Finding:
-    """Report rules that could not be read."""
-    return Check("tables").skip(f"the rules could not be read: {reason}")
+def unread(reason: str, family: Family | None = None) -> Finding:
+    """Report rules that could not be read, of one family or of all."""
+    return Check("tables", family).skip(f"the rules could not be read: {reason}")
 
 
 def version(proxy: str, server: str) -> Finding:

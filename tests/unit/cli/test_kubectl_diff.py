@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.kubectl import diff as module
-from pykubeproxy.objects import Node
+from pykubeproxy.cli.kubectl.arguments import NodeSelection
+from pykubeproxy.objects import Family, Node
 from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode
 from pykubeproxy.rules.saves import SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
@@ -30,8 +31,16 @@ def failing() -> set[str]:
     return set()
 
 
+@pytest.fixture
+def without_ipv6() -> set[str]:
+    """Return the names of nodes whose IPv6 tables cannot be read."""
+    return set()
+
+
 @pytest.fixture(autouse=True)
-def _api_server(monkeypatch: pytest.MonkeyPatch, stale: set[str], failing: set[str]) -> None:
+def _api_server(
+    monkeypatch: pytest.MonkeyPatch, stale: set[str], failing: set[str], without_ipv6: set[str]
+) -> None:
     """Replace the API server by generated nodes; node7 runs in IPVS mode."""
     old, now = cluster(SIZE, frozenset({1})), cluster(SIZE)
     known = {it.node.name: it for it in nodes(SIZE)}
@@ -51,7 +60,9 @@ def _api_server(monkeypatch: pytest.MonkeyPatch, stale: set[str], failing: set[s
                 rules = tables(one, old if node.name in stale else now)
                 files = (SavedFile(family.value, saved(it)) for family, it in rules.items())
                 found = {it.ruleset.family: it for it in read_saves(files)}
-                yield ReadNode(node, found, f"kube-system/proxy-{node.name}", f"kube-proxy {one.form.value}")
+                pod, proxy = f"kube-system/proxy-{node.name}", f"kube-proxy {one.form.value}"
+                unread = {Family.IPV6: "no IPv6"} if node.name in without_ipv6 else {}
+                yield ReadNode(node, found, pod, proxy, "legacy" if one.node.name == "node1" else "", unread)
 
     monkeypatch.setattr(module, "open_client", lambda _: None)
     monkeypatch.setattr(module, "list_objects", objects)
@@ -73,7 +84,29 @@ def run(*args: str) -> Result:
 def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -> None:
     result = run("--all-nodes")
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("8 nodes: 7 follow, 1 not compared.\n")
+    assert result.stdout.endswith("8 nodes: 7 follow, 1 not compared.\n")
+
+
+def test_nodes_with_other_tables_or_without_a_family_are_named(without_ipv6: set[str]) -> None:
+    """A missing family is a failure only for a node with an address of it."""
+    without_ipv6 |= {"node2", "node3"}
+    result = run("--all-nodes")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "node1: the legacy tables have service-proxy rules too, and packets pass both\n"
+        "node2 and node3: IPv6 rules could not be read: no IPv6\n"
+    )
+
+
+def test_node_without_a_family_that_it_needs_gives_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, without_ipv6: set[str]
+) -> None:
+    without_ipv6.add("node2")
+    dual = [
+        Node(it.name, (*it.addresses, "2001:db8::1")) for it in selected(NodeSelection((), everywhere=True))
+    ]
+    monkeypatch.setattr(module, "list_nodes", lambda _, __: dual)
+    assert run("--all-nodes").exit_code == 2
 
 
 def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> None:
@@ -94,7 +127,7 @@ def test_a_node_that_cannot_be_read_gives_exit_code_2(failing: set[str]) -> None
 def test_the_document_names_stale_nodes(stale: set[str]) -> None:
     stale.add("node1")
     result = run("--all-nodes", "-o", "json")
-    document = json.loads(result.output)
+    document = json.loads(result.stdout)
     assert document["different"] is True
     assert [it["node"] for it in document["nodes"] if it["verdict"] == "differs"] == ["node1"]
 

@@ -2,14 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.cli.kubectl import plugin
+from pykubeproxy.cli.kubectl import access, plugin
 from tests.fakes.faulty_apiserver import Order
 from tests.fakes.remote_nodes import AGENT, KUBELET_ONLY, SERVING, RemoteNodes
 
@@ -122,6 +123,33 @@ def test_status_of_an_agent_that_does_not_answer(cluster: RemoteNodes) -> None:
     assert entry["problem"] == "`pykubeproxy status` in pod kube-system/p2 failed: Error: no agent"
 
 
+NO_IPV6 = "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: no IPv6"
+
+
+def test_family_that_cannot_be_read_is_named(cluster: RemoteNodes) -> None:
+    cluster.program("p1", "ip6tables-nft-save", errors="no IPv6", code=1)
+    result = invoke("dump-rules", "--node", "n1")
+    assert "default/web" in result.stdout and result.stderr == f"n1: {NO_IPV6}\n"
+    assert printed("dump-rules", "--node", "n1")["nodes"][0]["notes"] == [NO_IPV6]
+    assert printed("status", "--node", "n1")["nodes"][0]["notes"] == [NO_IPV6]
+    assert " ".join(invoke("status", "--node", "n1").stdout.split()).endswith(NO_IPV6)
+    (entry,) = printed("check", "--node", "n1")["nodes"]
+    assert not entry["complete"]
+    assert [it["family"] for it in entry["checks"] if it["level"] == "skip"] == ["IPv6"]
+
+
+def test_windows_node(cluster: RemoteNodes) -> None:
+    """It has no fault."""
+    cluster.node("n4", os="windows")
+    lines = invoke("status", "--node", "n4").stdout.splitlines()
+    assert lines[-1] == "    It runs Windows, whose proxies write no iptables rules."
+    (entry,) = printed("check", "--node", "n4")["nodes"]
+    assert [(it["check"], it["level"]) for it in entry["checks"]] == [("mode", "skip")]
+    result = invoke("bundle", "--node", "n4", "--debug-image", "image:1")
+    assert result.stderr == "n4: runs Windows, whose proxies write no iptables rules\n"
+    assert cluster.debug_pods() == []
+
+
 def test_check(cluster: RemoteNodes) -> None:
     """Our agent checks its node itself; what kube-proxy's pod and rules show is checked here."""
     own = {"check": "kernel", "level": "ok", "message": "works", "advice": "", "family": "IPv4"}
@@ -141,6 +169,21 @@ def test_check_fails_on_flushed_jumps(cluster: RemoteNodes) -> None:
     text = invoke("check", "--node", "n1", code=1).stdout
     assert "fail  jumps IPv4" in text
     assert "no jump from nat OUTPUT to\n" in text
+
+
+@pytest.mark.parametrize("command", ["status", "check", "bundle"])
+def test_progress_counts_nodes(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def progress(total: int, label: str) -> Iterator[Callable[[], None]]:
+        seen.append(f"{label}: {total}")
+        yield lambda: seen.append("one")
+
+    monkeypatch.setattr(access, "progress", progress)
+    monkeypatch.chdir(cluster.kubeconfig.parent)
+    CliRunner().invoke(plugin, [command, "--all-nodes"])
+    assert seen[0].endswith(" nodes: 3") and seen[1:] == ["one"] * 3
 
 
 def test_node_that_does_not_exist(cluster: RemoteNodes) -> None:

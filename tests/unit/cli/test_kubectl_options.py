@@ -3,33 +3,21 @@
 from typing import Any
 
 import click
-import pytest
 from click.testing import CliRunner
 
-from pykubeproxy.cli.kubectl.options import (
-    Connection,
-    NodeNames,
-    Reading,
-    connection_options,
-    node_options,
-    optional_node_options,
-    reading_options,
-)
+from pykubeproxy.cli.kubectl import plugin
+from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
+from pykubeproxy.cli.kubectl.options import namespace_option, node_options, pod_options, server_options
 
 SEEN: list[dict[str, Any]] = []
 
 
 @click.command()
 @node_options
-@connection_options
-@reading_options
+@namespace_option
+@server_options
+@pod_options
 def some(**arguments: Any) -> None:
-    SEEN.append(arguments)
-
-
-@click.command()
-@optional_node_options
-def about(**arguments: Any) -> None:
     SEEN.append(arguments)
 
 
@@ -43,12 +31,20 @@ def given(command: click.Command, *arguments: str) -> dict[str, Any]:
 def test_options_arrive_as_values() -> None:
     arguments = ("--node", "a", "--node", "b", "-n", "ns", "--context", "c", "--at-once", "3")
     assert given(some, *arguments) == {
-        "nodes": NodeNames(("a", "b"), everywhere=False),
-        "connection": Connection("", "c", "ns"),
-        "reading": Reading("", "", 3),
+        "nodes": NodeSelection(("a", "b"), everywhere=False),
+        "namespace": "ns",
+        "server": ServerOptions("", "c"),
+        "pods": PodOptions("", "", 3),
     }
 
 
-@pytest.mark.parametrize(("arguments", "everywhere"), [((), True), (("--node", "a"), False)])
-def test_command_is_about_all_nodes_by_default(arguments: tuple[str, ...], everywhere: bool) -> None:
-    assert given(about, *arguments)["nodes"].everywhere is everywhere
+def test_commands_about_whole_nodes_take_no_namespace() -> None:
+    """It would change nothing."""
+    with_namespace = {name for name in plugin.list_commands(click.Context(plugin)) if takes_namespace(name)}
+    assert with_namespace == {"trace", "explain", "dump-rules"}
+
+
+def takes_namespace(name: str) -> bool:
+    command = plugin.get_command(click.Context(plugin), name)
+    assert command
+    return any(it.name == "namespace" for it in command.params)

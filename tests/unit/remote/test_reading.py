@@ -72,7 +72,25 @@ def test_node_without_ipv6(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("p1", "n1")
     cluster.saves("p1", "nft", SERVING)
     cluster.program("p1", "ip6tables-nft-save", errors="Protocol not supported", code=1)
-    assert tables(read()["n1"]) == {Family.IPV4: "nft"}
+    outcome = read()["n1"]
+    assert tables(outcome) == {Family.IPV4: "nft"}
+    assert isinstance(outcome, ReadNode)
+    assert outcome.notes == [
+        "IPv6 rules could not be read: ip6tables-nft-save exited with status 1: Protocol not supported"
+    ]
+    assert outcome.complete, "the node has no IPv6 address"
+
+
+def test_windows_node(cluster: RemoteNodes, read: Read) -> None:
+    """It runs no debug pod."""
+    cluster.node("n1", os="windows")
+    cluster.pod("p1", "n2", {"k8s-app": "kube-proxy"})
+    cluster.node("n3", os="linux")
+    cluster.saves("debug", "nft", SERVING)
+    cluster.saves("p1", "nft", SERVING)
+    outcome = read(debug_image="image:1")
+    assert reason(outcome["n1"], other_proxy=True) == "runs Windows, whose proxies write no iptables rules"
+    assert tables(outcome["n3"])
 
 
 def test_image_without_iptables_save(cluster: RemoteNodes, read: Read) -> None:
@@ -86,7 +104,8 @@ def test_program_that_fails(cluster: RemoteNodes, read: Read) -> None:
     for name in ("iptables-nft-save", "ip6tables-nft-save"):
         cluster.program("p1", name, errors="Permission denied (you must be root)\n", code=4)
     expected = (
-        "iptables-nft-save in pod kube-system/p1 exited with status 4: Permission denied (you must be root)"
+        "cannot read the rules in pod kube-system/p1: iptables-nft-save exited with status 4: Permission denied"
+        " (you must be root)"
     )
     assert reason(read()["n1"]) == expected
 
