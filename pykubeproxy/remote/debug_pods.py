@@ -1,4 +1,4 @@
-"""Debug pods: run on nodes without a proxy's pod while their tables are read, and are removed again."""
+"""Debug pods: start pods on nodes whose proxies have no usable pod, and remove them when the tables are read."""
 
 import secrets
 import signal
@@ -17,7 +17,7 @@ from pykubeproxy.sources.failures import Failure, Forbidden, NotFound
 from pykubeproxy.sources.pods import create_pod, delete_pod, get_pod
 
 NAMESPACE = "kube-system"
-"""The namespace of debug pods: one whose pods may have the capability NET_ADMIN on most clusters."""
+"""The namespace of debug pods: its Pod Security level must be privileged, as for the network of the host."""
 _CONTAINER = "debug"
 # Seconds after which the kubelet ends a pod that nobody removed.
 _DEADLINE = 600
@@ -26,12 +26,12 @@ _POLL_SECONDS = 0.5
 # Beginnings of reasons for which a container does not start soon.
 _HOPELESS = ("ErrImage", "ImagePull", "InvalidImageName", "CreateContainer", "RunContainerError")
 _CREATE_SECONDS = 10.0  # for pods that are being created when the command ends
-# Signals that would end the program at once; here they remove pods first, as Ctrl-C does.
+# Signals that end the program: remove pods first, as after Ctrl-C.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class DebugPods:
-    """The debug pods of one command; thread-safe. A context manager that removes those that are left at its end.
+    """The debug pods of one command; thread-safe. As a context manager, it removes all that are left at the end.
 
     `warn` gets a line about each pod that cannot be removed.
     """
@@ -66,7 +66,7 @@ class DebugPods:
         name = f"pykubeproxy-debug-{secrets.token_hex(4)}"
         with self._changed:
             if self._closed:
-                raise Failure("the command ends")
+                raise Failure("the command is ending")
             self._creating.add(name)
         try:
             self._create(name, node)
@@ -103,7 +103,7 @@ class DebugPods:
             time.sleep(_POLL_SECONDS)
 
     def _remove(self, name: str) -> None:
-        """Remove a pod, even if another thread does so already: the program may end before that has finished."""
+        """Remove a pod, even if another thread is removing it: the program may end before that thread is done."""
         with self._changed:
             if name not in self._created | self._creating:
                 return

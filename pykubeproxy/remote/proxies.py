@@ -1,4 +1,4 @@
-"""Find the pods of service proxies: which pod and container to ask on each node, and what runs there."""
+"""Find the pods of service proxies: in which container to run commands on each node, and which proxy runs there."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ class ProxyPod(msgspec.Struct, frozen=True):
 def find_proxies(
     client: Client, *, pod_selector: str = "", node: str = ""
 ) -> Mapping[str, Sequence[ProxyPod]]:
-    """Return the pods of proxies by node, those that run first; only of one node if `node` is given.
+    """Return the pods of proxies by node, running ones first; only those of `node` if given.
 
     Without the permission to list the pods of all namespaces, look in kube-system. Raises Failure.
     """

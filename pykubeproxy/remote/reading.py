@@ -28,8 +28,8 @@ _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelsp
 class NodeAccess(msgspec.Struct, frozen=True):
     """How to reach nodes: a client of the API server, and which pods to use.
 
-    `pod_selector` replaces the labels by which proxy pods are found. With `debug_pods`, nodes without such a pod get one
-    while they are read.
+    `pod_selector` replaces the labels of proxy pods. With `debug_pods`, a node without a usable proxy pod gets a debug
+    pod while it is read.
     """
 
     client: Client
@@ -40,7 +40,7 @@ class NodeAccess(msgspec.Struct, frozen=True):
 class ReadNode(msgspec.Struct, frozen=True):
     """The tables of one node, of the backend in use.
 
-    `pod` is NAMESPACE/NAME of the pod that was asked; `proxy` names the proxy, such as "pykubeproxy 0.1.0" or
+    `pod` is NAMESPACE/NAME of the pod in which they were read; `proxy` names the proxy, such as "pykubeproxy 0.1.0" or
     "kube-proxy v1.35.1". `other_backend` is "nft" or "legacy" if that has service-proxy rules too, else "". `unread` says
     why the tables of a family are missing.
     """
@@ -90,7 +90,7 @@ class NodePods(msgspec.Struct, frozen=True):
     others: Mapping[str, str]
 
     def proxy(self, node: Node) -> ProxyPod | None:
-        """Return the pod to ask on a node: the first that runs, None without any."""
+        """Return the best pod of the proxy on a node: a running one if possible, None without any."""
         return next(iter(self.proxies.get(node.name, ())), None)
 
 
@@ -121,7 +121,7 @@ def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
 
 
 def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | UnreadNode:
-    """Read the tables of one node, in a debug pod if the pod of its proxy cannot serve."""
+    """Read the tables of one node; in a debug pod if its proxy has no pod that can print them."""
     proxy, other = pods.proxy(node), pods.others.get(node.name, "")
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
@@ -152,7 +152,7 @@ def is_windows(node: Node) -> bool:
 
 
 def _without_container(node: Node, proxy: ProxyPod | None, other: str) -> UnreadNode:
-    """Return why there is no container to ask."""
+    """Return why a node has no container that can print its tables."""
     if proxy:
         state = "being deleted" if proxy.pod.deleting else proxy.pod.phase
         problem = proxy.container.problem or proxy.pod.reason

@@ -1,4 +1,4 @@
-"""Work on several things side by side, and pass each result on as soon as it is there."""
+"""Call a function for several items on threads, and pass each result on as soon as it is there."""
 
 import queue
 import threading
@@ -20,8 +20,8 @@ def side_by_side(
 ) -> Iterator[_Result]:
     """Yield the result for each item in the order in which they are ready; raise what the function raises.
 
-    At most `at_once` calls run at a time, and as many results wait for the caller. When the caller stops, running calls
-    are abandoned: their threads do not keep the program alive.
+    At most `at_once` calls run, or wait for the caller to take their results. When the caller stops, running calls are
+    abandoned: their threads do not keep the program alive.
     """
     todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
     for item in items:

@@ -1,4 +1,4 @@
-"""What runs as the proxy of each node, and how well, as its pod and its rules tell."""
+"""The state of the proxy on each node: from its pod, and from its rules or its agent."""
 
 import msgspec
 

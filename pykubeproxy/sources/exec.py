@@ -24,12 +24,12 @@ _STDOUT, _STDERR, _STATUS = 1, 2, 3
 _MAX_ERRORS = 1 << 16  # bytes of standard error and of the status
 _SECONDS = 60.0
 _MAX_OUTPUT = 128 << 20  # bytes
-# How container runtimes report that the image has no such program; with the second, only if nothing ran.
+# How container runtimes report a missing program. Programs print the second one, too.
 _NOT_FOUND, _NO_FILE = "executable file not found", "no such file or directory"
 
 
 class ContainerRef(NamedTuple):
-    """A container of a pod."""
+    """Names a container of a pod, in which commands can run."""
 
     namespace: str
     pod: str
@@ -180,7 +180,7 @@ def _messages(
         raise Unreachable(f"the connection to {server} broke") from None
     except websocket.WebSocketException as error:
         raise Failure(
-            f"{server} does not speak {_PROTOCOLS[-1]} over WebSocket ({error}); look for a proxy that passes no WebSockets"
+            f"{server} does not speak {_PROTOCOLS[-1]} over WebSocket ({error}); check that each proxy on the way passes WebSockets"
         ) from None
 
 

@@ -1,7 +1,9 @@
 """`kubectl pykubeproxy bundle`: save nodes in files."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -34,7 +36,7 @@ from pykubeproxy.sources import SourceError
 @pod_options
 @click_errors(SourceError)
 def bundle(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
-    """Save what tells where connections go on nodes, each in one tar.gz, for others to look at.
+    """Save the rules and settings of nodes, each node in one tar.gz, to look at them later or elsewhere.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
     the rules of the node, its Node, and the Services and EndpointSlices of the cluster. Other commands read bundles with
@@ -50,10 +52,24 @@ def bundle(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodO
     """
     try:
         output.mkdir(exist_ok=True)
+        # Its files go away on Ctrl-C, too, when threads that write them are abandoned.
+        temporary = TemporaryDirectory(prefix=".pykubeproxy-", dir=output, ignore_cleanup_errors=True)
     except OSError as error:
         raise click.ClickException(
-            f"cannot create {output}: {error.strerror}; give a folder with -o"
+            f"cannot write to folder {output}: {error.strerror}; give another one with -o"
         ) from None
+    with temporary as unfinished:
+        results = _save(Path(unfinished), output, server, nodes, pods)
+    for saved in sorted(results, key=lambda it: it.node.name):
+        _report(saved)
+    if any(it.failure and not it.other_proxy for it in results):
+        raise SystemExit(NOT_ANSWERED)
+
+
+def _save(
+    unfinished: Path, output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions
+) -> Sequence[SavedNode]:
+    """Write bundles in one folder, and move each to the other one when it is complete."""
     client = open_client(server)
     wanted = list_nodes(client, nodes)
     with node_access(client, pods) as access:
@@ -61,12 +77,13 @@ def bundle(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodO
         # Our pods know the objects themselves.
         all_ours = all(it and it.ours for it in map(proxies.proxy, wanted))
         objects = Cluster() if all_ours else list_objects(client)
-        save = partial(save_node, access, proxies, objects, lambda name: output / f"{name}.tar.gz")
-        results = on_each_node(save, wanted, pods, "Saving nodes")
-    for saved in sorted(results, key=lambda it: it.node.name):
-        _report(saved)
-    if any(it.failure and not it.other_proxy for it in results):
-        raise SystemExit(NOT_ANSWERED)
+        save = partial(save_node, access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz")
+        return on_each_node(lambda node: _moved(save(node), output), wanted, pods, "Saving nodes")
+
+
+def _moved(saved: SavedNode, folder: Path) -> SavedNode:
+    """Move the bundle of a node, if there is one, to a folder."""
+    return saved._replace(path=saved.path.rename(folder / saved.path.name)) if saved.path else saved
 
 
 def _report(saved: SavedNode) -> None:

@@ -1,4 +1,4 @@
-"""`kubectl pykubeproxy status`: show which proxy runs on each node, and whether it is well."""
+"""`kubectl pykubeproxy status`: show which proxy runs on each node, and its health."""
 
 import time
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ class _Row(msgspec.Struct, frozen=True):
 def status(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
     """Show the proxy of each node: its version, mode and backend, restarts, and what is wrong with it.
 
-    Agents of pykubeproxy are asked for their health. For kube-proxy, this shows the state of its pod, and whether its
-    rules are there; use diff to see whether they are up to date.
+    For pykubeproxy, this shows the health that its agent reports. For kube-proxy, it shows the state of its pod, and
+    whether it has written rules; use diff to see whether they are up to date.
 
     \b
     kubectl pykubeproxy status --all-nodes

@@ -1,6 +1,6 @@
 """`kubectl pykubeproxy bundle`: the nodes of a cluster in files, from outside."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +11,7 @@ from pykubeproxy.bundle.layout import OBJECTS, TABLES
 from pykubeproxy.bundle.read import Bundle, read_bundle
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
+from pykubeproxy.cli.kubectl import bundle as module
 from pykubeproxy.cli.kubectl import plugin
 from tests.fakes.bundles import failing, section, written
 from tests.fakes.cluster import service, slice_of
@@ -111,6 +112,21 @@ def test_pod_without_programs_is_named(cluster: RemoteNodes) -> None:
     result = invoke("bundle", "--node", "n4", code=2)
     assert "n4: the image of pod kube-system/p4 has no iptables-save; use --debug-image" in result.stderr
     assert not list(Path().glob("*.gz"))
+
+
+def test_interrupted_command_leaves_no_files(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that write bundles are abandoned on Ctrl-C."""
+
+    def half(
+        _access: object, _proxies: object, _objects: object, target: Callable[[str], Path], _: object
+    ) -> None:
+        target("half").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "save_node", half)
+    monkeypatch.setattr(module, "on_each_node", lambda save, nodes, *_: [save(it) for it in nodes])
+    CliRunner().invoke(plugin, ["bundle", "--all-nodes", "-o", "out"])
+    assert list(Path("out").iterdir()) == []
 
 
 def test_debug_pod_makes_the_bundle(cluster: RemoteNodes, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_pods_in_use_are_removed_at_the_end(cluster: RemoteNodes, client: Client
         assert len(cluster.debug_pods()) == 1
         raise KeyboardInterrupt
     assert cluster.debug_pods() == []
-    with pytest.raises(Failure, match="the command ends"), pods.on("n1"):
+    with pytest.raises(Failure, match="the command is ending"), pods.on("n1"):
         pass
 
 
