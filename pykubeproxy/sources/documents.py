@@ -3,14 +3,17 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
-from pykubeproxy.objects.pods import Pod, decode_pod
 from pykubeproxy.sources.failures import one_line
+
+# Only commands read Pods, so the agent does not import their decoder.
+if TYPE_CHECKING:
+    from pykubeproxy.objects.pods import Pod
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
@@ -38,7 +41,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
     objects: tuple[LocatedObject, ...] = ()
     warnings: tuple[str, ...] = ()
     other_kinds: tuple[str, ...] = ()
-    pods: tuple[Pod, ...] = ()
+    pods: "tuple[Pod, ...]" = ()
 
 
 class _Head(msgspec.Struct):
@@ -177,7 +180,9 @@ class _Reader:
                 self.warnings.append(f"{location}: {text}")
 
 
-def _pod(raw: bytes | msgspec.Raw) -> Pod | None:
+def _pod(raw: bytes | msgspec.Raw) -> "Pod | None":
+    from pykubeproxy.objects.pods import decode_pod
+
     try:
         return decode_pod(raw)
     except ValueError:

@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import structlog
 
 from pykubeproxy.objects import Key, Kind, Listed, Object
-from pykubeproxy.objects.pods import Pod
 from pykubeproxy.sources.documents import InvalidManifest, LocatedObject, ManifestFile, read
 from pykubeproxy.sources.watch import Emit, Outage, SourceError
+
+if TYPE_CHECKING:
+    from pykubeproxy.objects.pods import Pod
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PERIOD = 0.5  # seconds between two polls
@@ -33,7 +35,7 @@ class Manifests(msgspec.Struct, frozen=True):
 
     objects: tuple[Object, ...]
     warnings: tuple[str, ...]
-    pods: tuple[Pod, ...] = ()
+    pods: "tuple[Pod, ...]" = ()
 
     def listed(self) -> tuple[Listed, ...]:
         """Return the objects as events."""
