@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -20,7 +20,7 @@ from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVer
 from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import Key, Node
-from pykubeproxy.remote import NodeAccess, ReadNode, read_nodes
+from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode, read_nodes
 from pykubeproxy.rules.difference import own_part
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import SourceError
@@ -36,10 +36,9 @@ class _ApiServer:
     `notes` are those about each node, by name; `complete` is False if a node lacks a family of its addresses.
     """
 
-    def __init__(self, access: NodeAccess, at_once: int, advance: Callable[[], None]) -> None:
+    def __init__(self, access: NodeAccess, at_once: int) -> None:
         self._access = access
         self._at_once = at_once
-        self._advance = advance
         self.notes: dict[str, Sequence[str]] = {}
         self.complete = True
 
@@ -48,16 +47,19 @@ class _ApiServer:
         return list_objects(self._access.client)
 
     def tables(self, nodes: Sequence[Node]) -> Iterator[NodeTables | UnknownTables]:
-        """Read nodes side by side."""
-        for one in read_nodes(self._access, nodes, at_once=self._at_once):
-            if isinstance(one, ReadNode):
-                self.notes[one.node.name] = one.notes
-                self.complete &= one.complete
-                rulesets = {family: it.ruleset for family, it in one.tables.items()}
-                yield NodeTables(one.node, rulesets, one.proxy, one.pod)
-            else:
-                yield UnknownTables(one.node, one.reason, one.other_proxy)
-            self._advance()
+        """Read nodes side by side, and show a progress bar meanwhile."""
+        with progress(len(nodes), "Reading nodes") as advance:
+            for one in read_nodes(self._access, nodes, at_once=self._at_once):
+                yield self._tables_of(one)
+                advance()
+
+    def _tables_of(self, one: ReadNode | UnreadNode) -> NodeTables | UnknownTables:
+        if isinstance(one, UnreadNode):
+            return UnknownTables(one.node, one.reason, one.other_proxy)
+        self.notes[one.node.name] = one.notes
+        self.complete &= one.complete
+        rulesets = {family: it.ruleset for family, it in one.tables.items()}
+        return NodeTables(one.node, rulesets, one.proxy, one.pod)
 
     def last_changes(self, services: Sequence[Key]) -> Mapping[Key, float]:
         """Return when objects of Services last changed, as far as known."""
@@ -121,9 +123,8 @@ def diff(
     with node_access(client, pods) as access:
         if output == "rules":
             raise SystemExit(_show_rules(access, wanted[0]))
-        with progress(len(wanted), "Reading nodes") as advance:
-            source = _ApiServer(access, pods.at_once, advance)
-            results = [*compare_fleet(source, wanted, Clock(time.time, _wait), sync_period)]
+        source = _ApiServer(access, pods.at_once)
+        results = [*compare_fleet(source, wanted, Clock(time.time, _wait), sync_period)]
     if output == "json":
         echo_json(render.document(results))
     else:
@@ -135,7 +136,7 @@ def diff(
 def _wait(seconds: float) -> None:
     """Wait before nodes are read again, and say so on a terminal."""
     if sys.stderr.isatty():
-        click.echo(f"\nSome nodes differ; reading them again in {seconds:.0f} s.", err=True)
+        click.echo(f"Some nodes differ; reading them again in {seconds:.0f} s.", err=True)
     time.sleep(seconds)
 
 

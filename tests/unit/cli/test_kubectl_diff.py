@@ -1,8 +1,8 @@
 """`kubectl pykubeproxy diff`: exit codes, formats, and what it asks the API server for."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -122,6 +122,22 @@ def test_a_stale_node_gives_exit_code_1(stale: set[str], failing: set[str]) -> N
 def test_a_node_that_cannot_be_read_gives_exit_code_2(failing: set[str]) -> None:
     failing.add("node4")
     assert run("--all-nodes").exit_code == 2
+
+
+def test_progress_of_nodes_that_are_read_again_has_its_own_count(
+    monkeypatch: pytest.MonkeyPatch, stale: set[str]
+) -> None:
+    stale.add("node1")
+    seen: list[int | str] = []
+
+    @contextmanager
+    def progress(total: int, label: str) -> Iterator[Callable[[], None]]:
+        seen.append(f"{label}: {total}")
+        yield lambda: seen.append("one")
+
+    monkeypatch.setattr(module, "progress", progress)
+    run("--all-nodes")
+    assert seen == ["Reading nodes: 8", *["one"] * 8, "Reading nodes: 1", "one"]
 
 
 def test_the_document_names_stale_nodes(stale: set[str]) -> None:
