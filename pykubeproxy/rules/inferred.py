@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pykubeproxy.objects import Family
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.options import LocalTraffic
@@ -53,7 +54,7 @@ class InferredSettings(msgspec.Struct, frozen=True):
     - `masquerade_bit`: the bit of the packet mark that requests masquerading
     - `masquerade_all`: all traffic to cluster IPs is masqueraded
     - `local_traffic`: how the proxy matches packets of the node's pods; None if it does not
-    - `localhost_node_ports`: node ports are served on 127.0.0.0/8
+    - `localhost_node_ports`: node ports are served on 127.0.0.0/8; True on IPv6
     - `node_port_jumps`: the rules that lead to the node ports
     - `serves`: there are rules for cluster IPs, without which little can be inferred
     """
@@ -86,10 +87,15 @@ def inferred_settings(rules: Ruleset) -> InferredSettings | None:
         masquerade_bit=_masquerade_bit(rules),
         masquerade_all=masquerade_all,
         local_traffic=how,
-        localhost_node_ports=not any(it.startswith("! -d 127.0.0.0/8 ") for it in jumps),
+        localhost_node_ports=rules.family is Family.IPV6 or any(map(_matches_loopback, jumps)),
         node_port_jumps=jumps,
         serves=served > 0,
     )
+
+
+def _matches_loopback(jump: str) -> bool:
+    """Return whether a jump to the node ports matches 127.0.0.1, by its address or without one."""
+    return jump.startswith("-d 127.") or not jump.startswith(("-d ", "! -d "))
 
 
 def _masqueraded(rules: Ruleset) -> Iterator[LocalTraffic]:
