@@ -5,7 +5,7 @@ import msgspec
 import pykubeproxy
 from pykubeproxy import API_VERSION
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
-from pykubeproxy.objects import EndpointSlice, Node, Service
+from pykubeproxy.objects import EndpointSlice, Node, Service, check
 from pykubeproxy.services.ports import ApiServers
 
 # The longest configuration that `decode` accepts, in characters.
@@ -50,7 +50,7 @@ def encode(document: ObjectDocument) -> bytes:
 def decode(text: bytes) -> ObjectDocument:
     """Read the output of `encode`. Raises ValueError for any other text or version.
 
-    Types are checked, values are not: display the result, do not program it.
+    Types, addresses and networks are checked, other values are not: display the result, do not program it.
     """
     try:
         versions = msgspec.json.decode(text, type=_Versions)
@@ -61,4 +61,23 @@ def decode(text: bytes) -> ObjectDocument:
     document = msgspec.json.decode(text, type=ObjectDocument)
     if len(document.config) > _LONGEST_CONFIG:
         raise ValueError(f"its configuration is longer than {_LONGEST_CONFIG} characters")
+    _check_addresses(document.objects)
     return document
+
+
+def _check_addresses(objects: Objects) -> None:
+    """Raise Invalid for an address or a network from which no rule can be made."""
+    addresses = [
+        *objects.node.addresses,
+        *(address for address, _ in objects.api_servers),
+        *(
+            it
+            for one in objects.services
+            for it in (*one.cluster_ips, *one.external_ips, *one.load_balancer_ips)
+        ),
+        *(it.address for slice_ in objects.slices for it in slice_.endpoints if it.address),
+    ]
+    for address in addresses:
+        check.address(address, "an address")
+    for network in (*objects.node.pod_cidrs, *(it for one in objects.services for it in one.source_ranges)):
+        check.cidr(network, "a network")
