@@ -100,7 +100,8 @@ def diff(
     come from the API server, or from the agent at --url, and flags of `run` say how its proxy is configured.
 
     With --bundle, compare the rules of another node with the objects and the configuration in the same file. With -f,
-    objects come from files, with --kubeconfig from the API server; other flags of `run` replace the configuration.
+    objects come from files, with --kubeconfig from the API server; other flags of `run` replace the configuration. A
+    bundle of kube-proxy may lack its configuration: then settings are inferred from the rules.
 
     With --against or --against-config, compare the desired rules with the rules for other objects or another
     configuration instead of the live rules; this needs no root. Only the proxy's own chains and jumps are compared, and
@@ -159,7 +160,7 @@ def diff(
 def _pairs_of_node(rules: NodeRules, side: Side, families: tuple[Family, ...]) -> list[_Pair]:
     pairs = []
     for ruleset, facts in rules.with_facts(families, bool(side.config.node_port_addresses)):
-        desired = side.ruleset(ruleset.family, facts)
+        desired = side.infer(ruleset) if side.infer else side.ruleset(ruleset.family, facts)
         pairs.append(_Pair(ruleset, desired, side.addresses(facts)))
     return pairs
 

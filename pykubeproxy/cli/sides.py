@@ -1,6 +1,6 @@
 """The sides of `pykubeproxy diff`: objects and a configuration, from which the rules of a node follow."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import click
@@ -12,6 +12,7 @@ from pykubeproxy.cli.flags import read_config
 from pykubeproxy.cli.inputs import Source, agent_objects, all_objects, host_name, read_objects
 from pykubeproxy.cli.running_agent import AgentState
 from pykubeproxy.config import Config
+from pykubeproxy.inspect.fleet.model import FleetComparison
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed
@@ -19,18 +20,24 @@ from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import listed
 
-_NO_SETTINGS = (
-    "Note: the bundle does not have the configuration of the proxy. Give it with --config or with other flags of"
-    " `run`, such as --cluster-cidr."
+_INFERRED = (
+    "Note: the bundle does not have the configuration of the proxy, so its settings are inferred from its rules. To"
+    " compare with other settings, add --config or other flags of `run`."
 )
+# Flags that say where objects come from, not how rules are made.
+_SOURCE_FLAGS = frozenset(("kubeconfig", "master", "hostname-override"))
 
 
 class Side(NamedTuple):
-    """One side of the comparison. `title` says where its objects and its configuration come from."""
+    """One side of the comparison. `title` says where its objects and its configuration come from.
+
+    `infer` returns the rules with the settings of given live rules, if the configuration is unknown.
+    """
 
     title: str
     source: Source
     config: Config
+    infer: Callable[[Ruleset], Ruleset] | None = None
 
     def addresses(self, facts: KernelFacts) -> tuple[str, ...]:
         """Return the node's addresses: those of the facts, or else those of the Node."""
@@ -80,7 +87,10 @@ def of_agent(agent: AgentState, title: str = "objects and configuration of the a
 
 
 def of_bundle(bundle: Bundle, filename: str | None, config: Config, flags: Mapping[str, object]) -> Side:
-    """Return the side of a bundle's node: options come before what the bundle has. Raises ClickException."""
+    """Return the side of a bundle's node: options come before what the bundle has. Raises ClickException.
+
+    If neither has the configuration of the proxy, settings are inferred from its rules.
+    """
     elsewhere = filename is not None or any(it in flags for it in ("kubeconfig", "master"))
     try:
         agent = bundled_agent(bundle)
@@ -88,20 +98,31 @@ def of_bundle(bundle: Bundle, filename: str | None, config: Config, flags: Mappi
         if not elsewhere:
             raise
         agent = None
-    settings = settings_title(flags)
-    if agent and agent.config and not flags:
-        config, settings = agent.config, f"the configuration in {bundle.name}"
-    elif not flags:
-        click.echo(_NO_SETTINGS, err=True)
-    config = msgspec.structs.replace(
-        config, hostname_override=config.hostname_override or bundle.manifest.node
-    )
+    given = flags.keys() - _SOURCE_FLAGS
+    known = agent.config if agent and not given else None
+    inferred = known is None and not given
+    settings = str(flags.get("config", ""))
+    node = config.hostname_override or bundle.manifest.node
+    if known:
+        config = msgspec.structs.replace(known, client=config.client)
+        settings = f"the configuration in {bundle.name}"
+    elif inferred:
+        click.echo(_INFERRED, err=True)
+        settings = "settings inferred from the rules"
+    config = msgspec.structs.replace(config, hostname_override=node)
     if elsewhere or agent is None:
-        return of_objects(filename, config, settings)
-    if agent.config and not flags:
+        side = of_objects(filename, config, settings)
+    elif known:
         state = AgentState(agent.objects, config, bundle.name)
         return of_agent(state, f"objects and configuration in {bundle.name}")
-    return Side(_title(f"objects in {bundle.name}", settings), agent_objects(agent.objects), config)
+    else:
+        side = Side(_title(f"objects in {bundle.name}", settings), agent_objects(agent.objects), config)
+    return side._replace(infer=_inferring(side.source, bundle.manifest.proxy)) if inferred else side
+
+
+def _inferring(source: Source, proxy: str) -> Callable[[Ruleset], Ruleset]:
+    comparison = FleetComparison(source.cluster)
+    return lambda live: comparison.desired(source.node, live, proxy)
 
 
 def other(side: Side, against: str | None, against_config: str | None, flags: Mapping[str, object]) -> Side:

@@ -11,11 +11,13 @@ from click.testing import CliRunner, Result
 
 from pykubeproxy.agent.observe.status import Status, encode
 from pykubeproxy.bundle.layout import OBJECTS, STATUS
-from pykubeproxy.cli import running_agent
+from pykubeproxy.cli import running_agent, sides
+from pykubeproxy.cli.bundle_agent import bundled_agent
 from pykubeproxy.cli.bundle_files import bundled_rules, opened
 from pykubeproxy.cli.diff import diff
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
+from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.cli.status import status
 from pykubeproxy.cli.trace import trace
@@ -170,20 +172,88 @@ def test_bundle_of_kube_proxy_has_no_objects(write_bundle: WriteBundle, tmp_path
     assert (result.exit_code, result.stdout) == (0, "")
 
 
-def test_configuration_may_be_unknown(write_bundle: WriteBundle, tmp_path: Path) -> None:
-    """As that of kube-proxy is, if only the API server was asked."""
-    case = load_case("nodeport")
-    sections = sections_of("nodeport", files_of(saved("nodeport")), with_objects=False)
-    document = json.dumps({**json.loads(objects_of(case)), "config": ""}).encode()
-    path, config = tmp_path / "node.tar.gz", tmp_path / "config.json"
+def without_config(tmp_path: Path, case: str, tables: dict[Family, str]) -> Path:
+    """A bundle of kube-proxy, made with the objects of the API server."""
+    sections = sections_of(case, files_of(tables), with_objects=False)
+    document = json.dumps({**json.loads(objects_of(load_case(case))), "config": ""}).encode()
+    path = tmp_path / "node.tar.gz"
     path.write_bytes(written([*sections, section(OBJECTS, document)]))
-    config.write_text(json.dumps(case["config"]))
+    return path
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["nodeport", "masquerade-all", "detect-bridge", "dual-stack", "nodeport-addresses", "random-7-003"],
+)
+def test_unknown_settings_are_inferred_from_the_rules(case: str, tmp_path: Path) -> None:
+    path = without_config(tmp_path, case, saved(case))
     result = invoke(diff, "--bundle", path, "-o", "json")
-    assert "does not have the configuration of the proxy" in result.stderr
-    assert json.loads(result.stdout)["after"] == f"objects in {path} with default settings"
+    assert (result.exit_code, json.loads(result.stdout)["services"]) == (0, [])
+    assert invoke(diff, "--bundle", path, "--meaning").exit_code == 0
+    assert "settings are inferred from its rules" in " ".join(result.stderr.split())
+    assert json.loads(result.stdout)["after"] == f"objects in {path} with settings inferred from the rules"
+
+
+def test_wrong_endpoint_is_found_with_inferred_settings(tmp_path: Path) -> None:
+    stale = {it: text.replace("10.244.1.11", "10.244.1.99") for it, text in saved("nodeport").items()}
+    path = without_config(tmp_path, "nodeport", stale)
+    for options in ((), ("--meaning",)):
+        result = invoke(diff, "--bundle", path, *options)
+        assert (result.exit_code, "10.244.1.99" in result.stdout) == (1, True)
+
+
+def test_given_settings_come_before_inferred_ones(tmp_path: Path) -> None:
+    path, config = without_config(tmp_path, "nodeport", saved("nodeport")), tmp_path / "config.json"
+    settings = load_case("nodeport")["config"]
+    config.write_text(json.dumps(settings))
     result = invoke(diff, "--bundle", path, "--config", config)
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert (result.exit_code, result.stdout, "inferred" in result.stderr) == (0, "", False)
+    config.write_text(json.dumps({**settings, "iptables": {"masqueradeAll": True}}))
+    assert invoke(diff, "--bundle", path, "--config", config).exit_code == 1
     assert invoke(explain, "web", "--bundle", path).exit_code == 0
+
+
+def test_objects_of_an_api_server_keep_the_settings_of_the_bundle(
+    write_bundle: WriteBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--kubeconfig and --hostname-override say nothing about how rules are made."""
+    path = write_bundle("masquerade-all")
+    read = opened(path)
+    assert read is not None
+    source = agent_objects(bundled_agent(read).objects)
+    monkeypatch.setattr(sides, "all_objects", lambda config: source)
+    result = invoke(diff, "--bundle", path, "--kubeconfig", "admin.conf", "-o", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["after"] == f"API server with the configuration in {path}"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("node", "addresses"), ["x\x1b[31m"]),
+        (("node", "pod_cidrs"), ["10.0.0.0/99"]),
+        (("services", 0, "cluster_ips"), ["$(x)"]),
+        (("services", 0, "source_ranges"), ["x"]),
+        (("slices", 0, "endpoints", 0, "address"), "::x"),
+    ],
+)
+def test_objects_with_invalid_addresses_are_an_error(
+    place: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    """Anybody may have written the bundle."""
+    document = json.loads(objects_of(load_case("nodeport")))
+    *path, last = place
+    at = document["objects"]
+    for step in path:
+        at = at[step]
+    at[last] = value
+    file = tmp_path / "node.tar.gz"
+    sections = sections_of("nodeport", files_of(saved("nodeport")), with_objects=False)
+    file.write_bytes(written([*sections, section(OBJECTS, json.dumps(document).encode())]))
+    for options in ((), ("--meaning",)):
+        result = invoke(diff, "--bundle", file, *options)
+        assert result.exit_code == 2
+        assert f"cannot read the objects in {file}" in result.stderr
 
 
 def test_explain_answers_from_the_objects(bundle: str) -> None:
@@ -250,8 +320,8 @@ def test_objects_of_another_version_are_an_error(tmp_path: Path) -> None:
         json.dumps({"apiVersion": "v1", "kind": "List", "items": [*case["objects"], case["node"]]})
     )
     result = invoke(diff, "--bundle", path, "-f", objects)
-    assert "does not have the configuration of the proxy" in result.stderr
-    assert result.exit_code == 1
+    assert "settings are inferred from its rules" in " ".join(result.stderr.split())
+    assert result.exit_code == 0
     assert "ns1/web" in invoke(dump_rules, "--bundle", path).stdout
 
 
