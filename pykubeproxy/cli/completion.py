@@ -2,15 +2,27 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
 
-from pykubeproxy.cli.completion_files import KnownNames, names_in_objects, names_in_rules
+from pykubeproxy.cli.completion_files import (
+    KnownNames,
+    names_in_objects,
+    names_in_rules,
+    names_in_texts,
+    small_bundle,
+)
 from pykubeproxy.cli.help import command
 from pykubeproxy.inspect.targets.parse import KIND_PREFIXES, TargetKind
 from pykubeproxy.objects import Key
 from pykubeproxy.services.ports import PortName
+
+# Importing the agent takes a quarter of a second, so only the functions that need it do.
+if TYPE_CHECKING:
+    from pykubeproxy.agent.observe.object_documents import Objects
 
 _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUBE-EXTERNAL-SERVICES"))
 # Shells may run what they complete: accept only DNS labels, for pods and nodes with dots.
@@ -47,8 +59,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a script that makes SHELL complete commands, options and the names of Services, pods and nodes.
 
-    Names come from the files of -f and --rules if the command line has them before the name; else from the agent on this
-    node, or from the live rules, which requires root. Rules name Services only.
+    Names come from the files of -f, --rules and --bundle if the command line has them before the name; else from the
+    agent on this node, or from the live rules, which requires root. Rules name Services only.
 
     \b
     pykubeproxy completion bash > /etc/bash_completion.d/pykubeproxy
@@ -153,7 +165,7 @@ def _service_ports(ctx: click.Context) -> Sequence[PortName]:
 
 
 def _known(ctx: click.Context, *, with_pods: bool) -> KnownNames:
-    """Return valid names from the files of -f and --rules, else from the agent, else from the live rules.
+    """Return valid names from the files of -f, --rules and --bundle, else from the agent, else from the live rules.
 
     Return none on any failure, as completion must not print errors.
     """
@@ -166,11 +178,13 @@ def _known(ctx: click.Context, *, with_pods: bool) -> KnownNames:
 
 
 def _places(ctx: click.Context, with_pods: bool) -> Sequence[Callable[[], KnownNames]]:
-    path, rules = ctx.params.get("filename"), ctx.params.get("files")
+    path, rules, bundle = (ctx.params.get(it) for it in ("filename", "files", "bundle_file"))
     if path:
         return (lambda: names_in_objects(path),)
     if rules:
         return (lambda: names_in_rules(rules),)
+    if bundle:
+        return (lambda: _from_bundle(bundle),)
     return (lambda: _from_agent(with_pods), _from_rules)
 
 
@@ -190,7 +204,23 @@ def _from_agent(with_pods: bool) -> KnownNames:
     from pykubeproxy.agent.observe.object_documents import decode
     from pykubeproxy.cli.client import DEFAULT_URL, fetch
 
-    objects = decode(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {}))).objects
+    return _names_of(
+        decode(fetch(DEFAULT_URL, "/servicez", **({"slices": "all"} if with_pods else {}))).objects
+    )
+
+
+def _from_bundle(path: str) -> KnownNames:
+    """Return the names of the objects in a bundle; without objects that this version can read, those in its rules."""
+    from pykubeproxy.agent.observe.object_documents import decode
+    from pykubeproxy.bundle.layout import OBJECTS, TABLES
+
+    bundle = small_bundle(path)
+    with suppress(KeyError, ValueError):
+        return _names_of(decode(bundle.files[OBJECTS]).objects)
+    return names_in_texts(bundle.files[it] for it in TABLES if it in bundle.files)
+
+
+def _names_of(objects: "Objects") -> KnownNames:
     endpoints = [(slice_.namespace, it) for slice_ in objects.slices for it in slice_.endpoints]
     return KnownNames(
         ports=[

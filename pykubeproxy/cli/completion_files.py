@@ -1,18 +1,22 @@
-"""Names for completion from the files of -f and --rules, without the libraries that read such files in full."""
+"""Names for completion from the files of -f, --rules and --bundle, without the libraries that read such files in full."""
 
 import gzip
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.services.ports import PortName
 
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
+
 # A completion must not take seconds: larger files give no names.
 _MOST_JSON, _MOST_YAML, _MOST_RULES = 64 << 20, 1 << 20, 64 << 20
+_MOST_BUNDLE = 8 << 20  # compressed
 _SUFFIXES = (".yaml", ".yml", ".json")
 _GZIP = b"\x1f\x8b"
 # A service port in the comment of a rule: "default/web:http cluster IP" or "default/web:http -> 10.0.0.1:80".
@@ -82,10 +86,25 @@ def names_in_objects(path: str) -> KnownNames:
 
 
 def names_in_rules(paths: Sequence[str]) -> KnownNames:
-    """Return the service ports that comments in output of iptables-save name. Raises OSError."""
-    found = {match.groups(default=b"") for path in paths for match in _TITLE.finditer(_rules(Path(path)))}
+    """Return the service ports that comments in files with output of iptables-save name. Raises OSError."""
+    return names_in_texts(_rules(Path(path)) for path in paths)
+
+
+def names_in_texts(texts: Iterable[bytes]) -> KnownNames:
+    """Return the service ports that comments in output of iptables-save name."""
+    found = {match.groups(default=b"") for text in texts for match in _TITLE.finditer(text)}
     ports = [(it.decode() for it in names) for names in found]
     return KnownNames([PortName(namespace, name, port, "TCP") for namespace, name, port in ports])
+
+
+def small_bundle(path: str) -> "Bundle":
+    """Read a bundle. Raises OSError, ValueError, which includes a bundle that takes seconds."""
+    from pykubeproxy.bundle.read import read_bundle
+
+    if not Path(path).is_file() or Path(path).stat().st_size > _MOST_BUNDLE:
+        raise ValueError(f"{path} is no small file")
+    with Path(path).open("rb") as file:
+        return read_bundle(file, path)
 
 
 def _rules(path: Path) -> bytes:

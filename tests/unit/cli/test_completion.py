@@ -19,6 +19,7 @@ from pykubeproxy.cli.trace import trace
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.services.ports import PortName
 from tests.cases import as_restore_input
+from tests.fakes.bundles import sections_of, written
 from tests.fakes.running_agent import agent
 from tests.unit.agent.conftest import Serve, serve
 
@@ -147,6 +148,25 @@ def test_names_in_a_rules_file(tmp_path: Path, packed: bool) -> None:
     path.write_bytes(gzip.compress(text) if packed else text)
     assert completed_end("", files=(str(path),)) == ["svc/default/kubernetes", "svc/ns1/web"]
     assert completed_end("svc/ns1/web:", files=(str(path),)) == ["svc/ns1/web:http", "svc/ns1/web:https"]
+
+
+@pytest.mark.parametrize("with_objects", [True, False])
+def test_names_in_a_bundle(tmp_path: Path, with_objects: bool) -> None:
+    """Those of its objects, which include pods and the Node; without objects, the Services that its rules name."""
+    tables = {"iptables-nft-save.txt": as_restore_input("multi-port", Family.IPV4)}
+    path = tmp_path / "node.tar.gz"
+    path.write_bytes(written(sections_of("multi-port", tables, with_objects=with_objects)))
+    found = completed_end("", bundle_file=str(path))
+    assert [it for it in found if it.startswith("svc")] == ["svc/default/kubernetes", "svc/ns1/web"]
+    assert (len(found) > 2) is with_objects
+    assert completed_end("svc/ns1/web:", bundle_file=str(path)) == ["svc/ns1/web:http", "svc/ns1/web:https"]
+
+
+def test_names_in_no_bundle(tmp_path: Path, known: None) -> None:
+    """Those of the agent on this node are not offered instead."""
+    (tmp_path / "damaged").write_bytes(b"x")
+    for path in ("-", str(tmp_path), str(tmp_path / "damaged")):
+        assert completed_end("", bundle_file=path) == []
 
 
 def test_namespaces(known: None) -> None:
