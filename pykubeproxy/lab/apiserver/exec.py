@@ -13,9 +13,11 @@ from wsproto.utilities import RemoteProtocolError
 
 from pykubeproxy.http import Request, Response
 from pykubeproxy.lab.apiserver.errors import ApiError
+from pykubeproxy.lab.apiserver.kubelet import PodEnd
 from pykubeproxy.lab.apiserver.query import Query
 from pykubeproxy.lab.apiserver.resources import JsonObject
 from pykubeproxy.lab.apiserver.session import V4, V5, Session, Streams
+from pykubeproxy.lab.apiserver.store import Store
 
 
 class Sandbox(NamedTuple):
@@ -35,8 +37,11 @@ def no_runtime(pod: JsonObject) -> Sandbox:
     raise ApiError(500, f"error dialing backend: node {node} has no kubelet")
 
 
-def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
-    """Answer a request for exec with an upgrade to a WebSocket. Raise a 400, 403 or 500."""
+def execute(request: Request, pod: JsonObject, runtime: Runtime, store: Store) -> Response:
+    """Answer a request for exec with an upgrade to a WebSocket. Raise a 400, 403 or 500.
+
+    The command ends when `store` no longer has the pod.
+    """
     query = Query(request.query)
     container = container_of(pod, query.text("container"))
     name = pod["metadata"]["name"]
@@ -59,12 +64,13 @@ def execute(request: Request, pod: JsonObject, runtime: Runtime) -> Response:
 
     def serve(connection: socket.socket, received: bytes) -> None:
         session = Session(connection, websocket, protocol, streams)
-        try:
-            process = _start(command, streams, sandbox)
-        except OSError as error:
-            session.fail(accepted, _start_failure(command, error).status())
-        else:
-            session.run(accepted, received, process)
+        with PodEnd(store, pod) as pod_end:
+            try:
+                process = _start(command, streams, sandbox)
+            except OSError as error:
+                session.fail(accepted, _start_failure(command, error).status())
+            else:
+                session.run(accepted, received, process, pod_end)
 
     return Response(upgrade=serve)
 

@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from contextlib import suppress
+from typing import Self
 
 from pykubeproxy.lab.apiserver.errors import ApiError
 from pykubeproxy.lab.apiserver.history import Cursor, Lagging, Stored
@@ -70,6 +71,34 @@ class Kubelet:
                 node = decoded(self._store.read(NODES, "", spec["nodeName"]))
                 status = {"status": running(spec, _addresses(node), now())}
                 self._store.merge_patch(PODS, stored.namespace, stored.name, status, part="status")
+
+
+class PodEnd:
+    """Tells when a pod object is gone, which ends the commands in it. A context manager."""
+
+    def __init__(self, store: Store, pod: JsonObject) -> None:
+        self._store = store
+        self._meta = pod["metadata"]
+        self._cursor = store.watch(PODS)
+
+    def fileno(self) -> int:
+        """Return a file descriptor that becomes readable when pods change."""
+        return self._cursor.fileno()
+
+    def has_come(self) -> bool:
+        """Return whether the pod is gone."""
+        self._cursor.clear()
+        try:
+            stored = self._store.read(PODS, self._meta["namespace"], self._meta["name"])
+        except ApiError:
+            return True
+        return bool(decoded(stored)["metadata"]["uid"] != self._meta["uid"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.unwatch(PODS, self._cursor)
 
 
 def running(spec: JsonObject, addresses: list[str], started: str, ready: bool = True) -> JsonObject:

@@ -125,9 +125,8 @@ class Routes:
     def _exec(self, request: Request, target: Target) -> Response:
         if request.method not in ("GET", "POST"):
             raise method_not_allowed()
-        return execute(
-            request, decoded(self._store.read(target.resource, target.namespace, target.name)), self._runtime
-        )
+        pod = decoded(self._store.read(target.resource, target.namespace, target.name))
+        return execute(request, pod, self._runtime, self._store)
 
     def _delete(self, request: Request, target: Target) -> Response:
         options = _decode(request.body) if request.body else {}

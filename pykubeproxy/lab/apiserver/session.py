@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
@@ -20,6 +21,7 @@ from wsproto.connection import ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
 from wsproto.utilities import RemoteProtocolError
 
+from pykubeproxy.lab.apiserver.kubelet import PodEnd
 from pykubeproxy.lab.apiserver.resources import JsonObject
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
@@ -57,10 +59,12 @@ class Session:
         self._progressed = False
         connection.setblocking(False)
 
-    def run(self, response: bytes, received: bytes, process: subprocess.Popen[bytes]) -> None:
-        """Send the response to the handshake, then serve until the process ends or the client leaves.
+    def run(
+        self, response: bytes, received: bytes, process: subprocess.Popen[bytes], pod_end: PodEnd
+    ) -> None:
+        """Send the response to the handshake, then serve until the process ends, the client leaves or the pod is gone.
 
-        Kills the process group of a client that leaves.
+        Then kills the process group.
         """
         exited = os.pidfd_open(process.pid)
         try:
@@ -68,7 +72,9 @@ class Session:
             self._attach(process)
             self._accept(received)
             while self._connected and (self._outputs or not _readable(exited)):
-                self._move(exited if not self._outputs else None)
+                if _readable(pod_end.fileno()) and pod_end.has_come():
+                    break
+                self._move([pod_end.fileno(), *([] if self._outputs else [exited])])
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # until wait() the process id cannot be reused
             code = process.wait()
@@ -76,6 +82,7 @@ class Session:
             for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
                 pipe.close()
             self._stdin = None
+            self._outputs.clear()
         self._finish(exit_status(code if code >= 0 else 128 - code))
 
     def fail(self, response: bytes, status: JsonObject) -> None:
@@ -106,10 +113,10 @@ class Session:
         while self._connected and (deadline is None or time.monotonic() < deadline):
             if deadline is None and not self._to_client:
                 deadline = time.monotonic() + _CLOSE_SECONDS
-            self._move(None, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._move([], None if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def _move(self, exited: int | None, seconds: float | None = None) -> None:
-        """Move what can be moved at once; if that is nothing, wait for one side or for the end of the process."""
+    def _move(self, ends: Sequence[int], seconds: float | None = None) -> None:
+        """Move what can be moved at once; if that is nothing, wait for one side or for one of the descriptors `ends`."""
         self._progressed = False
         self._read_outputs()
         self._write_stdin()
@@ -124,8 +131,8 @@ class Session:
                 poll.register(descriptor, select.POLLIN)
         if self._stdin is not None and self._to_stdin:
             poll.register(self._stdin, select.POLLOUT)
-        if exited is not None:
-            poll.register(exited, select.POLLIN)
+        for descriptor in ends:
+            poll.register(descriptor, select.POLLIN)
         ready = dict(poll.poll(None if seconds is None else seconds * 1000))
         gone = select.POLLRDHUP | select.POLLHUP | select.POLLERR
         if ready.get(self._socket.fileno(), 0) & gone:

@@ -12,6 +12,7 @@ import pytest
 import websocket
 
 from pykubeproxy.lab.apiserver import ApiServer, Sandbox
+from pykubeproxy.lab.apiserver.resources import PODS as PODS_RESOURCE
 from tests.fakes.certificates import certificate
 from tests.fakes.faulty_apiserver import FaultyApiServer
 
@@ -146,6 +147,26 @@ def test_a_client_that_leaves_ends_the_process(execute, script):
         pid = connection.recv()[1:].strip()
     process = os.pidfd_open(int(pid))
     connection.shutdown()
+    assert select.select([process], [], [], 10)[0]
+    os.close(process)
+
+
+@pytest.mark.parametrize("script", ["echo $$; sleep 60", "echo $$; exec >%26-; sleep 60"])
+def test_the_end_of_the_pod_ends_the_process(server, execute, script):
+    """Changes of this pod and of others do not."""
+    connection = execute(script)
+    received = b""
+    while not received:
+        received = connection.recv()[1:].strip()
+    process = os.pidfd_open(int(received))
+    server.store.merge_patch(PODS_RESOURCE, "default", "one", {"metadata": {"labels": {"a": "b"}}})
+    server.store.delete(PODS_RESOURCE, "default", "two", grace=0)
+    connection.ping("here")
+    while connection.recv_data(control_frame=True)[0] != websocket.ABNF.OPCODE_PONG:
+        pass
+    assert select.select([process], [], [], 0)[0] == []
+    server.store.delete(PODS_RESOURCE, "default", "one", grace=0)
+    assert channels(connection)[3]["details"]["causes"][0]["message"] == "137"
     assert select.select([process], [], [], 10)[0]
     os.close(process)
 
