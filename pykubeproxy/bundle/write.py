@@ -105,6 +105,11 @@ def _reason(error: Exception) -> str:
     return without_password(" ".join(text.split()))[:_LONGEST_ERROR]
 
 
+def member(file: SavedFile, text: bytes) -> Member:
+    """Return a file with a text that was collected before."""
+    return Member(msgspec.structs.replace(file, size=len(text)), gzip.compress(text, 1))
+
+
 def write_bundle(file: IO[bytes], manifest: Manifest, members: Iterable[Member]) -> None:
     """Write a bundle with these files; `manifest` lacks only them. Raises OSError."""
     members = tuple(members)

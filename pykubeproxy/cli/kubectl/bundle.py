@@ -1,9 +1,10 @@
 """`kubectl pykubeproxy bundle`: save nodes in files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 import click
 
@@ -74,9 +75,8 @@ def _save(
     wanted = list_nodes(client, nodes)
     with node_access(client, pods) as access:
         proxies = find_node_pods(access, wanted)
-        # Our pods know the objects themselves.
-        all_ours = all(it and it.ours for it in map(proxies.proxy, wanted))
-        objects = Cluster() if all_ours else list_objects(client)
+        # Our pods know the objects themselves, so list them on demand.
+        objects = _once(partial(list_objects, client))
         save = partial(save_node, access, proxies, objects, lambda name: unfinished / f"{name}.tar.gz")
         return on_each_node(lambda node: _moved(save(node), output), wanted, pods, "Saving nodes")
 
@@ -84,6 +84,20 @@ def _save(
 def _moved(saved: SavedNode, folder: Path) -> SavedNode:
     """Move the bundle of a node, if there is one, to a folder."""
     return saved._replace(path=saved.path.rename(folder / saved.path.name)) if saved.path else saved
+
+
+def _once(read: Callable[[], Cluster]) -> Callable[[], Cluster]:
+    """Return a function that reads when it is called first; threads may call it."""
+    lock = Lock()
+    found: list[Cluster] = []
+
+    def first() -> Cluster:
+        with lock:
+            if not found:
+                found.append(read())
+        return found[0]
+
+    return first
 
 
 def _report(saved: SavedNode) -> None:

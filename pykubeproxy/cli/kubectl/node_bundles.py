@@ -12,6 +12,7 @@ from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.agent.observe.object_documents import ObjectDocument, Objects
 from pykubeproxy.bundle.layout import (
     BACKEND_TABLES,
+    FILES,
     NFT_RULESET,
     OBJECTS,
     PLAIN_TABLES,
@@ -21,8 +22,8 @@ from pykubeproxy.bundle.layout import (
     missing,
     moment,
 )
-from pykubeproxy.bundle.read import InvalidBundle, read_bundle
-from pykubeproxy.bundle.write import Content, Member, Section, collected, new_file, write_bundle
+from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
+from pykubeproxy.bundle.write import Content, Member, Section, collected, member, new_file, write_bundle
 from pykubeproxy.objects import Node
 from pykubeproxy.remote import NodeAccess, NodePods, UnreadNode, read_node
 from pykubeproxy.remote.proxies import KUBE_PROXY, ProxyPod
@@ -60,23 +61,33 @@ class _Unable(Exception):
 
 
 def save_node(
-    access: NodeAccess, pods: NodePods, objects: Cluster, target: Callable[[str], Path], node: Node
+    access: NodeAccess,
+    pods: NodePods,
+    objects: Callable[[], Cluster],
+    target: Callable[[str], Path],
+    node: Node,
 ) -> SavedNode:
     """Save a node in the file that `target` returns for the name of a folder.
 
-    `objects` go into bundles that are made here. A debug pod serves only without a pod that can.
+    `objects` lists those of the cluster, for a bundle that would have none: there is no agent of ours, or an old one. A
+    debug pod serves only without a pod that can.
     """
     time = moment(datetime.now(UTC))
     path = target(folder_name(node.name, time))
     proxy = pods.proxy(node)
     failure = ""
     about = Manifest(version=pykubeproxy.__version__, node=node.name, time=time, proxy=str(proxy or ""))
+    listed = Section(OBJECTS, "API server", partial(_objects, objects, node))
     for container, is_kube_proxy in _containers(access, node, proxy):
         try:
             with container as opened:
-                if not is_kube_proxy and (lacks := _copy(access.client, opened, path)) is not None:
-                    return SavedNode(node, path, lacks)
-                return SavedNode(node, path, _make(access.client, opened, about, node, objects, path))
+                lacks = None
+                if not is_kube_proxy:
+                    added = None if proxy and proxy.ours else listed
+                    lacks = _copy(access.client, opened, about, added, path)
+                if lacks is None:
+                    lacks = _make(access.client, opened, about, listed, path)
+                return SavedNode(node, path, lacks)
         except _NoTables as error:
             failure = f"{error}; use --debug-image with an image that has iptables-save"
         except (Failure, InvalidBundle) as error:
@@ -96,16 +107,18 @@ def _containers(
 ) -> Iterator[tuple[AbstractContextManager[ContainerRef], bool]]:
     """Yield the containers to try, and whether it is kube-proxy's, which has no pykubeproxy."""
     if proxy and proxy.pod.runs:
-        container = ContainerRef(proxy.pod.namespace, proxy.pod.name, proxy.container.name)
-        yield nullcontext(container), proxy.proxy == KUBE_PROXY
+        yield nullcontext(proxy.target), proxy.proxy == KUBE_PROXY
     if access.debug_pods and not is_windows(node):
         yield access.debug_pods.on(node.name), False
 
 
-def _copy(client: Client, container: ContainerRef, path: Path) -> tuple[SavedFile, ...] | None:
+def _copy(
+    client: Client, container: ContainerRef, about: Manifest, objects: Section | None, path: Path
+) -> tuple[SavedFile, ...] | None:
     """Copy the bundle that a pod of ours makes, and check it; return the files that it lacks.
 
-    Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
+    If it has no objects, add those of the section `objects`, and replace the manifest with `about`: a debug pod knows
+    neither. Return None if the pod has no such command. Raises Failure, InvalidBundle, OSError.
     """
     try:
         with (
@@ -116,7 +129,16 @@ def _copy(client: Client, container: ContainerRef, path: Path) -> tuple[SavedFil
             if ended.exit_code:
                 raise _Unable(one_line(ended.errors) or f"exit status {ended.exit_code}")
             file.seek(0)
-            return missing(read_bundle(file, f"the bundle of pod {container}").manifest.files)
+            title = f"the bundle of pod {container}"
+            bundle = read_bundle(file, title)
+            if objects is None or OBJECTS in bundle.files:
+                return missing(bundle.manifest.files)
+            file.seek(0)
+            members = _with_section(read_bundle(file, title, FILES), objects)
+            file.seek(0)
+            file.truncate()
+            write_bundle(file, about, members)
+            return missing(it.file for it in members)
     except NotInImage:
         return None
     except _Unable as error:
@@ -125,13 +147,20 @@ def _copy(client: Client, container: ContainerRef, path: Path) -> tuple[SavedFil
         raise Failure(f"`{' '.join(_BUNDLE)}` in pod {container} failed: {error}") from None
 
 
+def _with_section(bundle: Bundle, section: Section) -> tuple[Member, ...]:
+    """Return the files of a bundle, with the file of a section in place of its own."""
+    others = [it for it in bundle.manifest.files if it.name != section.name]
+    kept = [member(it, bundle.files[it.name]) if it.name in bundle.files else Member(it) for it in others]
+    return (*kept, *collected([section]))
+
+
 def _make(
-    client: Client, container: ContainerRef, about: Manifest, node: Node, objects: Cluster, path: Path
+    client: Client, container: ContainerRef, about: Manifest, objects: Section, path: Path
 ) -> tuple[SavedFile, ...]:
     """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
     others = [
         _section(client, container, NFT_RULESET, ("nft", "list", "ruleset")),
-        Section(OBJECTS, "API server", partial(_objects, objects, node)),
+        objects,
     ]
     members = (*_tables(client, container), *collected(others))
     with new_file(path) as file:
@@ -173,8 +202,9 @@ def _run(client: Client, container: ContainerRef, command: tuple[str, ...], cont
         raise Failure(f"{command[0]} in pod {container} failed: {reason}")
 
 
-def _objects(cluster: Cluster, node: Node, content: Content) -> None:
+def _objects(objects: Callable[[], Cluster], node: Node, content: Content) -> None:
     """Write what /servicez of an agent on the node would have; its configuration is unknown here."""
+    cluster = objects()
     services = tuple(cluster.services())
     slices = tuple(it for service in services for it in cluster.all_slices_of(service.key))
     document = ObjectDocument(Objects(node, services, slices), config="")

@@ -173,7 +173,7 @@ def test_links_and_repeated_names_are_not_followed() -> None:
 def test_bombs_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(read, "_MOST_UNPACKED", 4 << 20)
-    monkeypatch.setattr(read, "_MOST_USED", 1 << 20)
+    monkeypatch.setattr(read, "_MOST_WANTED", 1 << 20)
     zeros = bytes(1 << 20)
     assert "has more than 1 MiB" in error_of(packed(manifest(), (TABLES, zeros + b"x")))
     assert "when unpacked" in error_of(packed(*((f"u{n}", zeros) for n in range(5)), manifest()))

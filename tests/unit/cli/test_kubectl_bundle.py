@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pykubeproxy.bundle.layout import OBJECTS, TABLES
+from pykubeproxy.bundle.layout import FILES, METRICS, OBJECTS, TABLES
 from pykubeproxy.bundle.read import Bundle, read_bundle
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.explain import explain
@@ -134,5 +134,29 @@ def test_debug_pod_makes_the_bundle(cluster: RemoteNodes, tmp_path: Path) -> Non
     cluster.pod("p4", "n4")
     prints(tmp_path, "debug", OURS)
     path = invoke("bundle", "--node", "n4", "--debug-image", "x").stdout.strip()
-    assert Path(path).read_bytes() == OURS
+    bundle = read(path)
     assert cluster.debug_pods() == []
+    assert (bundle.manifest.node, bundle.manifest.proxy) == ("n4", "kube-proxy v1.35.1")
+    assert bundle.files[TABLES[0]] == SERVING.encode()
+    assert bundle.why_missing(TABLES[1]) == "no IPv6"
+
+
+def test_debug_pod_gets_the_objects_of_the_api_server(cluster: RemoteNodes, tmp_path: Path) -> None:
+    """It has no agent to ask. All other files stay."""
+    cluster.pod("p4", "n4")
+    refused = failing(OBJECTS, OSError("no agent answers"))
+    raw = written([section(TABLES[0], SERVING.encode()), section(METRICS, b"x 1\n"), refused])
+    prints(tmp_path, "debug", raw)
+    result = invoke("bundle", "--node", "n4", "--debug-image", "x")
+    path = result.stdout.strip()
+    assert "no agent answers" not in result.stderr
+    assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout
+    with Path(path).open("rb") as file:
+        assert read_bundle(file, path, FILES).files[METRICS] == b"x 1\n"
+
+
+def test_older_agents_on_all_nodes_leave_the_objects_to_the_api_server(cluster: RemoteNodes) -> None:
+    cluster.saves("p2", "nft", SERVING)
+    cluster.program("p2", "pykubeproxy", errors="Error: No such command 'bundle'.\n", code=2)
+    path = invoke("bundle", "--node", "n2").stdout.strip()
+    assert "10.244.1.5:" in invoke("web", "--bundle", path, command=explain).stdout
