@@ -25,7 +25,7 @@ from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
-from pykubeproxy.cli.terminal import echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.wording import wrapped
 
 _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
@@ -66,7 +66,7 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
             f"{place} is not an agent of this pykubeproxy version: {error}; {advice}"
         ) from None
     if output == "json":
-        click.echo(msgspec.json.format(body).decode(errors="replace"))
+        echo_json(msgspec.Raw(body.decode(errors="replace").encode()))
     else:
         echo_styled("".join(f"{line}\n" for line in _lines(agent)))
     raise SystemExit(0 if agent.healthy else DIFFERENT)

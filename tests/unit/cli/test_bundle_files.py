@@ -274,6 +274,10 @@ def test_status_is_that_of_the_agent(tmp_path: Path) -> None:
     result = invoke(status, "--bundle", path)
     assert (result.exit_code, result.stdout.startswith("node1  1.2.3, backend nft, up 1 min")) == (1, True)
     assert json.loads(invoke(status, "--bundle", path, "-o", "json").stdout)["node"] == "node1"
+    path.write_bytes(written([section(STATUS, encode(agent).replace(b"node1", "n\x9b\u202e".encode()))]))
+    assert (
+        r'"n\u009b\u202e"' in invoke(status, "--bundle", path, "-o", "json").stdout
+    )  # JSON on a terminal, too
     path.write_bytes(written([failing(STATUS, OSError("no agent answers"))]))
     assert "has no status of an agent (no agent answers)" in invoke(status, "--bundle", path).stderr
 
