@@ -1,1 +1,1 @@
-"""Bundles: one file with what tells where connections of a node go. `layout` describes the file."""
+"""Bundles: the rules, settings and objects of a node in one file. `layout` describes it."""

@@ -8,10 +8,8 @@ import msgspec
 
 from pykubeproxy.objects import Family
 
-# Readers refuse a higher number. A new file needs none: readers ignore unknown files.
+# Readers refuse a higher number. A new file needs no new number: readers ignore unknown files.
 FORMAT = 1
-# The most bytes of one file: the rules of 300,000 endpoints.
-MOST_BYTES = 128 << 20
 
 MANIFEST = "manifest.json"
 NFT_RULESET = "nft-ruleset.txt"
@@ -74,7 +72,7 @@ FILES = {
 }
 
 
-class SavedFile(msgspec.Struct, frozen=True, rename="camel"):
+class BundledFile(msgspec.Struct, frozen=True, rename="camel"):
     """A file of a bundle.
 
     - `source`: the command, request or path it comes from
@@ -89,13 +87,13 @@ class SavedFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What a bundle is about, in JSON. Keys may be added.
+    """The manifest of a bundle, in JSON. Keys may be added.
 
     - `format`: the number of this layout
     - `version`: of the pykubeproxy that made the bundle
     - `node`: the name of the node
     - `time`: when collection began, in UTC, such as 2026-01-31T12:00:00Z
-    - `proxy`: the proxy whose rules these are, such as "kube-proxy v1.35.1"; "" if that was not asked
+    - `proxy`: the proxy whose rules these are, such as "kube-proxy v1.35.1"; "" if unknown
     - `files`: all files in the order of the bundle, those that could not be collected too
     """
 
@@ -104,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     node: str
     time: str
     proxy: str = ""
-    files: tuple[SavedFile, ...] = ()
+    files: tuple[BundledFile, ...] = ()
 
 
 class SavedAddress(msgspec.Struct, frozen=True, rename="camel"):
@@ -116,7 +114,7 @@ class SavedAddress(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SavedRoute(msgspec.Struct, frozen=True, rename="camel"):
-    """A route: of main table 254, to "10.244.1.0/24"; empty fields are unset. `kind` is such as "unicast"."""
+    """A route: to "10.244.1.0/24", of table 254 (main). Empty fields are unset. `kind` is such as "unicast"."""
 
     table: int
     network: str
@@ -140,7 +138,7 @@ class SavedRoutingRule(msgspec.Struct, frozen=True, rename="camel"):
     out_interface: str
 
 
-def moment(time: datetime) -> str:
+def timestamp(time: datetime) -> str:
     """Return a time in UTC as the manifest has it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -151,6 +149,6 @@ def folder_name(node: str, time: str) -> str:
     return "-".join(filter(None, ("pykubeproxy-bundle", safe, re.sub(r"[^0-9TZ]", "", time))))
 
 
-def missing(files: Iterable[SavedFile]) -> tuple[SavedFile, ...]:
+def missing(files: Iterable[BundledFile]) -> tuple[BundledFile, ...]:
     """Return the files that could not be collected."""
     return tuple(it for it in files if it.error)

@@ -18,7 +18,6 @@ from pykubeproxy.bundle.layout import (
     ADDRESSES,
     FORMAT,
     MANIFEST,
-    MOST_BYTES,
     OBJECTS,
     ROUTES,
     STATUS,
@@ -27,6 +26,7 @@ from pykubeproxy.bundle.layout import (
     SavedAddress,
     SavedRoute,
 )
+from pykubeproxy.rules.saves import MOST_BYTES
 
 # The files that commands use. Others are for people, and for later versions.
 USED = frozenset((*TABLES, ADDRESSES, ROUTES, STATUS, OBJECTS))

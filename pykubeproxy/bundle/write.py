@@ -14,7 +14,8 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from pykubeproxy.bundle.layout import MANIFEST, MOST_BYTES, Manifest, SavedFile, folder_name
+from pykubeproxy.bundle.layout import MANIFEST, BundledFile, Manifest, folder_name
+from pykubeproxy.rules.saves import MOST_BYTES
 from pykubeproxy.wording import without_password
 
 _LONGEST_ERROR = 500  # characters
@@ -82,7 +83,7 @@ class Section(NamedTuple):
 class Member(NamedTuple):
     """A file, collected; `packed` is its text compressed with gzip, b"" if it is missing."""
 
-    file: SavedFile
+    file: BundledFile
     packed: bytes = b""
 
 
@@ -94,9 +95,9 @@ def collected(sections: Iterable[Section], most_bytes: int = MOST_BYTES) -> Iter
             section.collect(content)
             packed = content.packed()
         except Exception as error:
-            yield Member(SavedFile(section.name, section.source, error=_reason(error)))
+            yield Member(BundledFile(section.name, section.source, error=_reason(error)))
         else:
-            yield Member(SavedFile(section.name, section.source, content.size), packed)
+            yield Member(BundledFile(section.name, section.source, content.size), packed)
 
 
 def _reason(error: Exception) -> str:
@@ -105,7 +106,7 @@ def _reason(error: Exception) -> str:
     return without_password(" ".join(text.split()))[:_LONGEST_ERROR]
 
 
-def member(file: SavedFile, text: bytes) -> Member:
+def member(file: BundledFile, text: bytes) -> Member:
     """Return a file with a text that was collected before."""
     return Member(msgspec.structs.replace(file, size=len(text)), gzip.compress(text, 1))
 
@@ -116,7 +117,7 @@ def write_bundle(file: IO[bytes], manifest: Manifest, members: Iterable[Member])
     manifest = msgspec.structs.replace(manifest, files=tuple(it.file for it in members))
     content = Content()
     content.write_json(manifest)
-    about = Member(SavedFile(MANIFEST, "", content.size), content.packed())
+    about = Member(BundledFile(MANIFEST, "", content.size), content.packed())
     folder = folder_name(manifest.node, manifest.time)
     seconds = calendar.timegm(time.strptime(manifest.time, "%Y-%m-%dT%H:%M:%SZ"))
     with (

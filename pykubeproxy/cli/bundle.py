@@ -1,4 +1,4 @@
-"""`pykubeproxy bundle`: save what tells where the connections of this node go."""
+"""`pykubeproxy bundle`: save rules, settings and objects of this node in one file."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import click
 
 import pykubeproxy
 from pykubeproxy.agent.observe import status
-from pykubeproxy.bundle.layout import Manifest, folder_name, missing, moment
+from pykubeproxy.bundle.layout import Manifest, folder_name, missing, timestamp
 from pykubeproxy.bundle.sections import agent_sections, node_sections
 from pykubeproxy.bundle.write import Member, Section, collected, new_file, write_bundle
 from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
@@ -42,7 +42,7 @@ from pykubeproxy.kernel import NotANode, require_linux
 )
 @click_errors(NotANode)
 def bundle(output: str | None, url: str) -> None:
-    """Save what tells where connections go on this node in one tar.gz, for others to look at.
+    """Save rules, settings and objects of this node in one tar.gz, for others to inspect.
 
     It has the rules of both address families and backends with counters, addresses, routes, kernel settings, counts of
     tracked connections, versions, and the agent's status, metrics, configuration and objects. It has no tokens, no
@@ -60,8 +60,10 @@ def bundle(output: str | None, url: str) -> None:
     """
     require_linux("")
     if output == "-" and sys.stdout.isatty():
-        raise click.UsageError("a bundle is no text for a terminal; redirect standard output, or use -o FILE")
-    time = moment(datetime.now(UTC))
+        raise click.UsageError(
+            "a bundle is not text, so it cannot go to a terminal; redirect standard output, or use -o FILE"
+        )
+    time = timestamp(datetime.now(UTC))
     manifest = Manifest(version=pykubeproxy.__version__, node=_node_name(url), time=time)
     path = None if output == "-" else target(output, manifest)
     sections = [

@@ -17,11 +17,9 @@ from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.in_use import of_backend, tables_in_use
 from pykubeproxy.rules.inferred import inferred_facts
 from pykubeproxy.rules.ruleset import Counters, Ruleset
-from pykubeproxy.rules.saves import InvalidSave, SavedFile, SavedTables, read_saves
+from pykubeproxy.rules.saves import MOST_BYTES, InvalidSave, SavedFile, SavedTables, read_saves
 from pykubeproxy.wording import listed
 
-# The rules of 300,000 endpoints.
-_MOST_BYTES = 128 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
 # The mark of a tar archive, and where it is.
 _TAR, _TAR_AT = b"ustar", 257
@@ -166,9 +164,9 @@ def _text(path: str) -> str:
 
 
 def _limited(path: str, file: IO[bytes] | gzip.GzipFile) -> bytes:
-    raw = file.read(_MOST_BYTES + 1)
-    if len(raw) > _MOST_BYTES:
+    raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
         raise click.ClickException(
-            f"--rules: {path} has more than {_MOST_BYTES >> 20} MiB; give the output of iptables-save"
+            f"--rules: {path} has more than {MOST_BYTES >> 20} MiB; give the output of iptables-save"
         )
     return raw

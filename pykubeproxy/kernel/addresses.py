@@ -167,4 +167,5 @@ def open_iproute(task: str) -> Iterator["IPRoute"]:
 
 
 def interface_names(route: "IPRoute") -> dict[int, str]:
+    """Return the names of all interfaces by index."""
     return {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}

@@ -1,6 +1,6 @@
 """Count the entries of the connection tracking table, without the addresses of clients.
 
-An entry takes about 10 microseconds, and memory holds only one read.
+An entry takes about 10 microseconds, and memory holds only one read of netlink at a time.
 """
 
 import ipaddress

@@ -140,7 +140,7 @@ _BUNDLE = f"""# Bundles
 
 {_MARK}
 
-A bundle is one file with what tells where the connections of a node go. `pykubeproxy bundle` makes it on the node;
+A bundle is one file with the rules, settings and objects of a node. `pykubeproxy bundle` makes it on the node;
 `dump-rules`, `trace`, `diff`, `explain` and `status` read it with `--bundle`, on any machine.
 
 It is a tar, compressed with gzip, of one folder `pykubeproxy-bundle-NODE-TIME`. A bundle may lack any file but the
@@ -157,8 +157,9 @@ _NOT_IN_BUNDLE = """## What a bundle does not have
 - no addresses from connection tracking but those of Services, with numbers of connections
 - no environment, command lines, logs, or contents of pods
 
-It does have the names and addresses of Services, pods, nodes and interfaces, all rules of other programs with their
-comments, and the zones of endpoints.
+It does have the names and addresses of Services, pods, nodes and interfaces, and the zones of endpoints. It has all
+rules of other programs with their comments, in which people may have written anything: look through them before you
+publish a bundle.
 
 ## Manifest
 """
@@ -277,7 +278,7 @@ def bundle() -> str:
     parts.extend(_paragraphs(layout.Manifest))
     parts.append(f"```text\n{_outline(layout.Manifest)}\n```\n")
     parts.append("An entry of `files`:\n")
-    parts.extend(_paragraphs(layout.SavedFile))
+    parts.extend(_paragraphs(layout.BundledFile))
     return "\n".join(parts)
 
 

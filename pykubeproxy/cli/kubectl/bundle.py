@@ -37,11 +37,12 @@ from pykubeproxy.sources import SourceError
 @pod_options
 @click_errors(SourceError)
 def bundle(output: Path, server: ServerOptions, nodes: NodeSelection, pods: PodOptions) -> None:
-    """Save the rules and settings of nodes, each node in one tar.gz, to look at them later or elsewhere.
+    """Save rules, settings and objects of nodes, each in one tar.gz, for others to inspect.
 
     A pod of pykubeproxy makes the same bundle as `pykubeproxy bundle` on its node. With a pod of kube-proxy, a bundle has
-    the rules of the node, its Node, and the Services and EndpointSlices of the cluster. Other commands read bundles with
-    --bundle, without access to the cluster. Standard output names the files.
+    the rules of the node. Where no agent knows the objects, the bundle has those of the API server: the Node, and the
+    Services and EndpointSlices of the cluster. Other commands read bundles with --bundle, without access to the cluster.
+    Standard output names the files.
 
     A bundle has no tokens, Secrets, annotations or contents of a kubeconfig. A node that cannot be read is named on
     standard error.

@@ -16,11 +16,11 @@ from pykubeproxy.bundle.layout import (
     NFT_RULESET,
     OBJECTS,
     PLAIN_TABLES,
+    BundledFile,
     Manifest,
-    SavedFile,
     folder_name,
     missing,
-    moment,
+    timestamp,
 )
 from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
 from pykubeproxy.bundle.write import Content, Member, Section, collected, member, new_file, write_bundle
@@ -47,7 +47,7 @@ class SavedNode(NamedTuple):
 
     node: Node
     path: Path | None = None
-    missing: tuple[SavedFile, ...] = ()
+    missing: tuple[BundledFile, ...] = ()
     failure: str = ""
     other_proxy: bool = False
 
@@ -72,7 +72,7 @@ def save_node(
     `objects` lists those of the cluster, for a bundle that would have none: there is no agent of ours, or an old one. A
     debug pod serves only without a pod that can.
     """
-    time = moment(datetime.now(UTC))
+    time = timestamp(datetime.now(UTC))
     path = target(folder_name(node.name, time))
     proxy = pods.proxy(node)
     failure = ""
@@ -114,7 +114,7 @@ def _containers(
 
 def _copy(
     client: Client, container: ContainerRef, about: Manifest, objects: Section | None, path: Path
-) -> tuple[SavedFile, ...] | None:
+) -> tuple[BundledFile, ...] | None:
     """Copy the bundle that a pod of ours makes, and check it; return the files that it lacks.
 
     If it has no objects, add those of the section `objects`, and replace the manifest with `about`: a debug pod knows
@@ -156,7 +156,7 @@ def _with_section(bundle: Bundle, section: Section) -> tuple[Member, ...]:
 
 def _make(
     client: Client, container: ContainerRef, about: Manifest, objects: Section, path: Path
-) -> tuple[SavedFile, ...]:
+) -> tuple[BundledFile, ...]:
     """Make a bundle here of what the programs in a pod print. Raises _NoTables, OSError."""
     others = [
         _section(client, container, NFT_RULESET, ("nft", "list", "ruleset")),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.bundle import layout, read
-from pykubeproxy.bundle.layout import MANIFEST, METRICS, ROUTES, STATUS, Manifest, SavedFile, folder_name
+from pykubeproxy.bundle.layout import MANIFEST, METRICS, ROUTES, STATUS, BundledFile, Manifest, folder_name
 from pykubeproxy.bundle.read import Bundle, InvalidBundle, read_bundle
 from pykubeproxy.bundle.write import Content, TooLarge, collected, new_file
 from tests.fakes.bundles import NODE, TIME, failing, section, written
@@ -54,7 +54,7 @@ def test_files_are_read_back_with_their_manifest() -> None:
     assert bundle.files[TABLES] == text
     assert bundle.files[STATUS] == b"{}"
     assert METRICS not in bundle.files  # no command reads it
-    files = (SavedFile(TABLES, "test", 12), SavedFile(STATUS, "test", 2), SavedFile(METRICS, "test", 4))
+    files = (BundledFile(TABLES, "test", 12), BundledFile(STATUS, "test", 2), BundledFile(METRICS, "test", 4))
     assert bundle.manifest == Manifest(version="0.1.0", node=NODE, time=TIME, files=files)
 
 

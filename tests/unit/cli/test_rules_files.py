@@ -250,7 +250,7 @@ def test_damaged_and_huge_files_are_errors(rules: Path, monkeypatch: pytest.Monk
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=packed[:200]).stderr
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=packed[:200] + b"x" * 999).stderr
     assert "is damaged" in invoke(dump_rules, "--rules", "-", stdin=b"\xff\xfe1").stderr
-    monkeypatch.setattr(rules_files, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(rules_files, "MOST_BYTES", 10_000)
     result = invoke(dump_rules, "--rules", "-", stdin=gzip.compress(b" " * 10_001))
     assert "more than 0 MiB" in result.stderr
 
