@@ -127,7 +127,7 @@ def test_a_missing_program_is_an_internal_error(client, execute):
 
 def test_output_is_not_read_ahead_of_a_slow_client(execute):
     """The server never holds more than a little of it, and loses nothing."""
-    size, small = 40_000_000, (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    size, small = 12_000_000, (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection = execute(f"head -c {size} /dev/zero", sockopt=[small])
     tracemalloc.start()
     received = 0
