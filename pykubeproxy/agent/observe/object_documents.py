@@ -50,7 +50,7 @@ def encode(document: ObjectDocument) -> bytes:
 def decode(text: bytes) -> ObjectDocument:
     """Read the output of `encode`. Raises ValueError for any other text or version.
 
-    Types, addresses and networks are checked, other values are not: display the result, do not program it.
+    Types, addresses, networks and ports are checked, other values are not: display the result, do not program it.
     """
     try:
         versions = msgspec.json.decode(text, type=_Versions)
@@ -61,12 +61,12 @@ def decode(text: bytes) -> ObjectDocument:
     document = msgspec.json.decode(text, type=ObjectDocument)
     if len(document.config) > _LONGEST_CONFIG:
         raise ValueError(f"its configuration is longer than {_LONGEST_CONFIG} characters")
-    _check_addresses(document.objects)
+    _check_values(document.objects)
     return document
 
 
-def _check_addresses(objects: Objects) -> None:
-    """Raise Invalid for an address or a network from which no rule can be made."""
+def _check_values(objects: Objects) -> None:
+    """Raise Invalid for an address, a network or a port from which no rule can be made."""
     addresses = [
         *objects.node.addresses,
         *(address for address, _ in objects.api_servers),
@@ -81,3 +81,6 @@ def _check_addresses(objects: Objects) -> None:
         check.address(address, "an address")
     for network in (*objects.node.pod_cidrs, *(it for one in objects.services for it in one.source_ranges)):
         check.cidr(network, "a network")
+    for port in (it for one in objects.services for it in one.ports):
+        check.port(port.port, "a port")
+        check.port(port.node_port, "a node port")

@@ -234,10 +234,11 @@ def test_objects_of_an_api_server_keep_the_settings_of_the_bundle(
         (("node", "pod_cidrs"), ["10.0.0.0/99"]),
         (("services", 0, "cluster_ips"), ["$(x)"]),
         (("services", 0, "source_ranges"), ["x"]),
+        (("services", 0, "ports", 0, "node_port"), -1),
         (("slices", 0, "endpoints", 0, "address"), "::x"),
     ],
 )
-def test_objects_with_invalid_addresses_are_an_error(
+def test_objects_with_invalid_values_are_an_error(
     place: tuple[str | int, ...], value: object, tmp_path: Path
 ) -> None:
     """Anybody may have written the bundle."""
