@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install the wheel and the sdist of `make dist`, each into an empty virtual environment, first without and then with the
 # extra `lab`, which includes `node`, run them there, and print the hashes of all files. The wheel installs without a compiler.
+# Run the wheel with the lowest versions of its dependencies too.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -22,4 +23,14 @@ for file in dist/*.whl dist/*.tar.gz; do
     "${install[@]}" 'pykubeproxy[lab]'
     "$program" lab demo --list >/dev/null
 done
+# The lowest versions that pyproject.toml allows.
+"$python" -m venv --clear "$folder/venv"
+"$python" - >"$folder/lowest.txt" <<'EOF'
+import re, tomllib
+with open("pyproject.toml", "rb") as file:
+    for text in tomllib.load(file)["project"]["dependencies"]:
+        print(re.sub(r">=([^,]+).*", r"==\1", text))
+EOF
+"${install[@]}" -c "$folder/lowest.txt" dist/*.whl
+.venv/bin/python -m tests.base_commands "$program"
 sha256sum dist/*
