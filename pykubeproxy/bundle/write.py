@@ -8,6 +8,7 @@ import os
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -19,6 +20,7 @@ from pykubeproxy.rules.saves import MOST_BYTES
 from pykubeproxy.wording import without_password
 
 _LONGEST_ERROR = 500  # characters
+_GZIP = zlib.MAX_WBITS | 16  # the format of gzip, to zlib
 
 
 class TooLarge(Exception):
@@ -36,7 +38,8 @@ class Content:
         self._most = most_bytes
         self._line = bytearray()
         self._packed = io.BytesIO()
-        self._gzip = gzip.GzipFile(fileobj=self._packed, mode="wb", compresslevel=1, mtime=0)
+        # Not a GzipFile: Python 3.13 prints a traceback when it drops an open one.
+        self._gzip = zlib.compressobj(level=1, wbits=_GZIP)
 
     def write(self, data: bytes) -> None:
         """Add a piece of the text. Raises TooLarge."""
@@ -60,7 +63,7 @@ class Content:
         """Return the text, compressed with gzip."""
         self._add(bytes(self._line))
         self._line.clear()
-        self._gzip.close()
+        self._packed.write(self._gzip.flush())
         return self._packed.getvalue()
 
     def _add(self, text: bytes) -> None:
@@ -69,7 +72,7 @@ class Content:
                 "utf-8", "surrogateescape"
             )
         self.size += len(text)
-        self._gzip.write(text)
+        self._packed.write(self._gzip.compress(text))
 
 
 class Section(NamedTuple):

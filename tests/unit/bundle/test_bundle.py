@@ -4,6 +4,8 @@ import gzip
 import io
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -81,6 +83,13 @@ def test_failing_section_costs_only_its_own_file() -> None:
     assert errors == {STATUS: "cannot reach https://proxy:3128 at all", TABLES: "", ROUTES: "KeyError"}
     assert bundle.why_missing(STATUS) == errors[STATUS]
     assert bundle.routes() == ()
+
+
+def test_failing_section_prints_no_traceback() -> None:
+    """Python 3.13 prints one for a GzipFile that nobody closed."""
+    program = "from pykubeproxy.bundle.write import *; list(collected([Section('a', '', lambda _: 1 / 0)]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_file_that_is_too_large_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
