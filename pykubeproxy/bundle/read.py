@@ -105,10 +105,14 @@ def read_bundle(file: IO[bytes], name: str, wanted: Collection[str] = USED) -> B
                     raise _Malformed(f"its files have more than {_MOST_WANTED >> 20} MiB")
     except EOFError:
         raise InvalidBundle(f"{name} is cut short; {_COPY_AGAIN}") from None
-    except gzip.BadGzipFile as error:
-        what = "is damaged" if files else "is no bundle"
-        raise InvalidBundle(f"{name} {what}: {error}; give a file that `pykubeproxy bundle` made") from None
-    except (_Malformed, zlib.error, tarfile.HeaderError) as error:
+    except (gzip.BadGzipFile, tarfile.HeaderError) as error:
+        if files:
+            raise InvalidBundle(f"{name} is damaged: {error}; {_COPY_AGAIN}") from None
+        raise InvalidBundle(
+            f"{name} is no bundle: {error}; give a file that `pykubeproxy bundle` made, or use --rules for output of"
+            " iptables-save"
+        ) from None
+    except (_Malformed, zlib.error) as error:
         raise InvalidBundle(f"{name} is damaged: {error}; {_COPY_AGAIN}") from None
     return Bundle(name, _manifest(name, files), files)
 
