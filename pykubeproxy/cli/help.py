@@ -39,7 +39,7 @@ HELP = "Help"
 GROUPS = (QUESTION, ACTION, SOURCE, RULES, *Topic, OUTPUT, HELP)
 
 # Exit codes. `run` and `cleanup` report a failure as kube-proxy does.
-DIFFERENT, FAILED, NOT_ANSWERED, INTERRUPTED = 1, 1, 2, 130
+DIFFERENT, FAILED, NOT_ANSWERED, INTERRUPTED, UNREAD = 1, 1, 2, 130, 141
 
 _SHOW_FLAGS = "pykubeproxy.cli.help.show_flags"
 # Above this width, the second column of options begins on the next line.

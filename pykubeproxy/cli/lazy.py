@@ -1,5 +1,6 @@
 """A group of commands that imports the module of a command on use."""
 
+import errno
 import importlib
 import os
 import signal
@@ -8,7 +9,7 @@ from typing import Any
 
 import click
 
-from pykubeproxy.cli.help import INTERRUPTED, Group, NotAnswered
+from pykubeproxy.cli.help import INTERRUPTED, UNREAD, Group, NotAnswered
 
 
 class LazyGroup(Group):
@@ -74,15 +75,32 @@ class LazyGroup(Group):
                     formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; on Ctrl-C, exit with 130 as shells do."""
+        """Run a command; if it ends by Ctrl-C or because nobody reads its output, exit as a shell would say."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo(err=True)  # end the line of the terminal's ^C
             raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _drop_output()
+            raise click.exceptions.Exit(UNREAD) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _drop_output()
+            raise NotAnswered(
+                f"cannot write the output: {error.strerror}; free space, or write elsewhere"
+            ) from None
 
     def _absence(self, name: str) -> str:
         return self._absences[name]() if name in self._absences else ""
+
+
+def _drop_output() -> None:
+    """Let the rest of standard output go nowhere, as Python writes it at exit and would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _end_on_sigterm() -> None:

@@ -77,7 +77,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 def guarded(file: TextIO) -> TextIO:
     """Return a file whose text passes `printable`."""
-    return file if isinstance(file, _Guarded) else cast("TextIO", _Guarded(file))
+    # Python has None for a file that is closed at the start.
+    return file if file is None or isinstance(file, _Guarded) else cast("TextIO", _Guarded(file))
 
 
 class _Guarded:

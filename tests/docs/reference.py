@@ -110,6 +110,7 @@ The `--help` of each command. Commands that need the configuration accept the fl
 | 1 | answered, and something differs or is wrong: only `diff`, `check`, `status` and `lab demo` |
 | 2 | not answered: wrong usage or a failure |
 | 130 | ended by Ctrl-C; `dump-rules --watch` and `lab demo --keep`, which end by it, exit with 0 |
+| 141 | ended because nobody reads its output any more, as in a pipe to `head` |
 
 `run` and `cleanup` exit with 1 for a failure, as kube-proxy does, and with 2 for wrong usage, where kube-proxy exits with 1
 too. `run --once` exits with 3 if another pykubeproxy runs on the node.

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,26 @@ def test_json_everywhere(path: tuple[str, ...], command: click.Command) -> None:
         it.type.choices for it in command.params if "-o" in it.opts and isinstance(it.type, click.Choice)
     ]
     assert bool(choices and "json" in choices[0]) is (path not in WITHOUT)
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "message"),
+    [
+        ("{} | true", 141, ""),
+        (
+            "{} > /dev/full",
+            2,
+            "Error: cannot write the output: No space left on device; free space, or write elsewhere\n",
+        ),
+        ("{} >&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes(shell: str, status: int, message: str) -> None:
+    """No traceback, and no exit code that says something about the answer."""
+    program = shlex.join([sys.executable, "-c", "from pykubeproxy.cli import main; main()", *EXPLAIN])
+    command = ["bash", "-c", f"set -o pipefail; {shell.format(program)}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, message)
 
 
 def on_a_terminal(environment: dict[str, str]) -> str:
