@@ -60,6 +60,12 @@ def read_manifests(path: str) -> "Manifests":
         manifests = load_manifests(path)
     for line in manifests.warnings:
         click.echo(line, err=True)
+    if not manifests.objects:
+        name = "standard input" if path == "-" else path
+        raise click.ClickException(
+            f"{name} has no Services, EndpointSlices or Nodes; save them with"
+            " `kubectl get services,endpointslices,nodes -A -o yaml`"
+        )
     return manifests
 
 
@@ -72,10 +78,12 @@ def objects_in(manifests: "Manifests", config: Config) -> tuple[Cluster, Node]:
 
 
 def _node(config: Config, nodes: list[Node]) -> Node:
-    if config.hostname_override:
-        return next(
-            (it for it in nodes if it.name == config.hostname_override), Node(config.hostname_override)
-        )
+    if name := config.hostname_override:
+        if nodes and all(it.name != name for it in nodes):
+            click.echo(
+                f"The files have no Node {name}; correct --hostname-override, or add the Node.", err=True
+            )
+        return next((it for it in nodes if it.name == name), Node(name))
     if len(nodes) > 1:
         names = ", ".join(sorted(node.name for node in nodes))
         raise click.ClickException(f"there are several Nodes: {names}; select one with --hostname-override")
@@ -162,7 +170,7 @@ def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend
     If both backends have service-proxy rules, "auto" is the one that the agent on this node writes, and a note goes to
     standard error.
     """
-    kernel.require_linux(", or pass rules from a file with --rules or --bundle")
+    kernel.require_linux()
     chosen = kernel.choose_backend(backend, holding=NAT_SERVICES)
     other = kernel.other_backend_with_chain(chosen, NAT_SERVICES)
     if other is None:

@@ -61,7 +61,7 @@ def rules_errors() -> Iterator[None]:
     """Raise errors about rules as ClickException, with the advice to use files. Works as a decorator too."""
     try:
         yield
-    except (kernel.NotPermitted, kernel.Missing) as error:
+    except (kernel.NotANode, kernel.NotPermitted, kernel.Missing) as error:
         raise click.ClickException(f"{error}, or read rules from a file with --rules or --bundle") from None
     except (KernelError, TooManyRules) as error:
         raise click.ClickException(str(error)) from None

@@ -64,7 +64,7 @@ def test_command_for_nodes_says_that_macos_is_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_RULES)
 def test_command_that_reads_rules_offers_files_on_macos(name: str) -> None:
-    fails(program("darwin"), OF_RULES[name], "on a Linux node, or pass rules from a file with --rules")
+    fails(program("darwin"), OF_RULES[name], "on a Linux node, or read rules from a file with --rules")
 
 
 def test_bundle_is_made_on_nodes_only() -> None:

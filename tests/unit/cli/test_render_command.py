@@ -40,6 +40,20 @@ def test_json(family: Family) -> None:
     assert len(chains) > 10
 
 
+def test_file_without_objects_is_an_error(tmp_path: Path) -> None:
+    """It is what a failed kubectl leaves; an answer from it would say that nothing is served."""
+    (tmp_path / "empty.yaml").write_text("")
+    result = CliRunner().invoke(render, ["-f", str(tmp_path / "empty.yaml")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "empty.yaml has no Services, EndpointSlices or Nodes; save them with `kubectl get" in result.stderr
+
+
+def test_node_that_is_not_in_the_files_is_named() -> None:
+    result = CliRunner().invoke(render, ["-f", OBJECTS, "--hostname-override", "nod1"])
+    assert result.exit_code == 0
+    assert result.stderr == "The files have no Node nod1; correct --hostname-override, or add the Node.\n"
+
+
 def test_both_families() -> None:
     """Without --family, the document has both families."""
     document = json.loads(rendered("-o", "json"))

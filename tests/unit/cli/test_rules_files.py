@@ -168,9 +168,9 @@ def test_diff_names_a_family_that_is_not_compared(rules: Path, objects: tuple[st
 
 def test_diff_needs_the_name_of_the_node(rules: Path, tmp_path: Path) -> None:
     """A file does not tell it, and this machine is another one."""
-    empty = tmp_path / "empty.yaml"
-    empty.write_text("apiVersion: v1\nkind: List\nitems: []\n")
-    for objects in ((), ("-f", empty)):
+    without_nodes = tmp_path / "services.yaml"
+    without_nodes.write_text("{apiVersion: v1, kind: Service, metadata: {name: a, namespace: b}, spec: {}}")
+    for objects in ((), ("-f", without_nodes)):
         result = invoke(diff, "--rules", rules, *objects)
         assert result.exit_code == 2
         assert "give it with --hostname-override" in result.stderr
@@ -210,10 +210,18 @@ def test_live_rules_that_cannot_be_read_may_come_from_a_file(
         raise error
 
     monkeypatch.setattr(kernel, "choose_backend", fail)
-    monkeypatch.setattr(kernel, "require_linux", lambda _: None)
+    monkeypatch.setattr(kernel, "require_linux", lambda: None)
     result = invoke(dump_rules)
     assert result.exit_code == 2
     assert result.stderr == f"Error: {error}, or read rules from a file with --rules or --bundle\n"
+
+
+def test_program_that_is_not_installed_is_not_needed_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kernel.NotANode("Python modules not installed: pyroute2; run pip install 'pykubeproxy[node]'")
+
+    monkeypatch.setattr(kernel, "choose_backend", fail)
+    assert "[node]', or read rules from a file with --rules" in invoke(dump_rules).stderr
 
 
 @pytest.mark.parametrize(
