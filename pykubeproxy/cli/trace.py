@@ -59,7 +59,7 @@ _ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 @option(
     "--proto",
     type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
-    help="Protocol of the packet.  [default: that of a named port, else tcp]",
+    help="Protocol of the packet.  [default: that of the Service's port, else tcp]",
     group=QUESTION,
 )
 @option(
