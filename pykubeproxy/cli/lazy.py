@@ -51,6 +51,8 @@ class LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line. Raises UsageError, which names similar commands."""
+        if ctx.resilient_parsing and self._absence(args[0]):
+            return args[0], click.Command(args[0]), args[1:]  # completion prints no error
         if args[0][:1].isalnum() and args[0] not in self._targets and not ctx.resilient_parsing:
             from difflib import get_close_matches
 

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from click.shell_completion import ShellComplete
+
+from pykubeproxy.cli.lazy import LazyGroup
 
 PROGRAM = (sys.executable, "-c", "from pykubeproxy.cli import main; main(prog_name='pykubeproxy')")
 
@@ -24,6 +27,14 @@ def test_script_is_valid(shell: str) -> None:
     assert "_PYKUBEPROXY_COMPLETE" in script
     if program := shutil.which(shell):
         subprocess.run((program, "-n"), input=script, text=True, check=True)
+
+
+def test_command_that_is_not_installed_completes_nothing() -> None:
+    """An error would appear in the middle of the command line."""
+    group = LazyGroup(
+        "it", headings={"": {"lab": ":", "run": ":"}}, absences={"lab": lambda: "not installed"}
+    )
+    assert ShellComplete(group, {}, "it", "").get_completions(["lab"], "") == []
 
 
 @pytest.mark.parametrize(
