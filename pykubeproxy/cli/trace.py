@@ -248,7 +248,14 @@ def _packet(
 
 def _notes(connection: ResolvedConnection, directory: Directory) -> Iterator[str]:
     client = connection.client
-    if client.node and directory.here and client.node != directory.here:
+    if not client.node or client.node == directory.here or not directory.here:
+        return
+    if directory.nodes and not directory.node(directory.here):
+        yield (
+            f"packets of {client.target} start on node {client.node}, and there is no Node {directory.here}. If these"
+            f" are the rules of {client.node}, add --hostname-override {client.node}."
+        )
+    else:
         yield (
             f"packets of {client.target} start on node {client.node}, and these are the rules of {directory.here}. Run"
             f" this on {client.node}, or use `kubectl pykubeproxy trace`."

@@ -193,6 +193,14 @@ def test_similar_names_on_an_api_server(server: Callable[..., Server], rules: st
     assert "did you mean node/node1?" in invoke("node/node2", "svc/ns1/web", *options).stderr
 
 
+def test_host_name_that_is_no_node_is_named(server: Callable[..., Server], rules: str) -> None:
+    """It may be another name of the pod's own node, so the pod is not said to be elsewhere."""
+    options = ("--rules", rules, "--master", server().url)
+    said = invoke("pod/ns1/client", "svc/ns1/web", *options, "--hostname-override", "vm").stderr
+    assert "there is no Node vm. If these are the rules of node1, add --hostname-override node1." in said
+    assert invoke("pod/ns1/client", "svc/ns1/web", *options, "--hostname-override", "node1").stderr == ""
+
+
 def test_plain_addresses_send_no_request(server: Callable[..., Server], rules: str) -> None:
     running = server()
     assert invoke("10.1.1.1", "10.96.1.1:80", "--rules", rules, "--master", running.url).exit_code == 0
