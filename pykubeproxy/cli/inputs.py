@@ -60,7 +60,7 @@ def read_manifests(path: str) -> "Manifests":
         manifests = load_manifests(path)
     for line in manifests.warnings:
         click.echo(line, err=True)
-    if not manifests.objects:
+    if not manifests.objects and not manifests.pods:
         name = "standard input" if path == "-" else path
         raise click.ClickException(
             f"{name} has no Services, EndpointSlices or Nodes; save them with"

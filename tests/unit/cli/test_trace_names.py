@@ -201,6 +201,13 @@ def test_host_name_that_is_no_node_is_named(server: Callable[..., Server], rules
     assert invoke("pod/ns1/client", "svc/ns1/web", *options, "--hostname-override", "node1").stderr == ""
 
 
+def test_file_may_have_pods_only(tmp_path: Path, rules: str) -> None:
+    pods = tmp_path / "pods.json"
+    pods.write_text(json.dumps({"kind": "List", "items": [it for it in objects() if it["kind"] == "Pod"]}))
+    result = invoke("pod/ns1/client", "10.96.1.1:80", "--rules", rules, "-f", str(pods))
+    assert "pod/ns1/client is 10.244.1.99" in result.stdout
+
+
 def test_plain_addresses_send_no_request(server: Callable[..., Server], rules: str) -> None:
     running = server()
     assert invoke("10.1.1.1", "10.96.1.1:80", "--rules", rules, "--master", running.url).exit_code == 0
