@@ -21,6 +21,7 @@ from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import RuleContext
+from pykubeproxy.rules.dispatch import node_port_jumps
 from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
@@ -144,4 +145,8 @@ def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) 
         drop_invalid=not facts.tcp_be_liberal,
         dispatch=Dispatch.AUTO if proxy.startswith("pykubeproxy") else Dispatch.FLAT,
     )
-    return RuleContext(NodeTopology(node.name, node.zone), options, inferred.node_port_jumps)
+    jumps = inferred.node_port_jumps
+    if not jumps and not options.ipv6:
+        # A lost rule is likelier than nodePortAddresses without an IPv4 network.
+        jumps = node_port_jumps((), (), options)
+    return RuleContext(NodeTopology(node.name, node.zone), options, jumps)

@@ -262,6 +262,18 @@ def test_one_service_without_masquerading_is_wrong_not_a_setting() -> None:
     assert (difference.origin, difference.text) == ("", "not masqueraded, should be")
 
 
+def test_a_lost_jump_to_the_node_ports_is_no_setting() -> None:
+    one = nodes(SIZE)[1]
+    rules = ipv4(one, followed())[Family.IPV4]
+    chains = {
+        key: tuple(it for it in some if not it.endswith("-j KUBE-NODEPORTS"))
+        for key, some in rules.chains.items()
+    }
+    result = compared({Family.IPV4: Ruleset(Family.IPV4, chains)}, followed(), one)
+    places = {place for it in result.wrong for one in it.differences for place in one.at}
+    assert places == {"node port 30000", "node port 30010", "node port 30020"}
+
+
 def test_a_node_without_rules_differs_as_a_whole() -> None:
     one = nodes(SIZE)[0]
     result = compared({Family.IPV4: Ruleset(Family.IPV4, {ChainKey("nat", "OUTPUT"): ()})}, followed(), one)
