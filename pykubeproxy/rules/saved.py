@@ -16,7 +16,7 @@ _NO_LINES = range(0)
 _BREAKS = "\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029"
 _BREAK = re.compile(f"[{_BREAKS}]")
 _BROKEN_COMMENT = re.compile(
-    rf'--comment "[^"\\{_BREAKS}]*(?:\\.[^"\\{_BREAKS}]*)*[{_BREAKS}][^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL
+    rf'--comment "[^"\\{_BREAKS}]*+(?:\\.[^"\\{_BREAKS}]*+)*+[{_BREAKS}][^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL
 )
 
 

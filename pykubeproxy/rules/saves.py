@@ -101,7 +101,10 @@ def read_saves(files: Iterable[SavedFile]) -> tuple[SavedTables, ...]:
 
 def _checked(file: SavedFile) -> list[_Table]:
     """Return the tables of a file that has some."""
-    text = canonical(re.sub(r"\r+\n", "\n", file.text))
+    text = file.text
+    if "\r" in text:
+        text = re.sub(r"\r+\n", "\n", text)
+    text = canonical(text)
     if found := [*_tables(file.name, text)]:
         return found
     if _LEGACY_TOO.search(text):
@@ -213,6 +216,8 @@ def _read(family: Family, backend: str, tables: _Tables) -> SavedTables:
     place = next(iter(tables.values())).place
     try:
         ruleset, counters = read_counted(family, text) if counted else (parse(family, text), {})
+        # All of them are read, and more than once.
+        ruleset = msgspec.structs.replace(ruleset, chains=dict(ruleset.chains))
         check_jumps(ruleset)
     except ValueError as error:
         raise InvalidSave(f"{place}: {error}; {_ADVICE}") from None
