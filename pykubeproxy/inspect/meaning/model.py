@@ -30,8 +30,8 @@ from pykubeproxy.services.frontend import ANY_LOCAL
 _NOISE = 2e-5
 # How many destinations to remember whose two states have other signatures.
 _MOST_KNOWN = 1 << 13
-# How many desired rulesets: of both families, for nodes with several versions and settings.
-_MOST_SIDES = 16
+# How many chains, in all rulesets that are remembered for nodes with the same rules.
+_MOST_CHAINS = 1 << 15
 # Stands for the network of a node's pods: networks that no cluster uses (RFC 1112, RFC 6666).
 LOCAL_NETWORK = {Family.IPV4: "240.0.0.0/30", Family.IPV6: "100::/126"}
 # The chains to which a service proxy of any version jumps from built-in chains.
@@ -131,10 +131,16 @@ def _is_jump(rule: str) -> bool:
 
 
 class _Side:
-    """The signatures of one of the two states."""
+    """The signatures of one of the two states, and what else is known about its rules.
+
+    `frontends` are the destinations and their titles, with ANY_LOCAL as the address of node ports; `interfaces` those that
+    rules name.
+    """
 
     def __init__(self, ruleset: Ruleset, shared: SharedSignatures) -> None:
         self.ruleset = ruleset
+        self.frontends = tuple(_frontends(ruleset))
+        self.interfaces = frozenset(_interfaces(ruleset))
         self._signer = Signer(Chains(ruleset), shared)
         self._translated = TranslatedRules(ruleset)
         self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
@@ -176,8 +182,8 @@ class MeaningComparison:
     def __init__(self) -> None:
         self._shared = SharedSignatures()
         self._known: dict[tuple[object, ...], tuple[MeaningChange, ...]] = {}
-        # The desired rules of many nodes are one value.
-        self._sides: list[_Side] = []
+        # Many nodes have the same rules. The latest one is the last.
+        self._sides: dict[tuple[object, ...], _Side] = {}
 
     def changes(
         self, before: Ruleset, after: Ruleset, host: Host, local_network: str = ""
@@ -187,16 +193,17 @@ class MeaningComparison:
         With `local_network`, both states have LOCAL_NETWORK in its place, so that they are the same on many nodes. Among
         the clients of a change, the addresses of the node may be those of another node.
         """
-        self._shared.forget_many()
-        origins = tuple(_origins(before, after))
+        if self._shared.forget_many():
+            self._sides.clear()
         own = union(
             parse_addresses(it) for it in (*host.addresses, *LOOPBACK) if family_of(it) is after.family
         )
         network = parse_addresses(local_network) if local_network else ()
         own_pods = intersection(own, network)
-        old, new = _Side(before, self._shared), self._side(after)
+        old, new = self._side(before), self._side(after)
+        origins = tuple(_origins(old, new))
         rules: tuple[Rules, ...] = ()
-        for destination, title in _destinations((before, after), host).items():
+        for destination, title in _destinations((old, new), host).items():
             packet = Packet(destination.protocol.lower(), "", destination.address, destination.port)
             signatures = old.signature(packet), new.signature(packet)
             numbers = tuple([tuple([it.number for it in some]) if some else () for some in signatures])
@@ -223,11 +230,16 @@ class MeaningComparison:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
 
     def _side(self, ruleset: Ruleset) -> _Side:
-        """Return the signatures of a ruleset, those known if it is the same value as lately."""
-        if known := next((it for it in self._sides if it.ruleset is ruleset), None):
-            return known
-        side = _Side(ruleset, self._shared)
-        self._sides = [*self._sides[1 - _MOST_SIDES :], side]
+        """Return the signatures of a ruleset, those known if an equal one came lately."""
+        chains, policies = frozenset(ruleset.chains.items()), frozenset(ruleset.policies.items())
+        case = (ruleset.family, chains, policies)
+        side = self._sides.pop(case) if case in self._sides else _Side(ruleset, self._shared)
+        self._sides[case] = side
+        number = sum(len(it.ruleset.chains) for it in self._sides.values())
+        for oldest in [*self._sides][:-2]:
+            if number <= _MOST_CHAINS:
+                break
+            number -= len(self._sides.pop(oldest).ruleset.chains)
         return side
 
     def _remember(self, case: tuple[object, ...], changes: tuple[MeaningChange, ...]) -> None:
@@ -285,29 +297,34 @@ def _among(named: Iterable[str], addresses: Addresses) -> frozenset[tuple[str, A
     return frozenset(found)
 
 
-def _origins(*rulesets: Ruleset) -> list[Origin]:
+def _interfaces(ruleset: Ruleset) -> Iterator[str]:
+    for rules in ruleset.chains.values():
+        for rule in rules:
+            if "-i " in rule:
+                yield parse_rule(rule).options.get("-i", "").removeprefix("! ").removesuffix("+")
+
+
+def _origins(*sides: _Side) -> list[Origin]:
     """Return the node, and all interfaces that rules name, "" for any other."""
-    names = {
-        parse_rule(rule).options.get("-i", "").removeprefix("! ").removesuffix("+")
-        for ruleset in rulesets
-        for rules in ruleset.chains.values()
-        for rule in rules
-        if "-i " in rule
-    }
-    return [Origin(True), *(Origin(False, name) for name in sorted({"", *names}))]
+    names = {"", *(name for side in sides for name in side.interfaces)}
+    return [Origin(True), *(Origin(False, name) for name in sorted(names))]
 
 
-def _destinations(rulesets: Iterable[Ruleset], host: Host) -> dict[Destination, str]:
+def _frontends(ruleset: Ruleset) -> Iterator[tuple[Destination, str]]:
+    for rule in (*serving_rules(ruleset), *rejecting_rules(ruleset)):
+        if rule.protocol in _PROTOCOLS:
+            yield Destination(rule.protocol, rule.frontend.address, rule.frontend.port), rule.title
+
+
+def _destinations(sides: Iterable[_Side], host: Host) -> dict[Destination, str]:
     """Return the destinations with the titles of their service ports; node ports at each address of the node."""
     found: dict[Destination, str] = {}
-    for ruleset in rulesets:
-        own = [it for it in (*sorted(host.addresses), _LOCALHOST) if family_of(it) is ruleset.family]
-        for rule in (*serving_rules(ruleset), *rejecting_rules(ruleset)):
-            if rule.protocol not in _PROTOCOLS:
-                continue
-            address, port = rule.frontend.address, rule.frontend.port
-            for each in own if address == ANY_LOCAL else [address]:
-                found.setdefault(Destination(rule.protocol, each, port), rule.title)
+    for side in sides:
+        family = side.ruleset.family
+        own = [it for it in (*sorted(host.addresses), _LOCALHOST) if family_of(it) is family]
+        for destination, title in side.frontends:
+            for address in own if destination.address == ANY_LOCAL else [destination.address]:
+                found.setdefault(destination._replace(address=address), title)
     return found
 
 

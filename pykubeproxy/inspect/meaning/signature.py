@@ -55,11 +55,13 @@ class SharedSignatures:
             known = self._numbers[rules] = next(self._next)
         return known
 
-    def forget_many(self) -> None:
-        """Limit memory. Equal rules may get another number from now on, which costs only time."""
-        if len(self.chains) > _MOST_CHAINS or len(self._numbers) > 2 * _MOST_CHAINS:
+    def forget_many(self) -> bool:
+        """Limit memory. Return whether equal rules get another number from now on, which costs only time."""
+        full = len(self.chains) > _MOST_CHAINS or len(self._numbers) > 2 * _MOST_CHAINS
+        if full:
             self._numbers.clear()
             self.chains.clear()
+        return full
 
 
 class Signer:

@@ -14,6 +14,7 @@ from pykubeproxy.inspect.fleet import render
 from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
 from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
+from pykubeproxy.inspect.meaning.signature import Signer
 from pykubeproxy.inspect.meaning.walk import Rules
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import EndpointSlice, Family, Key, Kind, Listed, Node, Service
@@ -415,3 +416,30 @@ def test_rules_desired_on_any_node_are_those_that_render_gives(name: str) -> Non
             on_node = msgspec.structs.replace(base, node=topology)
             expected = installed(render_rules(objects, on_node), on_node.options)
             assert desired.ruleset(on_node).chains == expected.chains, topology
+
+
+def test_equal_rules_are_signed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    signed: list[ChainKey] = []
+    sign = Signer.sign
+    monkeypatch.setattr(Signer, "sign", lambda it, key, *more: signed.append(key) or sign(it, key, *more))
+    comparison = FleetComparison(followed())
+    one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, Form.V1_30)
+    comparison.compare(NodeTables(one.node, tables(one, followed())))
+    assert signed
+    signed.clear()
+    assert comparison.compare(NodeTables(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
+    assert not signed
+
+
+def test_signatures_from_before_and_after_some_are_forgotten_do_not_mix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They differ, so all rules would be walked."""
+    monkeypatch.setattr("pykubeproxy.inspect.meaning.signature._MOST_CHAINS", 1)
+    monkeypatch.setattr(Rules, "send", lambda *_: pytest.fail("rules are walked"))
+    comparison = FleetComparison(followed())
+    for form in (Form.V1_30, Form.V1_36, Form.V1_30):
+        one = FleetNode(nodes(SIZE)[1].node, NodeKind.FOLLOWS, form)
+        assert (
+            comparison.compare(NodeTables(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
+        )
