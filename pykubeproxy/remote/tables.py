@@ -12,6 +12,8 @@ from pykubeproxy.sources.exec import ContainerRef, NotInImage, run
 from pykubeproxy.sources.failures import Failure, one_line
 
 _PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+# After so many seconds without output, iptables-save hangs; it writes large tables without pauses.
+_SILENCE = 30.0
 # iptables-nft-save warns so, on standard output or standard error by version.
 _LEGACY_TOO = "-legacy tables present"
 _IPVS = "--match-set KUBE-"
@@ -72,7 +74,7 @@ def _save(client: Client, container: ContainerRef, program: str) -> PrintedTable
     legacy_too = False
     for family, prefix in _PREFIX.items():
         name = f"{prefix}-{program}"
-        saved = run(client, container, (name, "-c"))
+        saved = run(client, container, (name, "-c"), silence=_SILENCE)
         if saved.exit_code:
             reason = one_line(saved.errors) or "no message"
             unread[family] = f"{name} exited with status {saved.exit_code}: {reason}"

@@ -82,14 +82,17 @@ def run(
     command: Sequence[str],
     *,
     seconds: float = _SECONDS,
+    silence: float = _SECONDS,
     max_bytes: int = _MAX_OUTPUT,
 ) -> Output:
     """Run a command and return its output. Raises Failure, among them NotInImage, Forbidden and NotFound.
 
-    The command has `seconds` to end, and may write `max_bytes`.
+    The command has `seconds` to end, may write nothing for `silence` seconds, and may write `max_bytes`.
     """
     collected = bytearray()
-    with open_command(client, container, command, seconds=seconds, max_bytes=max_bytes) as pieces:
+    with open_command(
+        client, container, command, seconds=seconds, silence=silence, max_bytes=max_bytes
+    ) as pieces:
         ended = _collect(pieces, collected)
     return Output(bytes(collected), ended.errors, ended.exit_code)
 
@@ -111,6 +114,7 @@ def open_command(
     command: Sequence[str],
     *,
     seconds: float = _SECONDS,
+    silence: float = _SECONDS,
     max_bytes: int = _MAX_OUTPUT,
 ) -> Iterator[Generator[bytes, None, Ended]]:
     """Run a command; yield a generator of the pieces of its output, whose value is how the command ended.
@@ -119,12 +123,18 @@ def open_command(
     """
     conversation = partial(_messages, container, command)
     end = time.monotonic() + seconds
-    with client.connection(conversation, idle=seconds, end=end) as messages:
-        yield _output(container, command, messages, seconds, max_bytes)
+    silence = min(silence, seconds)
+    with client.connection(conversation, idle=silence, end=end) as messages:
+        yield _output(container, command, messages, seconds, silence, max_bytes)
 
 
 def _output(
-    container: ContainerRef, command: Sequence[str], messages: Iterator[bytes], seconds: float, max_bytes: int
+    container: ContainerRef,
+    command: Sequence[str],
+    messages: Iterator[bytes],
+    seconds: float,
+    silence: float,
+    max_bytes: int,
 ) -> Generator[bytes, None, Ended]:
     errors, status, size = bytearray(), bytearray(), 0
     try:
@@ -140,7 +150,11 @@ def _output(
                 kept += content[: _MAX_ERRORS - len(kept)]
     except Failure as failure:
         if failure.persistent:  # out of time
-            raise Failure(f"{command[0]} in pod {container} did not end within {seconds:.0f} s") from None
+            silent = isinstance(failure, Unreachable)
+            problem = (
+                f"wrote nothing for {silence:.0f} s" if silent else f"did not end within {seconds:.0f} s"
+            )
+            raise Failure(f"{command[0]} in pod {container} {problem}") from None
         if not status:
             raise
     text = errors.decode(errors="replace")

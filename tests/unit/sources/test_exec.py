@@ -181,16 +181,26 @@ def test_output_without_end() -> None:
         served(message(STDOUT, b"x" * 200), status(SUCCESS), end(), max_bytes=100)
 
 
-def test_command_that_hangs() -> None:
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [({"seconds": 0.2}, "did not end within 0 s"), ({"silence": 0.2}, "wrote nothing for 0 s")],
+)
+def test_command_that_hangs(limits: dict[str, float], problem: str) -> None:
     def answer(_: str, connection: socket.socket) -> None:
         accept(connection, server.headers[-1])
         connection.recv(1)  # until the client gives up
 
     with (
         CannedServer(answer) as server,
-        pytest.raises(Failure, match=r"iptables-save in pod kube-system/proxy-1 did not end within 0 s"),
+        pytest.raises(Failure, match=rf"iptables-save in pod kube-system/proxy-1 {problem}"),
     ):
-        run(plain(server.url), AT, SAVE, seconds=0.2)
+        run(
+            plain(server.url),
+            AT,
+            SAVE,
+            seconds=limits.get("seconds", 60.0),
+            silence=limits.get("silence", 60.0),
+        )
 
 
 def test_server_without_a_known_protocol() -> None:
