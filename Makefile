@@ -48,6 +48,10 @@ bench: venv ## measure starts, changes, memory and first packets (15 minutes)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(SUDO) $(BIN)/python -m tests.bench
 
+.PHONY: bench-fleet
+bench-fleet: venv ## measure kubectl pykubeproxy with 500 simulated nodes (2 minutes)
+	$(BIN)/python -m tests.bench.fleet
+
 .PHONY: soak
 soak: venv ## run changes, faults and traffic together (4 minutes)
 	$(SUDO) $(BIN)/python -m tests.soak

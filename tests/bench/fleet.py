@@ -1,43 +1,87 @@
-"""Compare the rules of 500 generated nodes with the objects: `python -m tests.bench.fleet [NODES]`.
+"""Measure `kubectl pykubeproxy` in a generated cluster of 500 nodes: `python -m tests.bench.fleet [NODES]`.
 
-Prints milliseconds of processor time for each node, to read the text of iptables-save and to compare, and the memory used.
+Of ten nodes, five run an old kube-proxy, one has stopped following the objects, and one runs in IPVS mode. One node fails
+and one never answers. Each has 200 Services with 5 endpoints. The API server runs in a process of its own, with TLS.
 """
 
-import resource
+import os
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import NamedTuple
 
-from pykubeproxy.inspect.fleet.model import FleetComparison, NodeVerdict
-from pykubeproxy.inspect.node_tables import NodeTables
-from pykubeproxy.rules.saves import SavedFile, read_saves
-from tests.fleet import NodeKind, Size, cluster, nodes, saved, tables
+import msgspec
 
-_CHANGED = frozenset({3, 4, 5})
-_VERDICTS = {NodeKind.FOLLOWS: NodeVerdict.FOLLOWS, NodeKind.STALE: NodeVerdict.DIFFERS}
+from pykubeproxy.lab.api import Object
+from tests.bench.fleet_server import FAILING, HANGING
+from tests.fleet import NodeKind, Size, nodes
+
+_PLUGIN = (sys.executable, "-c", "from pykubeproxy.cli.kubectl import main; main()")
+_VERDICTS = {NodeKind.FOLLOWS: "follows", NodeKind.STALE: "differs", NodeKind.IPVS: "not compared"}
+
+
+class Measured(NamedTuple):
+    """A command that has ended: its output, exit code, wall and CPU seconds, and its peak of memory in MB."""
+
+    output: str
+    code: int
+    seconds: float
+    cpu_seconds: float
+    megabytes: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of CPU time, {self.megabytes:.0f} MB"
 
 
 def main() -> None:
     size = Size(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
-    objects, before = cluster(size), cluster(size, _CHANGED)
-    comparison = FleetComparison(objects)
-    reading = comparing = 0.0
-    compared = [it for it in nodes(size) if it.kind is not NodeKind.IPVS]
-    for one in compared:
-        rules = tables(one, before if one.kind is NodeKind.STALE else objects)
-        texts = [SavedFile(family.value, saved(it)) for family, it in rules.items()]
-        start = time.process_time()
-        found = {it.ruleset.family: it.ruleset for it in read_saves(texts)}
-        middle = time.process_time()
-        result = comparison.compare(NodeTables(one.node, found, f"kube-proxy {one.form.value}"))
-        end = time.process_time()
-        assert result.verdict is _VERDICTS[one.kind], result
-        reading, comparing = reading + middle - start, comparing + end - middle
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    per_node = 1000 / len(compared)
-    print(
-        f"{len(compared)} nodes, {size.services} Services with {size.endpoints} endpoints: read {reading * per_node:.0f} ms,"
-        f" compare {comparing * per_node:.0f} ms a node; {reading + comparing:.0f} s in all, {megabytes:.0f} MB"
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        serve = (sys.executable, "-m", "tests.bench.fleet_server", str(size.nodes), folder)
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout
+            kubeconfig = server.stdout.readline().strip()
+            try:
+                diff = _run(folder, kubeconfig, "diff", "--all-nodes", "-o", "json")
+                _check(size, diff)
+                print(
+                    f"diff --all-nodes, {size.nodes} nodes, {size.services} Services with {size.endpoints} endpoints: {diff}"
+                )
+                explain = _run(folder, kubeconfig, "explain", "default/service0")
+                print(f"explain of one Service: {explain}")
+                for title, options in (
+                    ("from a node to a Service", ("node/node1", "svc/default/service1")),
+                    ("from outside to a node port", ("198.51.100.7", "node/node1:30010")),
+                    ("from outside to a load balancer, policy Local", ("198.51.100.7", "203.0.113.1:80")),
+                ):
+                    print(f"trace {title}: {_run(folder, kubeconfig, 'trace', *options)}")
+            finally:
+                server.terminate()
+            print(f"the API server: {float(server.stdout.readline()):.1f} s of CPU time for all of it")
+
+
+def _run(folder: str, kubeconfig: str, *arguments: str) -> Measured:
+    """Run the plugin, and measure it alone."""
+    output = Path(folder) / "output"
+    command = [*_PLUGIN, *arguments, "--kubeconfig", kubeconfig]
+    start = time.monotonic()
+    with output.open("w") as written:
+        process = subprocess.Popen(command, stdout=written)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds, cpu = time.monotonic() - start, usage.ru_utime + usage.ru_stime
+    return Measured(output.read_text(), process.returncode, seconds, cpu, usage.ru_maxrss / 1000)
+
+
+def _check(size: Size, diff: Measured) -> None:
+    """Fail unless each node has its verdict."""
+    found = {it["node"]: it for it in msgspec.json.decode(diff.output)["nodes"]}
+    for one in nodes(size):
+        expected = "not compared" if one.node.name in (FAILING, HANGING) else _VERDICTS[one.kind]
+        result: Object = found[one.node.name]
+        assert result["verdict"] == expected, result
+    assert diff.code == 1, diff.code
 
 
 if __name__ == "__main__":
