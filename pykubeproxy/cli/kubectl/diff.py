@@ -70,7 +70,7 @@ class _ApiServer:
     short_help="Find the nodes whose rules do not follow the objects.",
     exit_codes={
         0: "The rules of all nodes follow the objects.",
-        1: "Rules of a node differ.",
+        1: "Rules of a node differ, or its agent quarantined a Service.",
         2: "Wrong usage or a failure, or a node could not be read.",
     },
 )
@@ -124,7 +124,8 @@ def diff(
         if output == "rules":
             raise SystemExit(_show_rules(access, wanted[0]))
         source = _ApiServer(access, pods.at_once)
-        results = [*compare_fleet(source, wanted, Clock(time.time, _wait), sync_period)]
+        clock, servers = Clock(time.time, _wait), client.server_addresses()
+        results = [*compare_fleet(source, wanted, clock, sync_period, servers)]
     if output == "json":
         echo_json(render.document(results))
     else:
@@ -141,7 +142,7 @@ def _wait(seconds: float) -> None:
 
 
 def _exit_code(results: Sequence[NodeResult], *, complete: bool) -> int:
-    if any(it.verdict is NodeVerdict.DIFFERS for it in results):
+    if any(it.verdict is NodeVerdict.DIFFERS or it.quarantined for it in results):
         return DIFFERENT
     unread = any(it.verdict is NodeVerdict.NOT_COMPARED and not it.other_proxy for it in results)
     return NOT_ANSWERED if unread or not complete else 0

@@ -7,8 +7,9 @@ import msgspec
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.fleet.desired import DesiredRules
-from pykubeproxy.inspect.fleet.services import WrongService, wrong_services
+from pykubeproxy.inspect.fleet.services import PortTitle, WrongService, titled, wrong_services
 from pykubeproxy.inspect.fleet.settings import described
+from pykubeproxy.inspect.fleet.unserved import Unserved
 from pykubeproxy.inspect.meaning.model import (
     LOCAL_NETWORK,
     MeaningChange,
@@ -19,16 +20,19 @@ from pykubeproxy.inspect.meaning.model import (
 from pykubeproxy.inspect.meaning.versions import older_version
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.trace.packet import Host
-from pykubeproxy.objects import Family, Node, family_of
+from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
 from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 from pykubeproxy.services.selection import NodeTopology
 
 _NO_RULES = "has no {}rules of a service proxy"
+# The Service that the API servers keep for themselves.
+_KUBERNETES = Key("default", "kubernetes")
 
 
 class NodeVerdict(enum.Enum):
@@ -51,6 +55,7 @@ class NodeResult(msgspec.Struct, frozen=True):
     - `other_proxy`: no fault is the cause: its proxy does not use such rules
     - `wrong`: Services with rules that do not follow the objects, sorted
     - `since`: it has not followed the objects since this time or longer, in seconds since 1970; None if unknown
+    - `quarantined`: Services that its agent quarantined; none of these is among the wrong ones for that
     - `settings`: those that its rules show, by name
     """
 
@@ -62,17 +67,25 @@ class NodeResult(msgspec.Struct, frozen=True):
     other_proxy: bool = False
     wrong: tuple[WrongService, ...] = ()
     since: float | None = None
+    quarantined: tuple[Key, ...] = ()
     settings: Mapping[str, str] = {}
 
 
 class FleetComparison:
     """Compares the rules of one node after the other with the objects of a cluster, which must not change meanwhile.
 
-    Settings of each proxy are inferred from its rules: another configuration is no difference of Services.
+    Settings of each proxy are inferred from its rules: another configuration is no difference of Services. Nor is it one
+    that an agent quarantined a Service, or does not serve an external address of one of the `api_servers`.
     """
 
-    def __init__(self, cluster: Cluster, comparison: MeaningComparison | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        comparison: MeaningComparison | None = None,
+        api_servers: ApiServers = frozenset(),
+    ) -> None:
         self.cluster = cluster
+        self._api_servers = api_servers | _api_servers(cluster)
         self.comparison = comparison or MeaningComparison()
         self._desired = DesiredRules(cluster)
         self._cluster_ips = frozenset(ip for it in cluster.services() for ip in it.cluster_ips)
@@ -93,11 +106,29 @@ class FleetComparison:
             changes += self._changes(node, live, inferred, host, proxy)
         if len(lacking) == len(rulesets):
             return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, _NO_RULES.format(""))
-        wrong = wrong_services(changes, self.cluster, host)
         reasons = [_NO_RULES.format(f"{it.value} ") for it in lacking if self._needs(node, it)]
         reason = reasons[0] if reasons else ""
-        verdict = NodeVerdict.DIFFERS if wrong or reason else NodeVerdict.FOLLOWS
-        return NodeResult(node.name, verdict, proxy, pod, reason, wrong=wrong, settings=settings)
+        known = self._api_servers if proxy.startswith("pykubeproxy") else frozenset()
+        unserved = Unserved.from_rules(rulesets, known)
+        wrong: dict[PortTitle, list[MeaningChange]] = {}
+        quarantined: set[Key] = set()
+        for title, change in titled(changes, self.cluster):
+            if unserved.is_quarantined(title, change):
+                quarantined.add(title.service)
+            elif not unserved.is_api_server(change):
+                wrong.setdefault(title, []).append(change)
+        services = wrong_services(wrong, host)
+        verdict = NodeVerdict.DIFFERS if services or reason else NodeVerdict.FOLLOWS
+        return NodeResult(
+            node.name,
+            verdict,
+            proxy,
+            pod,
+            reason,
+            wrong=services,
+            quarantined=tuple(sorted(quarantined)),
+            settings=settings,
+        )
 
     def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
         """Return the rules of a family that the node should have, with the settings of the rules it has."""
@@ -128,6 +159,17 @@ class FleetComparison:
         for change in self.comparison.changes(before, desired, host, local_network):
             if not version.explains(change, host, self._cluster_ips):
                 yield change
+
+
+def _api_servers(cluster: Cluster) -> ApiServers:
+    """Return where the API servers listen, as they say themselves."""
+    return frozenset(
+        (endpoint.address, port.port)
+        for slice_ in cluster.all_slices_of(_KUBERNETES)
+        for endpoint in slice_.endpoints
+        for port in slice_.ports
+        if port.port
+    )
 
 
 def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) -> RuleContext:

@@ -10,6 +10,7 @@ from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
 from pykubeproxy.inspect.fleet.services import WrongService
 from pykubeproxy.inspect.fleet.settings import other_settings
+from pykubeproxy.objects import Key
 from pykubeproxy.wording import counted, listed, wrapped
 
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
@@ -28,7 +29,13 @@ _SERVICES = 20
 def text(results: Iterable[NodeResult]) -> str:
     """Return a line for each node, then what is wrong on which nodes; styled for click.echo."""
     ordered = sorted(results, key=lambda it: _natural(it.node))
-    paragraphs = [*_reasons(ordered), *_wrong(ordered), *_settings(ordered), _summary(ordered)]
+    paragraphs = [
+        *_reasons(ordered),
+        *_wrong(ordered),
+        *_quarantined(ordered),
+        *_settings(ordered),
+        _summary(ordered),
+    ]
     return "\n".join(["".join(f"{line}\n" for line in lines) for lines in (_table(ordered), *paragraphs)])
 
 
@@ -100,6 +107,21 @@ def _lines(services: Sequence[WrongService]) -> Iterator[str]:
         yield f"  and {counted(len(services) - _SERVICES, 'more Service')}"
 
 
+def _quarantined(results: Sequence[NodeResult]) -> Iterator[list[str]]:
+    """Yield a paragraph for the nodes whose agents quarantined the same Services."""
+    nodes: dict[tuple[Key, ...], list[str]] = {}
+    for it in results:
+        if it.quarantined:
+            nodes.setdefault(it.quarantined, []).append(it.node)
+    for services, names in nodes.items():
+        line = (
+            f"{_nodes(names)}: {counted(len(services), 'quarantined Service')}, not served:"
+            f" {listed([str(it) for it in services], _SERVICES)}; `kubectl pykubeproxy status --node {names[0]}"
+            " -o json` has the reason"
+        )
+        yield wrapped(line, "", "  ")
+
+
 def _settings(results: Sequence[NodeResult]) -> Iterator[list[str]]:
     for other in other_settings({it.node: it.settings for it in results if it.settings}):
         usual = f"{other.usual} on most nodes"
@@ -131,6 +153,7 @@ def document(results: Iterable[NodeResult]) -> dict[str, object]:
                 "wrong": [{"namespace", "name", "differences": [{
                   "port": its name, "at": ["ip:port" or "node port 30080"],
                   "origin": "the node"|"elsewhere", "" for both, "text": what clients get}]}],
+                "quarantined": [{"namespace", "name"} of each Service that its agent quarantined],
                 "settings": {name of a setting of kube-proxy: what the rules show}}],
      "otherSettings": [{"name", "value", "usual": the value on most nodes, "nodes": [name]}]}
 
@@ -165,5 +188,6 @@ def _entry(result: NodeResult) -> Mapping[str, object]:
             }
             for it in result.wrong
         ],
+        "quarantined": [{"namespace": it.namespace, "name": it.name} for it in result.quarantined],
         "settings": dict(result.settings),
     }

@@ -10,6 +10,7 @@ from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.objects import EndpointSlice, Key, Node, Service
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import ApiServers
 
 # How many times a node is read at most.
 _MOST_ROUNDS = 4
@@ -111,15 +112,19 @@ def _keys(result: NodeResult) -> Sequence[Key]:
 
 
 def compare_fleet(
-    source: FleetSource, nodes: Sequence[Node], clock: Clock, sync_period: float
+    source: FleetSource,
+    nodes: Sequence[Node],
+    clock: Clock,
+    sync_period: float,
+    api_servers: ApiServers = frozenset(),
 ) -> Iterator[NodeResult]:
     """Yield a result for each node, in the order in which they are certain.
 
     A node differs if a Service stays wrong for `sync_period` seconds while its objects stay the same, or if these changed
-    long before.
+    long before. `api_servers` are addresses of API servers that the objects do not name.
     """
     history = _History(source, sync_period)
-    comparison = FleetComparison(source.objects())
+    comparison = FleetComparison(source.objects(), api_servers=api_servers)
     suspects: dict[str, NodeResult] = {}
     for result in _results(source, nodes, comparison):
         judged = history.judge(result, comparison.cluster, clock.now())
@@ -131,7 +136,7 @@ def compare_fleet(
         if not suspects:
             return
         clock.sleep(history.pause(suspects.values(), clock.now()))
-        comparison = FleetComparison(source.objects(), comparison.comparison)
+        comparison = FleetComparison(source.objects(), comparison.comparison, api_servers)
         again = [comparison.cluster.node(it.name) or it for it in nodes if it.name in suspects]
         for result in _results(source, again, comparison):
             judged = history.judge(result, comparison.cluster, clock.now())

@@ -37,6 +37,13 @@ class Difference(NamedTuple):
     text: str
 
 
+class PortTitle(NamedTuple):
+    """A Service, and the name of one of its ports or ""."""
+
+    service: Key
+    port: str
+
+
 class WrongService(msgspec.Struct, frozen=True, order=True):
     """A Service whose rules on a node do not follow the objects."""
 
@@ -49,19 +56,22 @@ class WrongService(msgspec.Struct, frozen=True, order=True):
         return Key(self.namespace, self.name)
 
 
-def wrong_services(
-    changes: Iterable[MeaningChange], cluster: Cluster, host: Host
-) -> tuple[WrongService, ...]:
-    """Return the Services of these changes, sorted; one without a known name has the name "?"."""
-    by_title: dict[str, list[MeaningChange]] = {}
+def titled(changes: Iterable[MeaningChange], cluster: Cluster) -> Iterator[tuple[PortTitle, MeaningChange]]:
+    """Yield changes with the service ports they belong to; one without a known name has the name "?"."""
     titles = _Titles(cluster)
     for change in changes:
-        by_title.setdefault(titles.of(change), []).append(change)
-    found: dict[Key, list[Difference]] = {}
-    for title, some in sorted(by_title.items()):
-        namespace, _, name = title.partition("/")
+        namespace, _, name = titles.of(change).partition("/")
         service, _, port = name.partition(":")
-        found.setdefault(Key(namespace, service), []).extend(_port_differences(port, some, host))
+        yield PortTitle(Key(namespace, service), port), change
+
+
+def wrong_services(
+    changes: Mapping[PortTitle, Sequence[MeaningChange]], host: Host
+) -> tuple[WrongService, ...]:
+    """Return the Services of these changes, sorted."""
+    found: dict[Key, list[Difference]] = {}
+    for title, some in sorted(changes.items()):
+        found.setdefault(title.service, []).extend(_port_differences(title.port, some, host))
     return tuple(WrongService(*key, tuple(differences)) for key, differences in sorted(found.items()))
 
 

@@ -22,11 +22,13 @@ from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.inferred import inferred_settings
 from pykubeproxy.rules.options import LocalTraffic
+from pykubeproxy.rules.render import assemble
 from pykubeproxy.rules.render import render as render_rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.saves import SavedFile, read_saves
+from pykubeproxy.rules.service import port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.selection import NodeTopology
+from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, tables
 from tests.older_forms import Form, rules_in_form
@@ -443,3 +445,57 @@ def test_signatures_from_before_and_after_some_are_forgotten_do_not_mix(
         assert (
             comparison.compare(NodeTables(one.node, tables(one, followed()))).verdict is NodeVerdict.FOLLOWS
         )
+
+
+AGENT = "pykubeproxy 0.1.0"
+
+
+def agent_rules(one: FleetNode, objects: Cluster, **settings: Any) -> dict[Family, Ruleset]:
+    """Return the rules of an agent with these settings in its RuleContext."""
+    on = msgspec.structs.replace(context(one.node), **settings)
+    return {Family.IPV4: installed(render_rules(objects, on), on.options)}
+
+
+@pytest.mark.parametrize("port", ["", ":http"])
+def test_a_quarantined_service_is_named_and_not_called_wrong(port: str) -> None:
+    """A rule rejects what goes to the cluster IP of a Service that is too large; for a port there are more rules."""
+    one = nodes(SIZE)[1]
+    key = Key("default", "service20")
+    rules = quarantined(one, followed(), key) if port else agent_rules(one, followed(), max_service_pairs=5)
+    result = compared(rules, followed(), one, AGENT)
+    assert result.verdict is NodeVerdict.FOLLOWS, result.wrong
+    assert key in result.quarantined
+    text = click.unstyle(render.text([result]))
+    assert "quarantined Service" in text
+    assert "default/service20" in text
+    (node,) = render.document([result])["nodes"]
+    assert {"namespace": "default", "name": "service20"} in node["quarantined"]
+
+
+def quarantined(one: FleetNode, objects: Cluster, key: Key) -> dict[Family, Ruleset]:
+    """Return the rules of an agent that quarantined the ports of a Service."""
+    on = context(one.node)
+    rules = {
+        port.port.name: reject_rules(port.port, on.options)
+        if service.key == key
+        else port_rules(port.port, port.selection, on.options)
+        for service in objects.services()
+        for port in resolve_ports(objects, service.key, Family.IPV4, on.node)
+    }
+    return {Family.IPV4: installed(assemble(rules, on.options, on.node_port_jumps), on.options)}
+
+
+def test_a_service_of_a_node_with_another_one_in_quarantine_can_be_wrong() -> None:
+    one = nodes(SIZE)[1]
+    result = compared(quarantined(one, stale(), Key("default", "service1")), followed(), one, AGENT)
+    assert [it.name for it in result.wrong] == ["service3", "service4"]
+    assert result.quarantined == (Key("default", "service1"),)
+
+
+@pytest.mark.parametrize(("proxy", "wrong"), [(AGENT, []), ("kube-proxy v1.36.0", ["service0"])])
+def test_an_agent_serves_no_external_address_of_the_api_server(proxy: str, wrong: list[str]) -> None:
+    one = nodes(SIZE)[1]
+    servers = frozenset({("203.0.113.1", 80)})
+    rules = agent_rules(one, followed(), api_servers=servers)
+    result = FleetComparison(followed(), api_servers=servers).compare(one.node, rules, proxy)
+    assert [it.name for it in result.wrong] == wrong
