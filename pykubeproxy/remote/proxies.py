@@ -75,17 +75,36 @@ def find_proxies(
 ) -> Mapping[str, Sequence[ProxyPod]]:
     """Return the pods of proxies by node, running ones first; only those of `node` if given.
 
-    Without the permission to list the pods of all namespaces, look in kube-system. Raises Failure.
+    Look in kube-system: elsewhere, any tenant may give a pod these labels. With `pod_selector`, look in all namespaces that
+    may be listed, but kube-system still comes first. Raises Failure.
     """
-    selectors = (pod_selector,) if pod_selector else _SELECTORS
-    found = (it for selector in selectors for it in _list(client, selector, node))
+    if pod_selector:
+        found = _list(client, pod_selector, node)
+    else:
+        found = tuple(
+            pod
+            for selector in _SELECTORS
+            for pod in list_pods(client, _KUBE_SYSTEM, labels=selector, node=node)
+        )
     unique = {str(pod): pod for pod in found if pod.containers}
     proxies: dict[str, list[ProxyPod]] = {}
     for pod in unique.values():
         proxies.setdefault(pod.node, []).append(_proxy(pod))
     for pods in proxies.values():
-        pods.sort(key=lambda it: (not it.pod.runs, not it.container.ready, not it.ours, it.pod.name))
+        pods.sort(key=_preference)
     return proxies
+
+
+def _preference(proxy: ProxyPod) -> tuple[object, ...]:
+    pod = proxy.pod
+    return (
+        pod.namespace != _KUBE_SYSTEM,
+        not pod.runs,
+        not proxy.container.ready,
+        not proxy.ours,
+        pod.namespace,
+        pod.name,
+    )
 
 
 def find_other_proxies(client: Client, nodes: Iterable[str]) -> Mapping[str, str]:
@@ -95,7 +114,8 @@ def find_other_proxies(client: Client, nodes: Iterable[str]) -> Mapping[str, str
     found: dict[str, str] = {}
     for other in _OTHERS if wanted else ():
         for pod in _list(client, other.selector, only):
-            if pod.node in wanted:
+            # Only an administrator may give a pod the network of its node.
+            if pod.node in wanted and pod.host_network:
                 found.setdefault(pod.node, other.name)
     return found
 

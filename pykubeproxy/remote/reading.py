@@ -19,8 +19,8 @@ from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
-    "no pod of kube-proxy or pykubeproxy; some distributions, such as k3s, run the proxy without a pod: use"
-    " --debug-image IMAGE, or --pod-selector LABELS, or save a bundle on the node"
+    "no pod of kube-proxy or pykubeproxy in kube-system; if it has other labels or another namespace, use"
+    " --pod-selector LABELS; if it runs without a pod, as in k3s, use --debug-image IMAGE, or save a bundle on the node"
 )
 _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
 

@@ -83,6 +83,7 @@ class RemoteNodes:
         ready: bool = True,
         restarts: int = 0,
         waiting: str = "",
+        host_network: bool = True,
     ) -> None:
         """Add a pod, and its Node if that is new. It has no programs yet."""
         if node not in {it["metadata"]["name"] for it in self._nodes()}:
@@ -102,7 +103,7 @@ class RemoteNodes:
                 },
                 "spec": {
                     "nodeName": node,
-                    "hostNetwork": True,
+                    "hostNetwork": host_network,
                     "containers": [{"name": container, "image": image, "args": list(arguments)}],
                 },
                 "status": {"phase": phase, "containerStatuses": [status]},

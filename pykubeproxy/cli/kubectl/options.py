@@ -61,7 +61,8 @@ def pod_options(command: _Command) -> _Command:
             "--pod-selector",
             default="",
             metavar="LABELS",
-            help="Labels of the proxy's pods.  [default: those of pykubeproxy and kube-proxy]",
+            help="Labels of the proxy's pods, in any namespace.  [default: those of pykubeproxy and kube-proxy, in"
+            " kube-system]",
             group=SOURCE,
         ),
         option(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubeproxy.remote.proxies import find_proxies, version_of
+from pykubeproxy.remote.proxies import find_other_proxies, find_proxies, version_of
 from pykubeproxy.sources import Client, lists
 from tests.fakes.remote_nodes import AGENT, RemoteNodes
 
@@ -47,3 +47,21 @@ def test_container_of_our_manifests(cluster: RemoteNodes, client: Client) -> Non
     cluster.pod("ours", "n1", AGENT, container="agent", image="pykubeproxy:0.1.0")
     (proxy,) = find_proxies(client)["n1"]
     assert (str(proxy), proxy.ours, proxy.container.name) == ("pykubeproxy 0.1.0", True, "agent")
+
+
+@pytest.mark.parametrize("selector", ["", "k8s-app=kube-proxy"])
+def test_pod_with_the_labels_in_a_namespace_of_a_tenant_is_not_asked(
+    cluster: RemoteNodes, client: Client, selector: str
+) -> None:
+    """Even if the proxy itself does not run."""
+    cluster.pod("a", "n1", namespace="tenant")
+    cluster.pod("serves", "n1", phase="Pending", ready=False)
+    found = find_proxies(client, pod_selector=selector)["n1"]
+    assert str(found[0].pod) == "kube-system/serves"
+    assert selector or len(found) == 1
+
+
+def test_pod_of_a_tenant_is_no_other_proxy(cluster: RemoteNodes, client: Client) -> None:
+    cluster.pod("a", "n1", {"k8s-app": "cilium"}, namespace="tenant", host_network=False)
+    cluster.pod("b", "n2", {"k8s-app": "cilium"}, namespace="cilium")
+    assert find_other_proxies(client, ["n1", "n2"]) == {"n2": "Cilium"}

@@ -177,8 +177,8 @@ def test_pod_that_is_not_ready_is_asked(cluster: RemoteNodes, read: Read) -> Non
 
 def test_pods_of_all_kinds_and_namespaces(cluster: RemoteNodes, read: Read) -> None:
     cluster.pod("p1", "n1", {"component": "kube-proxy"})
-    cluster.pod("p2", "n2", AGENT, namespace="net", container="agent", image="pykubeproxy:0.1.0")
-    cluster.pod("p3", "n3", {"app": "mine"}, container="other")
+    cluster.pod("p2", "n2", AGENT, container="agent", image="pykubeproxy:0.1.0")
+    cluster.pod("p3", "n3", {"app": "mine"}, namespace="net", container="other")
     for pod in ("p1", "p2", "p3"):
         cluster.saves(pod, "nft", SERVING)
     found = {name: it.proxy for name, it in read().items() if isinstance(it, ReadNode)}
