@@ -1,9 +1,10 @@
 """What a journey cannot tell, in one line each."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from pykubeproxy.inspect.hops.answer import Answer
-from pykubeproxy.inspect.hops.journey import Result, Visit
+from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result, Visit
 from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.rule import NOT_KNOWN
 from pykubeproxy.rules.parse import parse_rule
@@ -21,6 +22,7 @@ def notes(answer: Answer) -> tuple[str, ...]:
 
 
 def _assumptions(answer: Answer) -> Iterator[str]:
+    yield from _lost_replies(answer)
     for visit in _visits(answer):
         yield from _unknown_matches(visit)
     if answer.source.assumed:
@@ -34,6 +36,33 @@ def _assumptions(answer: Answer) -> Iterator[str]:
             yield f"Packets of pods are assumed to come in by {interface}, which the rules of {journey.entry.node} name."
     for visit in _visits(answer):
         yield from _affinity(visit)
+
+
+def _lost_replies(answer: Answer) -> Iterator[str]:
+    """Name nodes that replace the destination, but are not on the way back."""
+    for journey in answer.journeys:
+        for outcome in journey.outcomes:
+            if not outcome.translated or outcome.masqueraded_on or outcome.result is not Result.REACHED:
+                continue
+            node = _translating_node(journey, outcome)
+            if node not in (outcome.route[-1], answer.source.node):
+                yield (
+                    f"Connections to endpoints on {outcome.route[-1]} fail: their replies to {outcome.client} do not pass"
+                    f" {node}, which replaced the destination and kept the source."
+                )
+
+
+def _translating_node(journey: Journey, outcome: Outcome) -> str:
+    """Return the node on the route after which the packet has its last destination."""
+    for number, (before, node) in enumerate(pairwise(outcome.route), 1):
+        if any(
+            visit.node == node
+            and visit.route == outcome.route[:number]
+            and visit.packet.destination == outcome.location.address
+            for visit in journey.visits
+        ):
+            return before
+    return outcome.route[-1]
 
 
 def _unknowns(answer: Answer) -> Iterator[str]:

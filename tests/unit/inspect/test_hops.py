@@ -123,6 +123,22 @@ def test_pod_goes_to_the_node_whose_node_port_it_names() -> None:
     assert any("192.168.99.30 is assumed" in note for note in notes(answer))
 
 
+def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
+    """Under policy Local, a node sends pods of other nodes to any endpoint and keeps their address."""
+    answer = ThreeNodes("nodeport-local").trace(POD3, node_port("192.168.99.10"))
+    assert {(it.route[-1], it.client) for it in only(answer)} >= {("node1", POD3), ("node2", POD3)}
+    assert [it for it in notes(answer) if "replies" in it] == [
+        f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the destination"
+        " and kept the source."
+    ]
+    for case, source, destination in (
+        ("nodeport", POD3, node_port("192.168.99.10")),
+        ("nodeport", POD1, CLUSTER_IP),
+        ("nodeport-local", POD3, node_port("192.168.99.30")),
+    ):
+        assert not any("replies" in it for it in notes(ThreeNodes(case).trace(source, destination)))
+
+
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
     answer = ThreeNodes("lb-local").trace(OUTSIDE, BALANCER)
     assert by_node(answer) == {
