@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.cli.flags import output_option
-from pykubeproxy.cli.help import command
+from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, command
 from pykubeproxy.cli.kubectl.access import list_nodes, node_access, on_each_node, open_client
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
@@ -35,7 +35,11 @@ class _Report(msgspec.Struct):
 
 @command(
     short_help="Check the proxies of nodes, and print what to do about problems.",
-    exit_codes={0: "No check failed.", 1: "A check failed on a node.", 2: "Wrong usage or a failure."},
+    exit_codes={
+        0: "No check failed.",
+        1: "A check failed on a node.",
+        2: "Wrong usage or a failure, or a node could not be read.",
+    },
 )
 @output_option
 @node_options
@@ -68,7 +72,14 @@ def check(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOpt
     else:
         echo_styled("\n".join(map(_text, checked)))
     if not all(report.passed(it.findings) for it in checked):
-        raise SystemExit(1)
+        raise SystemExit(DIFFERENT)
+    if any(_is_unread(it.state) for it in checked):
+        raise SystemExit(NOT_ANSWERED)
+
+
+def _is_unread(state: ProxyState) -> bool:
+    unread = isinstance(state.read, UnreadNode) and not state.read.other_proxy
+    return unread or bool(state.failure)
 
 
 def _server_version(client: Client) -> str:

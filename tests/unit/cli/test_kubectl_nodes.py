@@ -186,6 +186,14 @@ def test_progress_counts_nodes(cluster: RemoteNodes, monkeypatch: pytest.MonkeyP
     assert seen[0].endswith(" nodes: 3") and seen[1:] == ["one"] * 3
 
 
+def test_check_of_a_node_that_cannot_be_read_does_not_pass(cluster: RemoteNodes) -> None:
+    cluster.program("p1", "iptables-nft-save", errors="\x1b[2Jdenied", code=4)
+    cluster.program("p1", "ip6tables-nft-save", code=4)
+    assert "skip  tables" in invoke("check", "--all-nodes", code=2).stdout
+    cluster.program("p2", "pykubeproxy", errors="Error: no agent\n", code=2)
+    assert "skip  tables" in invoke("check", "--node", "n2", code=2).stdout
+
+
 def test_node_that_does_not_exist(cluster: RemoteNodes) -> None:
     result = invoke("status", "--node", "n9", code=2)
     assert result.stderr == "Error: there is no node n9; run `kubectl get nodes`\n"
