@@ -194,7 +194,9 @@ def _container(spec: _Container, status: _ContainerStatus | None) -> Container:
 
 
 def _joined(reason: str | None, message: str | None) -> str:
-    return ": ".join(filter(None, (reason, message)))
+    """Return what a kubelet says, in one printable line."""
+    text = ": ".join(filter(None, (reason, message)))
+    return " ".join("".join(it if it.isprintable() else " " for it in text).split())
 
 
 def _seconds(time: str | None) -> float | None:

@@ -9,7 +9,7 @@ import msgspec
 from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef
-from pykubeproxy.sources.failures import Forbidden
+from pykubeproxy.sources.failures import Forbidden, one_line
 from pykubeproxy.sources.pods import list_pods
 
 PYKUBEPROXY, KUBE_PROXY = "pykubeproxy", "kube-proxy"
@@ -150,4 +150,4 @@ def _name(pod: Pod, container: Container) -> str:
 def version_of(image: str) -> str:
     """Return the tag of an image, "" without one: v1.36.0 of registry/kube-proxy:v1.36.0@sha256:..."""
     _, _, name = image.partition("@")[0].rpartition("/")
-    return name.partition(":")[2]
+    return one_line(name.partition(":")[2])

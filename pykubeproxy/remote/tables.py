@@ -79,7 +79,8 @@ def _save(client: Client, container: ContainerRef, program: str) -> PrintedTable
             reason = one_line(saved.errors) or "no message"
             unread[family] = f"{name} exited with status {saved.exit_code}: {reason}"
             continue
-        text = saved.output.decode(errors="surrogateescape")
+        # No proxy writes escapes: a comment must not colour what follows it.
+        text = saved.output.replace(b"\x1b", b"?").decode(errors="surrogateescape")
         legacy_too |= _LEGACY_TOO in text + saved.errors
         if "\n*" in text or text.startswith("*"):
             files.append(SavedFile(f"{name} in pod {container}", text))

@@ -127,10 +127,11 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
     """Under policy Local, a node sends pods of other nodes to any endpoint and keeps their address."""
     answer = ThreeNodes("nodeport-local").trace(POD3, node_port("192.168.99.10"))
     assert {(it.route[-1], it.client) for it in only(answer)} >= {("node1", POD3), ("node2", POD3)}
-    assert [it for it in notes(answer) if "replies" in it] == [
-        f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the destination"
-        " and kept the source."
-    ]
+    (note,) = (it for it in notes(answer) if "replies" in it)
+    assert note == (
+        f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the"
+        " destination and kept the source."
+    )
     for case, source, destination in (
         ("nodeport", POD3, node_port("192.168.99.10")),
         ("nodeport", POD1, CLUSTER_IP),
