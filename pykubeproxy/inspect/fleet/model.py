@@ -7,7 +7,14 @@ import msgspec
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.fleet.desired import DesiredRules
-from pykubeproxy.inspect.fleet.services import PortTitle, WrongService, titled, wrong_services
+from pykubeproxy.inspect.fleet.services import (
+    Contested,
+    PortTitle,
+    WrongService,
+    contested_destinations,
+    titled,
+    wrong_services,
+)
 from pykubeproxy.inspect.fleet.settings import described
 from pykubeproxy.inspect.fleet.unserved import Unserved
 from pykubeproxy.inspect.meaning.model import (
@@ -30,6 +37,7 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 from pykubeproxy.services.selection import NodeTopology
 
+_OURS = "pykubeproxy"
 _NO_RULES = "has no {}rules of a service proxy"
 # The Service that the API servers keep for themselves.
 _KUBERNETES = Key("default", "kubernetes")
@@ -56,6 +64,7 @@ class NodeResult(msgspec.Struct, frozen=True):
     - `wrong`: Services with rules that do not follow the objects, sorted
     - `since`: it has not followed the objects since this time or longer, in seconds since 1970; None if unknown
     - `quarantined`: Services that its agent quarantined; none of these is among the wrong ones for that
+    - `contested`: addresses of several Services, of which its kube-proxy serves another one than others may
     - `settings`: those that its rules show, by name
     """
 
@@ -68,6 +77,7 @@ class NodeResult(msgspec.Struct, frozen=True):
     wrong: tuple[WrongService, ...] = ()
     since: float | None = None
     quarantined: tuple[Key, ...] = ()
+    contested: tuple[Contested, ...] = ()
     settings: Mapping[str, str] = {}
 
 
@@ -88,6 +98,7 @@ class FleetComparison:
         self._api_servers = api_servers | _api_servers(cluster)
         self.comparison = comparison or MeaningComparison()
         self._desired = DesiredRules(cluster)
+        self._contested = contested_destinations(cluster)
         self._cluster_ips = frozenset(ip for it in cluster.services() for ip in it.cluster_ips)
 
     def compare(self, tables: NodeTables) -> NodeResult:
@@ -108,13 +119,16 @@ class FleetComparison:
             return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, _NO_RULES.format(""))
         reasons = [_NO_RULES.format(f"{it.value} ") for it in lacking if self._needs(node, it)]
         reason = reasons[0] if reasons else ""
-        known = self._api_servers if proxy.startswith("pykubeproxy") else frozenset()
+        known = self._api_servers if proxy.startswith(_OURS) else frozenset()
         unserved = Unserved.from_rules(rulesets, known)
         wrong: dict[PortTitle, list[MeaningChange]] = {}
         quarantined: set[Key] = set()
+        contested: set[Contested] = set()
         for title, change in titled(changes, self.cluster):
             if unserved.is_quarantined(title, change):
                 quarantined.add(title.service)
+            elif change.destination in self._contested and not proxy.startswith(_OURS):
+                contested.add(self._contested[change.destination])
             elif not unserved.is_api_server(change):
                 wrong.setdefault(title, []).append(change)
         services = wrong_services(wrong, host)
@@ -127,6 +141,7 @@ class FleetComparison:
             reason,
             wrong=services,
             quarantined=tuple(sorted(quarantined)),
+            contested=tuple(sorted(contested)),
             settings=settings,
         )
 
@@ -185,7 +200,7 @@ def _context(node: Node, live: Ruleset, inferred: InferredSettings, proxy: str) 
         random_fully=facts.random_fully,
         nfacct=facts.nfacct,
         drop_invalid=not facts.tcp_be_liberal,
-        dispatch=Dispatch.AUTO if proxy.startswith("pykubeproxy") else Dispatch.FLAT,
+        dispatch=Dispatch.AUTO if proxy.startswith(_OURS) else Dispatch.FLAT,
     )
     jumps = inferred.node_port_jumps
     if not jumps and not options.ipv6:

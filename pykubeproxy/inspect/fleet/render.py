@@ -8,7 +8,7 @@ import click
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
-from pykubeproxy.inspect.fleet.services import WrongService
+from pykubeproxy.inspect.fleet.services import Contested, WrongService
 from pykubeproxy.inspect.fleet.settings import other_settings
 from pykubeproxy.objects import Key
 from pykubeproxy.wording import counted, listed, wrapped
@@ -33,6 +33,7 @@ def text(results: Iterable[NodeResult]) -> str:
         *_reasons(ordered),
         *_wrong(ordered),
         *_quarantined(ordered),
+        *_contested(ordered),
         *_settings(ordered),
         _summary(ordered),
     ]
@@ -122,6 +123,18 @@ def _quarantined(results: Sequence[NodeResult]) -> Iterator[list[str]]:
         yield wrapped(line, "", "  ")
 
 
+def _contested(results: Sequence[NodeResult]) -> Iterator[list[str]]:
+    """Yield a paragraph for each address that several Services have."""
+    nodes: dict[Contested, list[str]] = {}
+    for it in results:
+        for one in it.contested:
+            nodes.setdefault(one, []).append(it.node)
+    for one, names in sorted(nodes.items()):
+        services = listed(one.services, _PLACES)
+        line = f"{_nodes(names)}: {one.at} belongs to {services}; kube-proxy serves any one of them"
+        yield wrapped(line, "", "  ")
+
+
 def _settings(results: Sequence[NodeResult]) -> Iterator[list[str]]:
     for other in other_settings({it.node: it.settings for it in results if it.settings}):
         usual = f"{other.usual} on most nodes"
@@ -154,6 +167,8 @@ def document(results: Iterable[NodeResult]) -> dict[str, object]:
                   "port": its name, "at": ["ip:port" or "node port 30080"],
                   "origin": "the node"|"elsewhere", "" for both, "text": what clients get}]}],
                 "quarantined": [{"namespace", "name"} of each Service that its agent quarantined],
+                "contested": [{"at": "ip:port", "services": ["namespace/name"]}] of addresses that several Services
+                  have; kube-proxy serves any one of them,
                 "settings": {name of a setting of kube-proxy: what the rules show}}],
      "otherSettings": [{"name", "value", "usual": the value on most nodes, "nodes": [name]}]}
 
@@ -189,5 +204,6 @@ def _entry(result: NodeResult) -> Mapping[str, object]:
             for it in result.wrong
         ],
         "quarantined": [{"namespace": it.namespace, "name": it.name} for it in result.quarantined],
+        "contested": [{"at": it.at, "services": list(it.services)} for it in result.contested],
         "settings": dict(result.settings),
     }

@@ -1,6 +1,7 @@
 """Say of each Service what packets get instead of what they should get, in words that hold for many nodes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +57,28 @@ class WrongService(msgspec.Struct, frozen=True, order=True):
         return Key(self.namespace, self.name)
 
 
+class Contested(NamedTuple):
+    """An address and port that several Services have. kube-proxy sends packets to any one of them."""
+
+    at: str
+    services: tuple[str, ...]
+
+
+def contested_destinations(cluster: Cluster) -> Mapping[Destination, Contested]:
+    """Return the addresses that several Services have: cluster IPs, external IPs and load balancer IPs."""
+    owners: dict[Destination, dict[str, None]] = {}
+    for service in cluster.services():
+        addresses = (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
+        for port, address in product(service.ports, addresses):
+            destination = Destination(port.protocol.value, address, port.port)
+            owners.setdefault(destination, {})[str(service.key)] = None
+    return {
+        it: Contested(_title(it), tuple(sorted(services)))
+        for it, services in owners.items()
+        if len(services) > 1
+    }
+
+
 def titled(changes: Iterable[MeaningChange], cluster: Cluster) -> Iterator[tuple[PortTitle, MeaningChange]]:
     """Yield changes with the service ports they belong to; one without a known name has the name "?"."""
     titles = _Titles(cluster)
@@ -109,10 +132,17 @@ def _port_differences(port: str, changes: Sequence[MeaningChange], host: Host) -
 
 
 def _destination(destination: Destination, host: Host) -> str:
-    protocol = "" if destination.protocol == "TCP" else f" {destination.protocol}"
     if host.is_local(destination.address):
-        return f"node port {destination.port}{protocol}"
-    return f"{address_and_port(destination.address, destination.port)}{protocol}"
+        return f"node port {destination.port}{_protocol(destination)}"
+    return _title(destination)
+
+
+def _title(destination: Destination) -> str:
+    return f"{address_and_port(destination.address, destination.port)}{_protocol(destination)}"
+
+
+def _protocol(destination: Destination) -> str:
+    return "" if destination.protocol == "TCP" else f" {destination.protocol}"
 
 
 def _differences(change: MeaningChange) -> Iterator[str]:

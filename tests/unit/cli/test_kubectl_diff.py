@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from pykubeproxy.cli.kubectl import diff as module
 from pykubeproxy.cli.kubectl.arguments import NodeSelection
-from pykubeproxy.objects import Family, Node
+from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
+from pykubeproxy.objects import Family, Key, Node
 from pykubeproxy.remote import NodeAccess, ReadNode, UnreadNode
 from pykubeproxy.rules.saves import SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
@@ -64,7 +66,8 @@ def _api_server(
                 unread = {Family.IPV6: "no IPv6"} if node.name in without_ipv6 else {}
                 yield ReadNode(node, found, pod, proxy, "legacy" if one.node.name == "node1" else "", unread)
 
-    monkeypatch.setattr(module, "open_client", lambda _: None)
+    client = SimpleNamespace(server_addresses=frozenset)
+    monkeypatch.setattr(module, "open_client", lambda _: client)
     monkeypatch.setattr(module, "list_objects", objects)
     monkeypatch.setattr(module, "node_access", lambda _, __: nullcontext(NodeAccess(None)))  # type: ignore[arg-type]
     monkeypatch.setattr(module, "list_nodes", lambda _, wanted: selected(wanted))
@@ -160,3 +163,12 @@ def test_only_one_node_has_a_diff_of_rules() -> None:
     result = run("--all-nodes", "-o", "rules")
     assert result.exit_code == 2
     assert "-o rules shows one node" in result.output
+
+
+def test_a_quarantined_service_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node follows the objects, but nobody serves it."""
+    result = NodeResult("node1", NodeVerdict.FOLLOWS, quarantined=(Key("default", "large"),))
+    monkeypatch.setattr(module, "compare_fleet", lambda *_: iter([result]))
+    found = run("--all-nodes")
+    assert found.exit_code == 1
+    assert "node1: 1 quarantined Service, not served: default/large;" in found.output

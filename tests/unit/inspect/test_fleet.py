@@ -499,3 +499,31 @@ def test_an_agent_serves_no_external_address_of_the_api_server(proxy: str, wrong
     rules = agent_rules(one, followed(), api_servers=servers)
     result = FleetComparison(followed(), api_servers=servers).compare(one.node, rules, proxy)
     assert [it.name for it in result.wrong] == wrong
+
+
+@pytest.mark.parametrize(("proxy", "wrong"), [(AGENT, ["service6"]), ("kube-proxy v1.36.0", [])])
+def test_any_service_with_an_address_may_win_in_kube_proxy(proxy: str, wrong: list[str]) -> None:
+    """It writes rules in random order; our agents put cluster IPs first."""
+    one = nodes(SIZE)[1]
+    thief = followed().service(Key("default", "service5"))
+    assert thief
+    stealing = msgspec.structs.replace(thief, external_ips=("10.96.0.7",))
+    objects = changed(followed(), stealing)
+    (rules,) = agent_rules(one, objects).values()
+    key = ChainKey("nat", "KUBE-SERVICES")
+    other_order = Ruleset(rules.family, {**rules.chains, key: tuple(reversed(rules.chains[key]))})
+    result = compared({Family.IPV4: other_order}, objects, one, proxy)
+    assert [it.name for it in result.wrong] == wrong
+    if not wrong:
+        text = click.unstyle(render.text([result]))
+        assert "node1: 10.96.0.7:80 belongs to default/service5 and default/service6" in text
+
+
+def changed(objects: Cluster, service: Service) -> Cluster:
+    """Return the objects with another version of a Service."""
+    new = Cluster()
+    services = tuple(service if it.key == service.key else it for it in objects.services())
+    slices = [it for one in services for it in objects.all_slices_of(one.key)]
+    new.apply(Listed(Kind.SERVICE, services))
+    new.apply(Listed(Kind.ENDPOINT_SLICE, tuple(slices)))
+    return new
