@@ -7,7 +7,14 @@
 A watch logs faults of a server and retries. SourceError is for faults that a retry does not help against.
 """
 
-from pykubeproxy.sources.api import Timing, all_objects, api_watches, list_kind, service_objects
+from pykubeproxy.sources.api import (
+    ListForbidden,
+    Timing,
+    all_objects,
+    api_watches,
+    list_kind,
+    service_objects,
+)
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
 from pykubeproxy.sources.watch import Outage, SourceError, Watch

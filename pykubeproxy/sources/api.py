@@ -14,7 +14,7 @@ from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.connection import ConnectionState, Timing
-from pykubeproxy.sources.failures import Expired, Failure, TooLarge
+from pykubeproxy.sources.failures import Expired, Failure, Forbidden, TooLarge
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 
@@ -106,6 +106,10 @@ def all_objects(client: Client) -> tuple[Listed, ...]:
     return (*services.once(), *slices.once(), list_kind(client, Kind.NODE))
 
 
+class ListForbidden(SourceError):
+    """The account may not list objects of a kind."""
+
+
 class ApiWatch:
     """Watch one resource. Implements Watch."""
 
@@ -130,9 +134,11 @@ class ApiWatch:
         return self._connection.outage()
 
     def once(self) -> tuple[Listed, ...]:
-        """List. Raises SourceError."""
+        """List. Raises SourceError, ListForbidden."""
         try:
             return (self._list(),)
+        except Forbidden as failure:
+            raise ListForbidden(f"cannot list {self._resource.plural}: {failure}") from None
         except Failure as failure:
             raise SourceError(f"cannot list {self._resource.plural}: {failure}") from None
 

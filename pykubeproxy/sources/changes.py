@@ -35,7 +35,8 @@ _objects = msgspec.json.Decoder(_Object)
 def last_changes(client: Client, services: Iterable[Key]) -> Mapping[Key, float]:
     """Return when a Service or one of its EndpointSlices last changed, in seconds since 1970.
 
-    Leave out Services for which the API server does not tell, and those after the first fifty.
+    Leave out Services for which the API server does not tell, as for objects without managedFields, and those after the
+    first fifty.
     """
     found: dict[Key, float] = {}
     for key in [*services][:_MOST_SERVICES]:
@@ -59,5 +60,7 @@ def _times(client: Client, key: Key) -> Iterator[float]:
     for path, selector in selectors:
         for one in list_items(client, path, selector, _objects.decode, seconds=_SECONDS):
             metadata = one.metadata
-            times = [metadata.creationTimestamp, *(it.time for it in metadata.managedFields or ())]
+            if not metadata.managedFields:  # it may have changed since its creation
+                raise Failure(f"an object of Service {key} has no managedFields")
+            times = [metadata.creationTimestamp, *(it.time for it in metadata.managedFields)]
             yield from (it.timestamp() for it in times if it and it.tzinfo)

@@ -14,13 +14,14 @@ from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Kind, Node
 from pykubeproxy.remote import DebugPods, NodeAccess, side_by_side
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import Client, SourceError, all_objects, list_kind
+from pykubeproxy.sources import Client, ListForbidden, SourceError, all_objects, list_kind
 from pykubeproxy.sources.kubeconfig_files import context_namespace, user_kubeconfigs
 
 _Result = TypeVar("_Result")
 
 # Requests per second, as for kubectl.
 _QPS, _BURST = 50.0, 300
+_GRANTS = "manifests/inspect/rbac.yaml grants what is needed"
 
 
 @click_errors(SourceError)
@@ -40,7 +41,18 @@ def namespace_of(server: ServerOptions, namespace: str) -> str:
     return (context_namespace(kubeconfigs) if kubeconfigs else "") or "default"
 
 
-@click_errors(SourceError)
+@contextmanager
+def listing() -> Iterator[None]:
+    """Raise ClickException for what lists raise, with the permissions if one is missing. Works as a decorator too."""
+    try:
+        yield
+    except ListForbidden as error:
+        raise click.ClickException(f"{error}; {_GRANTS}") from None
+    except SourceError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@listing()
 def list_nodes(client: Client, wanted: NodeSelection) -> Sequence[Node]:
     """Return these Nodes, ordered by name. Raises ClickException if one does not exist."""
     nodes = {it.name: it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)}
@@ -49,7 +61,7 @@ def list_nodes(client: Client, wanted: NodeSelection) -> Sequence[Node]:
     return [nodes[name] for name in sorted(nodes if wanted.everywhere else set(wanted.names))]
 
 
-@click_errors(SourceError)
+@listing()
 def list_objects(client: Client) -> Cluster:
     """Return all Services, EndpointSlices and Nodes. Raises ClickException."""
     cluster = Cluster()

@@ -43,7 +43,7 @@ def metadata(created: str, *times: str | None) -> dict[str, object]:
 def test_the_latest_time_of_the_service_and_its_slices_counts() -> None:
     server = Server(
         [metadata("1970-01-01T00:00:10Z", "1970-01-01T00:00:30Z", "1970-01-01T00:00:20Z")],
-        [metadata("1970-01-01T00:00:40Z", None), metadata("1970-01-01T00:00:35Z")],
+        [metadata("1970-01-01T00:00:40Z", None), metadata("1970-01-01T00:00:35Z", None)],
     )
     assert changes(server) == {WEB: 40.0}
     assert server.asked == [
@@ -61,6 +61,7 @@ def test_the_latest_time_of_the_service_and_its_slices_counts() -> None:
         [{}],
         [{"metadata": {"creationTimestamp": "yesterday"}}],
         [{"metadata": {"creationTimestamp": "1970-01-01T00:00:10"}}],
+        [{"metadata": {"creationTimestamp": "1970-01-01T00:00:10Z"}}],
     ],
 )
 def test_a_service_without_a_known_time_is_left_out(services: object) -> None:
@@ -68,7 +69,7 @@ def test_a_service_without_a_known_time_is_left_out(services: object) -> None:
 
 
 def test_many_services_are_not_asked_for() -> None:
-    server = Server([metadata("1970-01-01T00:00:10Z")])
+    server = Server([metadata("1970-01-01T00:00:10Z", None)])
     keys = [Key("default", f"service{it}") for it in range(500)]
     assert len(changes(server, *keys)) == 50
     assert len(server.asked) == 100
