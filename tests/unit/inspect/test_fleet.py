@@ -497,7 +497,7 @@ def test_an_agent_serves_no_external_address_of_the_api_server(proxy: str, wrong
     one = nodes(SIZE)[1]
     servers = frozenset({("203.0.113.1", 80)})
     rules = agent_rules(one, followed(), api_servers=servers)
-    result = FleetComparison(followed(), api_servers=servers).compare(one.node, rules, proxy)
+    result = FleetComparison(followed(), api_servers=servers).compare(NodeTables(one.node, rules, proxy))
     assert [it.name for it in result.wrong] == wrong
 
 
