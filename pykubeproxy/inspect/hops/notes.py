@@ -23,6 +23,7 @@ def notes(answer: Answer) -> tuple[str, ...]:
 
 def _assumptions(answer: Answer) -> Iterator[str]:
     yield from _lost_replies(answer)
+    yield from _unknown_endpoints(answer)
     for visit in _visits(answer):
         yield from _unknown_matches(visit)
     if answer.source.assumed:
@@ -50,6 +51,19 @@ def _lost_replies(answer: Answer) -> Iterator[str]:
                     f"Connections to endpoints on {outcome.route[-1]} fail: their replies to {outcome.client} do not pass"
                     f" {node}, which replaced the destination and kept the source."
                 )
+
+
+def _unknown_endpoints(answer: Answer) -> Iterator[str]:
+    """Name nodes that still send packets to pods that have gone, or belong to another Service."""
+    for journey in answer.journeys:
+        for outcome in journey.outcomes:
+            if _is_unknown_endpoint(outcome):
+                node = _translating_node(journey, outcome)
+                yield f"No EndpointSlice names {outcome.location.address}; the rules of {node} may be out of date."
+
+
+def _is_unknown_endpoint(outcome: Outcome) -> bool:
+    return outcome.translated and outcome.location.assumed
 
 
 def _translating_node(journey: Journey, outcome: Outcome) -> str:
@@ -82,11 +96,13 @@ def _unknowns(answer: Answer) -> Iterator[str]:
 
 
 def next_step(answer: Answer) -> str:
-    """Return the command that shows why a Service is not reached; "" if it is."""
+    """Return the command that shows why a Service is not reached, or not by its endpoints; "" if all is well."""
     service = answer.destination.service.partition(":")[0]
     for journey in answer.journeys:
         for outcome in journey.outcomes if service else ():
             node = outcome.route[-1]
+            if _is_unknown_endpoint(outcome):
+                return f"kubectl pykubeproxy diff --node {_translating_node(journey, outcome)}"
             if outcome.step and outcome.step.chain.startswith("KUBE-") and not outcome.translated:
                 return f"kubectl pykubeproxy explain {service} --node {node}"
             if not outcome.translated and outcome.result in (Result.LEFT, Result.REACHED):

@@ -3,6 +3,7 @@
 import json
 
 import click
+import msgspec
 import pytest
 
 from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
@@ -138,6 +139,19 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
         ("nodeport-local", POD3, node_port("192.168.99.30")),
     ):
         assert not any("replies" in it for it in notes(ThreeNodes(case).trace(source, destination)))
+
+
+def test_stale_node_that_sends_packets_to_a_pod_that_has_gone_is_named() -> None:
+    cluster = ThreeNodes("nodeport")
+    for node in ("node1", "node3"):
+        cluster.add_rules(node, FORWARD, family=Family.IPV4)  # keep the rules as they are
+    slices = [it for one in cluster.cluster.services() for it in cluster.cluster.all_slices_of(one.key)]
+    for slice_ in slices:
+        kept = tuple(it for it in slice_.endpoints if it.address != "10.244.2.12")
+        cluster.cluster.apply(Updated(msgspec.structs.replace(slice_, endpoints=kept)))
+    answer = cluster.trace(POD1, node_port("192.168.99.30"))
+    assert "No EndpointSlice names 10.244.2.12; the rules of node3 may be out of date." in notes(answer)
+    assert next_step(answer) == "kubectl pykubeproxy diff --node node3"
 
 
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
