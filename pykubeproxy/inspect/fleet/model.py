@@ -17,13 +17,8 @@ from pykubeproxy.inspect.fleet.services import (
 )
 from pykubeproxy.inspect.fleet.settings import described
 from pykubeproxy.inspect.fleet.unserved import Unserved
-from pykubeproxy.inspect.meaning.model import (
-    LOCAL_NETWORK,
-    MeaningChange,
-    MeaningComparison,
-    proxy_part,
-    with_source,
-)
+from pykubeproxy.inspect.meaning.model import LOCAL_NETWORK, MeaningComparison, proxy_part, with_source
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.meaning.versions import older_version
 from pykubeproxy.inspect.node_tables import NodeTables
 from pykubeproxy.inspect.trace.packet import Host

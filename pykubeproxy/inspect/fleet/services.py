@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.inspect.meaning.clients import Chances, differing_groups
-from pykubeproxy.inspect.meaning.model import Destination, MeaningChange, Outcome
+from pykubeproxy.inspect.meaning.outcomes import Destination, MeaningChange, Outcome
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Key, address_and_port

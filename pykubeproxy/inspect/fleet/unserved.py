@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from pykubeproxy.inspect.fleet.services import PortTitle
-from pykubeproxy.inspect.meaning.model import MeaningChange
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.routes import rejecting_rules
 from pykubeproxy.objects import Family, Protocol, family_of
 from pykubeproxy.rules.ruleset import Ruleset

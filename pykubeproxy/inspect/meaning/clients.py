@@ -12,7 +12,7 @@ from pykubeproxy.inspect.meaning.addresses import (
     subtract,
     union,
 )
-from pykubeproxy.inspect.meaning.model import Meaning, MeaningChange, Outcome
+from pykubeproxy.inspect.meaning.outcomes import Meaning, MeaningChange, Outcome
 
 # The outcomes of a packet with their probabilities.
 Chances = Mapping[Outcome, float]

@@ -1,33 +1,34 @@
 """Compare what two states of a node's rules do with packets to services."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from pykubeproxy.inspect.meaning.addresses import (
     Addresses,
-    Range,
     every_address,
     intersection,
     parse_addresses,
     subtract,
     union,
 )
-from pykubeproxy.inspect.meaning.signature import SharedSignatures, Signature, Signer
-from pykubeproxy.inspect.meaning.translated import TranslatedRules
-from pykubeproxy.inspect.meaning.walk import AFTER_DNAT, BEFORE_DNAT, Arrival, Flow, Rules
-from pykubeproxy.inspect.routes import PacketVerdict, rejecting_rules, serving_rules
+from pykubeproxy.inspect.meaning.outcomes import (
+    Destination,
+    MeaningChange,
+    Origin,
+    meaning_of,
+    same_meaning,
+)
+from pykubeproxy.inspect.meaning.side import Side
+from pykubeproxy.inspect.meaning.signature import SharedSignatures, Signature
+from pykubeproxy.inspect.meaning.walk import Flow, Rules
 from pykubeproxy.inspect.trace.chains import Chains
-from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, SNAT, Host, Packet
-from pykubeproxy.inspect.trace.walk import End
-from pykubeproxy.objects import Family, Protocol, address_and_port, family_of
-from pykubeproxy.rules.parse import parse_rule, parse_target
+from pykubeproxy.inspect.trace.packet import LOOPBACK, Host, Packet
+from pykubeproxy.objects import Family, family_of
+from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import BUILT_IN, Ruleset
 from pykubeproxy.services.frontend import ANY_LOCAL
 
-# Versions of kube-proxy give probabilities with 5 to 11 decimals; smaller differences are noise.
-_NOISE = 2e-5
 # How many destinations to remember whose two states have other signatures.
 _MOST_KNOWN = 1 << 13
 # How many chains, in all rulesets that are remembered for nodes with the same rules.
@@ -48,59 +49,6 @@ _ENTRY_CHAINS = frozenset(
     )
 )
 _LOCALHOST = "127.0.0.1"
-_PROTOCOLS = frozenset(it.value for it in Protocol)
-
-
-class Destination(NamedTuple):
-    """An address and port that clients connect to; the protocol as Kubernetes writes it."""
-
-    protocol: str
-    address: str
-    port: int
-
-
-class Origin(NamedTuple):
-    """Where packets start: on the node, or elsewhere, with the interface they come in by if a rule names it."""
-
-    on_node: bool
-    interface: str = ""
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What may happen to a packet.
-
-    - `endpoint`: "ip:port" under DNAT
-    - `masquerade`: the endpoint sees an address of the node
-    - `accepted`: it reaches the endpoint even if the policy of FORWARD is DROP; None if that does not count
-    - `affinity`: where a client's next connections go, and for how many seconds; usually the same endpoint
-    """
-
-    verdict: PacketVerdict
-    endpoint: str = ""
-    masquerade: bool = False
-    accepted: bool | None = False
-    affinity: tuple[tuple[str, int], ...] = ()
-
-
-class Part(NamedTuple):
-    """Clients with addresses from first to last get an outcome with this probability."""
-
-    clients: Range
-    probability: float
-
-
-# What packets from one origin to one destination get; parts are sorted, without overlaps.
-Meaning = Mapping[Outcome, tuple[Part, ...]]
-
-
-class MeaningChange(msgspec.Struct, frozen=True):
-    """Packets that get something else after than before."""
-
-    title: str
-    destination: Destination
-    origin: Origin
-    before: Meaning
-    after: Meaning
 
 
 def proxy_part(live: Ruleset) -> Ruleset:
@@ -130,52 +78,6 @@ def _is_jump(rule: str) -> bool:
     return parse_target(rule) in _ENTRY_CHAINS
 
 
-class _Side:
-    """The signatures of one of the two states, and what else is known about its rules.
-
-    `frontends` are the destinations and their titles, with ANY_LOCAL as the address of node ports; `interfaces` those that
-    rules name.
-    """
-
-    def __init__(self, ruleset: Ruleset, shared: SharedSignatures) -> None:
-        self.ruleset = ruleset
-        self.frontends = tuple(_frontends(ruleset))
-        self.interfaces = frozenset(_interfaces(ruleset))
-        self._signer = Signer(Chains(ruleset), shared)
-        self._translated = TranslatedRules(ruleset)
-        self._later: dict[tuple[tuple[bool, ...], int, str], list[Signature]] = {}
-        self._known: dict[Packet, tuple[Signature, ...] | None] = {}
-
-    def signature(self, packet: Packet) -> tuple[Signature, ...] | None:
-        """Return signatures with numbers that are equal only if the same happens to packets; None if they cannot tell."""
-        if packet not in self._known:
-            self._known[packet] = self._sign(packet)
-        return self._known[packet]
-
-    def _sign(self, packet: Packet) -> tuple[Signature, ...] | None:
-        first = [self._signer.sign(key, packet) for key in BEFORE_DNAT]
-        bits, endpoints = 0, frozenset[str]()
-        for it in first:
-            bits |= it.bits
-            endpoints |= it.endpoints
-        later = [*self._sign_later(packet, bits)]
-        for there in self._translated.elsewhere(packet, endpoints):
-            later += self._sign_later(there, bits)
-        if any(it.bits & ~bits or it.endpoints for it in later):
-            return None
-        return (*first, *later)
-
-    def _sign_later(self, packet: Packet, bits: int) -> list[Signature]:
-        """Return the signatures after DNAT; they are the same for destinations that meet the same rules."""
-        met = self._translated.met(packet)
-        if met is None:
-            return [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
-        case = (met, bits, packet.protocol)
-        if (known := self._later.get(case)) is None:
-            known = self._later[case] = [self._signer.sign(key, packet, bits) for key in AFTER_DNAT]
-        return known
-
-
 class MeaningComparison:
     """Compares two states of one node after the other, and remembers what rules mean: nodes share most of them."""
 
@@ -183,7 +85,7 @@ class MeaningComparison:
         self._shared = SharedSignatures()
         self._known: dict[tuple[object, ...], tuple[MeaningChange, ...]] = {}
         # Many nodes have the same rules. The latest one is the last.
-        self._sides: dict[tuple[object, ...], _Side] = {}
+        self._sides: dict[tuple[object, ...], Side] = {}
 
     def changes(
         self, before: Ruleset, after: Ruleset, host: Host, local_network: str = ""
@@ -229,11 +131,11 @@ class MeaningComparison:
             for change in known:
                 yield msgspec.structs.replace(change, title=title, destination=destination)
 
-    def _side(self, ruleset: Ruleset) -> _Side:
+    def _side(self, ruleset: Ruleset) -> Side:
         """Return the signatures of a ruleset, those known if an equal one came lately."""
         chains, policies = frozenset(ruleset.chains.items()), frozenset(ruleset.policies.items())
         case = (ruleset.family, chains, policies)
-        side = self._sides.pop(case) if case in self._sides else _Side(ruleset, self._shared)
+        side = self._sides.pop(case) if case in self._sides else Side(ruleset, self._shared)
         self._sides[case] = side
         number = sum(len(it.ruleset.chains) for it in self._sides.values())
         for oldest in [*self._sides][:-2]:
@@ -263,7 +165,7 @@ def _changes(
 ) -> Iterator[MeaningChange]:
     for origin in origins:
         flow = _flow(packet, origin, family_of(destination.address), own)
-        meanings = _meaning(rules[0].send(flow)), _meaning(rules[1].send(flow))
+        meanings = meaning_of(rules[0].send(flow)), meaning_of(rules[1].send(flow))
         if not same_meaning(*meanings):
             yield MeaningChange(title, destination, origin, *meanings)
 
@@ -297,26 +199,13 @@ def _among(named: Iterable[str], addresses: Addresses) -> frozenset[tuple[str, A
     return frozenset(found)
 
 
-def _interfaces(ruleset: Ruleset) -> Iterator[str]:
-    for rules in ruleset.chains.values():
-        for rule in rules:
-            if "-i " in rule:
-                yield parse_rule(rule).options.get("-i", "").removeprefix("! ").removesuffix("+")
-
-
-def _origins(*sides: _Side) -> list[Origin]:
+def _origins(*sides: Side) -> list[Origin]:
     """Return the node, and all interfaces that rules name, "" for any other."""
     names = {"", *(name for side in sides for name in side.interfaces)}
     return [Origin(True), *(Origin(False, name) for name in sorted(names))]
 
 
-def _frontends(ruleset: Ruleset) -> Iterator[tuple[Destination, str]]:
-    for rule in (*serving_rules(ruleset), *rejecting_rules(ruleset)):
-        if rule.protocol in _PROTOCOLS:
-            yield Destination(rule.protocol, rule.frontend.address, rule.frontend.port), rule.title
-
-
-def _destinations(sides: Iterable[_Side], host: Host) -> dict[Destination, str]:
+def _destinations(sides: Iterable[Side], host: Host) -> dict[Destination, str]:
     """Return the destinations with the titles of their service ports; node ports at each address of the node."""
     found: dict[Destination, str] = {}
     for side in sides:
@@ -332,56 +221,3 @@ def _flow(packet: Packet, origin: Origin, family: Family, own: Addresses) -> Flo
     """Return the packets of all clients of an origin."""
     sent = msgspec.structs.replace(packet, starts_here=origin.on_node, received_by=origin.interface)
     return Flow(sent, own if origin.on_node else subtract(every_address(family), own))
-
-
-def _meaning(arrivals: Iterable[Arrival]) -> Meaning:
-    arrived = list(arrivals)
-    known: dict[str, set[tuple[str, int]]] = {}
-    for flow in (it.flow for it in arrived):
-        if flow.recalled:
-            known.setdefault(flow.recalled.name, set()).add((_endpoint(flow.packet), flow.recalled.seconds))
-    parts: dict[Outcome, list[Part]] = {}
-    for flow, end in ((it.flow, it.end) for it in arrived if not it.flow.recalled):
-        affinity = tuple(sorted(known.get(flow.remembered_in, ())))
-        parts.setdefault(_outcome(flow, end, affinity), []).extend(
-            Part(clients, flow.probability) for clients in flow.clients
-        )
-    return {outcome: tuple(_sums(some)) for outcome, some in parts.items()}
-
-
-def _outcome(flow: Flow, end: End, affinity: tuple[tuple[str, int], ...]) -> Outcome:
-    if end is End.DROP:
-        return Outcome(PacketVerdict.DROP)
-    if end is End.REJECT:
-        return Outcome(PacketVerdict.REJECT)
-    endpoint = _endpoint(flow.packet)
-    verdict = PacketVerdict.DNAT if endpoint else PacketVerdict.PASS
-    return Outcome(verdict, endpoint, SNAT in flow.packet.states, flow.accepted, affinity)
-
-
-def _endpoint(packet: Packet) -> str:
-    return address_and_port(packet.destination, packet.port) if DNAT in packet.states else ""
-
-
-def _sums(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield parts without overlaps, sorted, with the sum of the probabilities; leave out those of about 0."""
-    steps: dict[int, float] = {}
-    for clients, probability in parts:
-        steps[clients.first] = steps.get(clients.first, 0.0) + probability
-        steps[clients.last + 1] = steps.get(clients.last + 1, 0.0) - probability
-    first, total = 0, 0.0
-    for at in sorted(steps):
-        if abs(steps[at]) < _NOISE:
-            continue
-        if abs(total) > _NOISE:
-            yield Part(Range(first, at - 1), total)
-        first, total = at, total + steps[at]
-
-
-def same_meaning(before: Meaning, after: Meaning) -> bool:
-    """Return whether clients get the same."""
-    for outcome in before.keys() | after.keys():
-        removed = (Part(clients, -probability) for clients, probability in before.get(outcome, ()))
-        if any(_sums((*removed, *after.get(outcome, ())))):
-            return False
-    return True

@@ -15,7 +15,7 @@ from pykubeproxy.inspect.meaning.clients import (
     endpoints_of,
     everyone,
 )
-from pykubeproxy.inspect.meaning.model import Destination, MeaningChange, Outcome
+from pykubeproxy.inspect.meaning.outcomes import Destination, MeaningChange, Outcome
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import Family, address_and_port, family_of
 from pykubeproxy.wording import listed, percent, period

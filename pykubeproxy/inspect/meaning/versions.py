@@ -4,7 +4,7 @@ from collections.abc import Container
 
 import msgspec
 
-from pykubeproxy.inspect.meaning.model import Meaning, MeaningChange, Outcome, Part, same_meaning
+from pykubeproxy.inspect.meaning.outcomes import Meaning, MeaningChange, Outcome, Part, same_meaning
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.rules import names

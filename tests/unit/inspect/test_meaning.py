@@ -12,7 +12,8 @@ import pytest
 from pykubeproxy.config import Dispatch
 from pykubeproxy.inspect.limit import TooManyRules
 from pykubeproxy.inspect.meaning.addresses import parse_addresses, render_range
-from pykubeproxy.inspect.meaning.model import MeaningChange, compare_meaning, proxy_part
+from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pykubeproxy.inspect.meaning.model import MeaningChange, compare_meaning, proxy_part
+from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.meaning.versions import older_version
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
