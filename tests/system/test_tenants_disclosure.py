@@ -131,7 +131,7 @@ def test_a_public_metrics_address_shows_services_only_to_the_node(pod: str, tmp_
         assert command("status").returncode == 0
         assert "10.244.0.5" in command("explain", "default/victim").stdout
         remote = command("status", "--url", f"http://{NODE}:{METRICS}")
-        assert (remote.returncode, "over loopback only" in remote.stderr) == (1, True)
+        assert (remote.returncode, "over loopback only" in remote.stderr) == (2, True)
 
 
 def test_commands_work_beside_a_metrics_address_of_the_node(pod: str, tmp_path: Path) -> None:
