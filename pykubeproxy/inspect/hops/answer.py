@@ -51,11 +51,15 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Where a connection goes. It has one way, or one for each group of nodes that may receive it."""
+    """Where a connection goes. It has one way, or one for each group of nodes that may receive it.
+
+    - `endpoints`: the addresses in the EndpointSlices of the Service; None if the destination is not that of a Service
+    """
 
     source: Location
     destination: Destination
     ways: tuple[Way, ...]
+    endpoints: frozenset[str] | None = None
 
     @property
     def journeys(self) -> tuple[Journey, ...]:
@@ -82,7 +86,9 @@ def answer(
     ways = _ways(source, destination, entrances, locations)
     entries = [_entry(source, destination, way.read, locations) for way in ways if way.read]
     journeys = iter(follow(entries, locations, read))
-    return Answer(source, destination, tuple(Way(way, next(journeys) if way.read else None) for way in ways))
+    followed = tuple(Way(way, next(journeys) if way.read else None) for way in ways)
+    service = destination.service.partition(":")[0]
+    return Answer(source, destination, followed, locations.endpoints(service) if service else None)
 
 
 def _entry(source: Location, destination: Destination, node: str, locations: Locations) -> Entry:

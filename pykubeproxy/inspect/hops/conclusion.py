@@ -4,6 +4,7 @@ import enum
 from collections.abc import Sequence
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
+from pykubeproxy.inspect.hops.faults import bypassed_node, is_unknown_endpoint, translating_node
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
 from pykubeproxy.inspect.hops.locations import Location
 from pykubeproxy.inspect.targets import LocationKind
@@ -49,13 +50,16 @@ def conclusion(answer: Answer) -> str:
         return _through_nodes(answer)
     (journey,) = answer.journeys
     sentence = _alone(answer, journey)
-    if others := answer.ways[0].receivers.others:
+    is_stale = any(is_unknown_endpoint(one, answer) for one in journey.outcomes)
+    if (others := answer.ways[0].receivers.others) and not is_stale:
         sentence += f" The same should happen through {counted(len(others), 'other node')}."
     return sentence
 
 
-def is_good(outcome: Outcome, answer: Answer) -> bool:
-    """Return whether a connection ends where it should, as far as rules are known."""
+def is_good(outcome: Outcome, journey: Journey, answer: Answer) -> bool:
+    """Return whether a connection works: it ends where it should and the reply comes back, as far as rules are known."""
+    if is_unknown_endpoint(outcome, answer) or bypassed_node(outcome, journey, answer):
+        return False
     if outcome.result is Result.SENT:
         return True
     chosen = outcome.translated or not (answer.destination.service or answer.destination.unserved)
@@ -98,8 +102,9 @@ def _failure_through(way: Way, answer: Answer) -> str:
         return "should drop it"
     if way.journey.starts_unread:
         return "cannot be read"
-    worst = max(way.journey.outcomes, key=lambda it: (not is_good(it, answer), it.probability))
-    return _failure(worst, answer, "it").partition(" ")[2]
+    journey = way.journey
+    worst = max(journey.outcomes, key=lambda it: (not is_good(it, journey, answer), it.probability))
+    return _failure(worst, journey, answer, "it").partition(" ")[2]
 
 
 def _alone(answer: Answer, journey: Journey) -> str:
@@ -107,7 +112,7 @@ def _alone(answer: Answer, journey: Journey) -> str:
     if journey.starts_unread:
         where = "which receives it" if answer.source.kind is LocationKind.OUTSIDE else "where it starts"
         return f"Unknown: {sender} to {title} depends on {journey.entry.node}, {where}: {journey.visits[0].unread}."
-    good = [one for one in journey.outcomes if is_good(one, answer)]
+    good = [one for one in journey.outcomes if is_good(one, journey, answer)]
     bad = [one for one in journey.outcomes if one not in good]
     unread = _unread(journey)
     as_known = f"; {unread}" if unread else ""
@@ -115,9 +120,9 @@ def _alone(answer: Answer, journey: Journey) -> str:
         verb = "goes to" if unread else "reaches"
         return f"{sender} {verb} {_goal(answer, good)}{as_known}."
     if not good:
-        failures = listed(dict.fromkeys(_failure(one, answer, "its packets") for one in bad))
+        failures = listed(dict.fromkeys(_failure(one, journey, answer, "its packets") for one in bad))
         return f"{sender} does not reach {title}: {failures}."
-    failures = listed(dict.fromkeys(_failure(one, answer, "the others") for one in bad))
+    failures = listed(dict.fromkeys(_failure(one, journey, answer, "the others") for one in bad))
     share = percent(sum(one.probability for one in good))
     return f"{sender} reaches {title} with {share} of its connections; {failures}{as_known}."
 
@@ -147,7 +152,7 @@ def _goal(answer: Answer, outcomes: Sequence[Outcome]) -> str:
     return f"{f'one of {len(places)} endpoints' if len(places) > 1 else 'one endpoint'} of {title}{where}"
 
 
-def _failure(outcome: Outcome, answer: Answer, what: str) -> str:
+def _failure(outcome: Outcome, journey: Journey, answer: Answer, what: str) -> str:
     node = outcome.route[-1]
     match outcome.result:
         case Result.DROPPED:
@@ -156,6 +161,11 @@ def _failure(outcome: Outcome, answer: Answer, what: str) -> str:
             return f"{node} rejects {what}{_rule(outcome.step)}"
         case Result.LOST:
             return f"{node} sends {what} on and on"
+        case _ if is_unknown_endpoint(outcome, answer):
+            stale = translating_node(outcome, journey)
+            return f"{stale} sends {what} to endpoints that have gone, or that belong to another Service"
+        case _ if translating := bypassed_node(outcome, journey, answer):
+            return f"{translating} translates {what}, but replies bypass this node"
         case _:
             return answer.destination.unserved or f"{node} has no rule for {answer.destination}"
 
@@ -173,4 +183,5 @@ def _share(way: Way, answer: Answer) -> float:
         return float(way.receivers.serve)
     if way.journey.starts_unread:
         return 0.0
-    return sum(one.probability for one in way.journey.outcomes if is_good(one, answer))
+    journey = way.journey
+    return sum(one.probability for one in journey.outcomes if is_good(one, journey, answer))

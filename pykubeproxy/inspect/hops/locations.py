@@ -45,7 +45,11 @@ class Locations:
         self._nodes = {address: node.name for node in known for address in node.addresses}
         self._networks = [(network, node.name) for node in known for network in node.pod_cidrs]
         self._pods: dict[str, tuple[str, str]] = {}
+        self._endpoints: dict[str, set[str]] = {}
         for slice_ in slices:
+            self._endpoints.setdefault(str(slice_.service_key), set()).update(
+                it.address for it in slice_.endpoints
+            )
             for endpoint in slice_.endpoints:
                 pod = f"{slice_.namespace}/{endpoint.pod}" if endpoint.pod else ""
                 if endpoint.node_name:
@@ -54,6 +58,10 @@ class Locations:
             # All pods on the host network have the node's addresses.
             for address in () if one.host_network else one.addresses:
                 self._pods[address] = (one.node, str(one.key))
+
+    def endpoints(self, service: str) -> frozenset[str]:
+        """Return the addresses in the EndpointSlices of the Service "namespace/name"."""
+        return frozenset(self._endpoints.get(service, ()))
 
     def find(self, address: str) -> Location:
         """Return the location of a canonical address; OUTSIDE if no object names it."""

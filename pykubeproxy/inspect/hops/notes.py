@@ -1,10 +1,10 @@
 """What a journey cannot tell, in one line each."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from pykubeproxy.inspect.hops.answer import Answer
-from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result, Visit
+from pykubeproxy.inspect.hops.faults import bypassed_node, is_unknown_endpoint, translating_node
+from pykubeproxy.inspect.hops.journey import Result, Visit
 from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.rule import NOT_KNOWN
 from pykubeproxy.rules.parse import parse_rule
@@ -43,10 +43,7 @@ def _lost_replies(answer: Answer) -> Iterator[str]:
     """Name nodes that replace the destination, but are not on the way back."""
     for journey in answer.journeys:
         for outcome in journey.outcomes:
-            if not outcome.translated or outcome.masqueraded_on or outcome.result is not Result.REACHED:
-                continue
-            node = _translating_node(journey, outcome)
-            if node not in (outcome.route[-1], answer.source.node):
+            if node := bypassed_node(outcome, journey, answer):
                 yield (
                     f"Connections to endpoints on {outcome.route[-1]} fail: their replies to {outcome.client} do not pass"
                     f" {node}, which replaced the destination and kept the source."
@@ -57,26 +54,10 @@ def _unknown_endpoints(answer: Answer) -> Iterator[str]:
     """Name nodes that still send packets to pods that have gone, or belong to another Service."""
     for journey in answer.journeys:
         for outcome in journey.outcomes:
-            if _is_unknown_endpoint(outcome):
-                node = _translating_node(journey, outcome)
-                yield f"No EndpointSlice names {outcome.location.address}; the rules of {node} may be out of date."
-
-
-def _is_unknown_endpoint(outcome: Outcome) -> bool:
-    return outcome.translated and outcome.location.assumed
-
-
-def _translating_node(journey: Journey, outcome: Outcome) -> str:
-    """Return the node on the route after which the packet has its last destination."""
-    for number, (before, node) in enumerate(pairwise(outcome.route), 1):
-        if any(
-            visit.node == node
-            and visit.route == outcome.route[:number]
-            and visit.packet.destination == outcome.location.address
-            for visit in journey.visits
-        ):
-            return before
-    return outcome.route[-1]
+            if is_unknown_endpoint(outcome, answer):
+                node = translating_node(outcome, journey)
+                address, service = outcome.location.address, answer.destination.service.partition(":")[0]
+                yield f"No EndpointSlice of {service} names {address}; the rules of {node} may be out of date."
 
 
 def _unknowns(answer: Answer) -> Iterator[str]:
@@ -101,8 +82,8 @@ def next_step(answer: Answer) -> str:
     for journey in answer.journeys:
         for outcome in journey.outcomes if service else ():
             node = outcome.route[-1]
-            if _is_unknown_endpoint(outcome):
-                return f"kubectl pykubeproxy diff --node {_translating_node(journey, outcome)}"
+            if is_unknown_endpoint(outcome, answer):
+                return f"kubectl pykubeproxy diff --node {translating_node(outcome, journey)}"
             if outcome.step and outcome.step.chain.startswith("KUBE-") and not outcome.translated:
                 return f"kubectl pykubeproxy explain {service} --node {node}"
             if not outcome.translated and outcome.result in (Result.LEFT, Result.REACHED):

@@ -34,7 +34,8 @@ def document(answer: Answer) -> dict[str, object]:
     The verdict is "likely" if rules choose an endpoint, but those of its node are unknown; "partly" if it depends on
     chance, or on the node that receives the connection. The probabilities of the outcomes of a way add up to 1. "left"
     means that the packet leaves the cluster; "sent" that the rules of the node to which it goes are unknown; "lost" that
-    nodes send it on and on. Keys may be added.
+    nodes send it on and on. A connection that "reached" an endpoint fails, and the verdict says so, if replies bypass the
+    node that chose the endpoint, or if no EndpointSlice of the Service names it. Keys may be added.
     """
     destination = answer.destination
     return {

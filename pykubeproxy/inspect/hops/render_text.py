@@ -80,7 +80,7 @@ def _way(way: Way, answer: Answer) -> Iterator[str]:
         return
     for outcome in journey.outcomes[:_OUTCOMES]:
         start = f"{indent}{percent(outcome.probability):>7}  "
-        yield from wrapped(_described(outcome, answer), start, " " * len(start))
+        yield from wrapped(_described(outcome, journey, answer), start, " " * len(start))
     if more := journey.outcomes[_OUTCOMES:]:
         share = percent(sum(one.probability for one in more))
         yield f"{indent}{share:>7}  {len(more)} more (-o json lists all)"
@@ -89,14 +89,14 @@ def _way(way: Way, answer: Answer) -> Iterator[str]:
         yield from wrapped(f"likewise through {nodes}, by the EndpointSlices; not read", _INDENT, _INDENT * 2)
 
 
-def _described(outcome: Outcome, answer: Answer) -> str:
+def _described(outcome: Outcome, journey: Journey, answer: Answer) -> str:
     node = outcome.route[-1]
     at = tied(address_and_port(outcome.location.address, outcome.port))
     if outcome.step:
         verb = "dropped" if outcome.result is Result.DROPPED else "rejected"
         goal = f", on the way to {at}" if outcome.translated else ""
         return f"{verb} on {node} in {outcome.step.table} {outcome.step.chain}{goal}"
-    if not is_good(outcome, answer) and not outcome.translated:
+    if not outcome.translated and not is_good(outcome, journey, answer):
         return f"no rule on {node} matches; the packet goes on to {at} itself"
     pod = f" ({outcome.location.pod})" if outcome.location.pod else ""
     where = f"{at} on {outcome.location.node}{pod}" if outcome.location.node else at

@@ -133,6 +133,11 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
         f"Connections to endpoints on node2 fail: their replies to {POD3} do not pass node1, which replaced the"
         " destination and kept the source."
     )
+    assert verdict(answer) is Verdict.PARTLY
+    assert conclusion(answer) == (
+        f"pod {POD3} reaches ns1/web:http with 50% of its connections; node1 translates the others, but replies bypass"
+        " this node."
+    )
     for case, source, destination in (
         ("nodeport", POD3, node_port("192.168.99.10")),
         ("nodeport", POD1, CLUSTER_IP),
@@ -141,17 +146,46 @@ def test_replies_that_bypass_the_node_of_the_node_port_are_named() -> None:
         assert not any("replies" in it for it in notes(ThreeNodes(case).trace(source, destination)))
 
 
-def test_stale_node_that_sends_packets_to_a_pod_that_has_gone_is_named() -> None:
+def stale(*gone: str) -> ThreeNodes:
+    """Return nodes whose rules still name these endpoints."""
     cluster = ThreeNodes("nodeport")
     for node in ("node1", "node3"):
         cluster.add_rules(node, FORWARD, family=Family.IPV4)  # keep the rules as they are
     slices = [it for one in cluster.cluster.services() for it in cluster.cluster.all_slices_of(one.key)]
     for slice_ in slices:
-        kept = tuple(it for it in slice_.endpoints if it.address != "10.244.2.12")
+        kept = tuple(it for it in slice_.endpoints if it.address not in gone)
         cluster.cluster.apply(Updated(msgspec.structs.replace(slice_, endpoints=kept)))
-    answer = cluster.trace(POD1, node_port("192.168.99.30"))
-    assert "No EndpointSlice names 10.244.2.12; the rules of node3 may be out of date." in notes(answer)
+    return cluster
+
+
+def test_stale_node_that_sends_packets_to_a_pod_that_has_gone_is_named() -> None:
+    answer = stale("10.244.2.12").trace(POD1, node_port("192.168.99.30"))
+    note = "No EndpointSlice of ns1/web names 10.244.2.12; the rules of node3 may be out of date."
+    assert note in notes(answer)
     assert next_step(answer) == "kubectl pykubeproxy diff --node node3"
+    assert conclusion(answer) == (
+        f"pod {POD1} reaches ns1/web:http with 50% of its connections; node3 sends the others to endpoints that have gone,"
+        " or that belong to another Service."
+    )
+
+
+@pytest.mark.parametrize("pod_cidrs", [True, False])
+def test_stale_node_that_knows_no_endpoint_of_today_does_not_reach_the_service(pod_cidrs: bool) -> None:
+    cluster = stale("10.244.1.11", "10.244.2.12")
+    if not pod_cidrs:
+        cluster.nodes = [msgspec.structs.replace(it, pod_cidrs=()) for it in cluster.nodes]
+    answer = cluster.trace("192.168.99.10", node_port("192.168.99.30"))
+    assert document(answer)["verdict"] == "not-reached"
+    assert conclusion(answer) == (
+        "node1 does not reach ns1/web:http: node3 sends its packets to endpoints that have gone, or that belong to another"
+        " Service."
+    )
+
+
+def test_stale_node_says_nothing_about_other_nodes() -> None:
+    answer = stale("10.244.2.12").trace(OUTSIDE, node_port(ANY_LOCAL))
+    assert answer.ways[0].receivers.others
+    assert conclusion(answer).endswith("that belong to another Service.")
 
 
 def test_local_policy_keeps_the_client_and_answers_on_nodes_with_endpoints_only() -> None:
