@@ -18,7 +18,7 @@ from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import Client, SourceError
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, one_line
 from pykubeproxy.sources.server_version import server_version
 
 
@@ -64,9 +64,7 @@ def check(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOpt
             lambda node: proxy_state(access, node, proxies, "check"), wanted, pods, "Checking nodes"
         )
     version = _server_version(client)
-    checked = sorted(
-        (_Checked(it, tuple(_findings(it, version))) for it in states), key=lambda it: it.state.node.name
-    )
+    checked = sorted((_checked(it, version) for it in states), key=lambda it: it.state.node.name)
     if output == "json":
         echo_json(document(checked))
     else:
@@ -90,10 +88,17 @@ def _server_version(client: Client) -> str:
         return ""
 
 
-def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
+def _checked(state: ProxyState, server: str) -> _Checked:
     if state.answer:
-        yield from _of_agent(state)
-        return
+        try:
+            return _Checked(state, msgspec.json.decode(state.answer, type=_Report).checks)
+        except (ValueError, RecursionError) as error:
+            failure = f"its agent is of another version: {one_line(str(error))}"
+            state = msgspec.structs.replace(state, answer=b"", failure=failure)
+    return _Checked(state, tuple(_findings(state, server)))
+
+
+def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
     proxy, read = state.proxy, state.read
     if proxy:
         yield kube_proxy.pod(
@@ -118,13 +123,6 @@ def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
             yield kube_proxy.unread(read.reason) if proxy else kube_proxy.no_pod(read.reason)
     if state.failure:
         yield kube_proxy.unread(state.failure)
-
-
-def _of_agent(state: ProxyState) -> Sequence[Finding]:
-    try:
-        return msgspec.json.decode(state.answer, type=_Report).checks
-    except (ValueError, RecursionError) as error:
-        return (kube_proxy.unread(f"its agent is of another version: {error}"),)
 
 
 def _text(checked: _Checked) -> str:

@@ -194,6 +194,16 @@ def test_check_of_a_node_that_cannot_be_read_does_not_pass(cluster: RemoteNodes)
     assert "skip  tables" in invoke("check", "--node", "n2", code=2).stdout
 
 
+@pytest.mark.parametrize(
+    "answer", ["{}", '{"apiVersion": "pykubeproxy/v1"}', '{"checks": [{"check": 1}]}', "{"]
+)
+def test_check_of_an_agent_without_a_report_does_not_pass(cluster: RemoteNodes, answer: str) -> None:
+    cluster.program("p2", "pykubeproxy", answer)
+    (entry,) = printed("check", "--node", "n2", code=2)["nodes"]
+    assert not entry["complete"]
+    assert "its agent is of another version" in entry["checks"][-1]["message"]
+
+
 def test_node_that_does_not_exist(cluster: RemoteNodes) -> None:
     result = invoke("status", "--node", "n9", code=2)
     assert result.stderr == "Error: there is no node n9; run `kubectl get nodes`\n"
