@@ -91,10 +91,14 @@ def _server_version(client: Client) -> str:
 def _checked(state: ProxyState, server: str) -> _Checked:
     if state.answer:
         try:
-            return _Checked(state, msgspec.json.decode(state.answer, type=_Report).checks)
+            found = msgspec.json.decode(state.answer, type=_Report).checks
         except (ValueError, RecursionError) as error:
             failure = f"its agent is of another version: {one_line(str(error))}"
             state = msgspec.structs.replace(state, answer=b"", failure=failure)
+        else:
+            # A node could forge lines with line feeds.
+            named = (msgspec.structs.replace(it, check=one_line(it.check)) for it in found)
+            return _Checked(state, tuple(named))
     return _Checked(state, tuple(_findings(state, server)))
 
 
@@ -127,7 +131,7 @@ def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
 
 def _text(checked: _Checked) -> str:
     name, proxy = checked.state.node.name, checked.state.proxy
-    title = click.style(f"{name}  {proxy or 'no pod of a proxy'}", bold=True)
+    title = click.style(f"{name}  {one_line(str(proxy or 'no pod of a proxy'))}", bold=True)
     return f"{title}\n{report.findings_text(checked.findings)}"
 
 

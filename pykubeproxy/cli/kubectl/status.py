@@ -18,6 +18,7 @@ from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import SourceError
+from pykubeproxy.sources.failures import one_line
 from pykubeproxy.wording import wrapped
 
 _HEADER = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE")
@@ -104,7 +105,8 @@ def _problem(state: ProxyState) -> str:
 
 def _table(rows: Sequence[_Row]) -> str:
     now = time.time()
-    cells = [_HEADER, *(_cells(it, now) for it in rows)]
+    # A node could forge rows with line feeds.
+    cells = [_HEADER, *(tuple(map(one_line, _cells(it, now))) for it in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADER))]
     lines = []
     for row, it in zip(cells, (None, *rows), strict=True):

@@ -11,6 +11,7 @@ from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
 from pykubeproxy.inspect.fleet.services import Contested, WrongService
 from pykubeproxy.inspect.fleet.settings import other_settings
 from pykubeproxy.objects import Key
+from pykubeproxy.sources.failures import one_line
 from pykubeproxy.wording import counted, listed, wrapped
 
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
@@ -46,7 +47,7 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _table(results: Sequence[NodeResult]) -> list[str]:
-    rows = [_HEADER, *(_row(it) for it in results)]
+    rows = [_HEADER, *(tuple(map(one_line, _row(it))) for it in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     verdicts = [None, *(it.verdict for it in results)]
     return [_line(row, widths, verdict) for row, verdict in zip(rows, verdicts, strict=True)]

@@ -117,6 +117,21 @@ def test_status_of_a_node_with_a_problem(cluster: RemoteNodes) -> None:
     assert (third["problem"], third["proxy"]) == ("", "")
 
 
+FORGED = "nft\nn9    kube-proxy v1.35.1  iptables"
+
+
+def test_node_cannot_forge_lines(cluster: RemoteNodes) -> None:
+    cluster.program("p2", "pykubeproxy", json.dumps(STATUS | {"backend": FORGED}))
+    assert [it.split()[:1] for it in invoke("status", "--node", "n2").stdout.splitlines()] == [
+        ["NODE"],
+        ["n2"],
+    ]
+    forged = {"check": FORGED, "level": "ok", "message": FORGED, "advice": FORGED, "family": None}
+    cluster.program("p2", "pykubeproxy", json.dumps({"checks": [forged]}))
+    lines = invoke("check", "--node", "n2").stdout.splitlines()
+    assert not [it for it in lines if it.startswith("n9")]
+
+
 def test_status_of_an_agent_that_does_not_answer(cluster: RemoteNodes) -> None:
     cluster.program("p2", "pykubeproxy", errors="Error: no agent\n", code=2)
     (entry,) = printed("status", "--node", "n2", code=1)["nodes"]

@@ -345,6 +345,11 @@ def test_nodes_of_other_zones_have_other_endpoints() -> None:
     assert [it.name for it in wrong] == ["service1"]
 
 
+def test_the_name_of_a_proxy_cannot_forge_a_row() -> None:
+    lines = render.text([NodeResult("node1", NodeVerdict.FOLLOWS, "proxy\nnode2  other")]).splitlines()
+    assert [it.split()[:1] for it in lines[:3]] == [["NODE"], ["node1"], []]
+
+
 def test_the_table_names_each_node_and_groups_equal_differences() -> None:
     _, _, results = usual()
     lines = click.unstyle(render.text(results.values())).splitlines()
