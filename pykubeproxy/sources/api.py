@@ -21,6 +21,8 @@ from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 _PAGE_SIZE = 500  # as in kube-proxy
 # More objects of one kind than any cluster has: such a list never ends.
 _MAX_OBJECTS = 1_000_000
+# What the server must permit.
+_LISTED, _WATCHED = "get and list of", "list and watch of"
 
 log = structlog.get_logger()
 
@@ -136,7 +138,7 @@ class ApiWatch:
     def once(self) -> tuple[Listed, ...]:
         """List. Raises SourceError, ListForbidden."""
         try:
-            return (self._list(),)
+            return (self._list(_LISTED),)
         except Forbidden as failure:
             raise ListForbidden(f"cannot list {self._resource.plural}: {failure}") from None
         except Failure as failure:
@@ -148,7 +150,7 @@ class ApiWatch:
             self._connection.connecting()
             try:
                 if self._connection.must_list:
-                    emit(self._list())
+                    emit(self._list(_WATCHED))
                     self._connection.must_list = False
                 seconds = random.randint(*self._timing.watch)  # noqa: S311
                 for event in self._watch(seconds):
@@ -169,7 +171,7 @@ class ApiWatch:
         log.debug("watching", resource=self._resource.plural, version=self._version, seconds=seconds)
         self._tracker.watch_started()
         end = time.monotonic() + seconds + self._timing.idle
-        with self._stream(query, self._timing.idle, end) as body:
+        with self._stream(query, self._timing.idle, end, _WATCHED) as body:
             self._connection.opened()
             for line in wire.lines(self._connection.watching(body)):
                 if line and (event := self._event(line)):
@@ -198,29 +200,29 @@ class ApiWatch:
         self._connection.delivered()
         return change
 
-    def _list(self) -> Listed:
-        """Return the complete state.
+    def _list(self, verbs: str) -> Listed:
+        """Return the complete state. If a permission is missing, messages name these `verbs`.
 
         The first list may come from the server's cache (resourceVersion 0), which is cheap when all nodes start at
         once. Later lists request the latest state, since they must not be older than emitted events.
         """
         query: _Query = {"limit": _PAGE_SIZE}
         try:
-            listed = self._pages(query if self._listed_before else {**query, "resourceVersion": "0"})
+            listed = self._pages(query if self._listed_before else {**query, "resourceVersion": "0"}, verbs)
         except Expired:
             # The server dropped the rest of the list.
-            listed = self._pages(query)
+            listed = self._pages(query, verbs)
         self._listed_before = True
         log.debug("listed", resource=self._resource.plural, count=len(listed.objects), version=self._version)
         return listed
 
-    def _pages(self, query: _Query) -> Listed:
+    def _pages(self, query: _Query, verbs: str) -> Listed:
         objects: list[Object] = []
         rejected: dict[Key, str] = {}
         end = time.monotonic() + self._timing.list
         while True:
             try:
-                with self._stream(query, self._timing.answer, end, compressible=True) as body:
+                with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
                     page = wire.page(self._connection.listing(body), self._resource.kind)
             except TooLarge:
                 if not (smaller := _smaller(query)):
@@ -239,7 +241,7 @@ class ApiWatch:
             query = {"limit": min(2 * int(query["limit"]), _PAGE_SIZE), "continue": token}
 
     def _stream(
-        self, query: _Query, idle: float, end: float, *, compressible: bool = False
+        self, query: _Query, idle: float, end: float, verbs: str, *, compressible: bool = False
     ) -> AbstractContextManager[Iterator[bytes]]:
         resource = self._resource
         return self._client.stream(
@@ -249,6 +251,7 @@ class ApiWatch:
             idle=idle,
             end=end,
             compressible=compressible,
+            verbs=verbs,
         )
 
 

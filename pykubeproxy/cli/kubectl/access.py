@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 # Requests per second, as for kubectl.
 _QPS, _BURST = 50.0, 300
-_GRANTS = "manifests/inspect/rbac.yaml grants what is needed"
+GRANTS = "manifests/inspect/rbac.yaml grants what is needed"
 
 
 @click_errors(SourceError)
@@ -47,7 +47,7 @@ def listing() -> Iterator[None]:
     try:
         yield
     except ListForbidden as error:
-        raise click.ClickException(f"{error}; {_GRANTS}") from None
+        raise click.ClickException(f"{error}; {GRANTS}") from None
     except SourceError as error:
         raise click.ClickException(str(error)) from None
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import click
 
+from pykubeproxy.cli.kubectl.access import GRANTS, listing
 from pykubeproxy.cli.server_lookup import ON_SERVER, PodsForbidden, find_pods, of_kind, with_targets
 from pykubeproxy.config import load
 from pykubeproxy.inspect.targets import Directory, Target, TargetKind
@@ -22,8 +23,9 @@ class Objects(NamedTuple):
     directory: Directory
 
 
+@listing()
 def look_up(client: Client, targets: Sequence[Target]) -> Objects:
-    """Return the objects that targets name; for an address, all Services. Raises SourceError.
+    """Return the objects that targets name; for an address, all Services. Raises ClickException.
 
     If the account may not list pods, so that an address stays unknown, a note goes to standard error.
     """
@@ -60,5 +62,5 @@ def _pods_at(client: Client, addresses: Sequence[str]) -> tuple[Pod, ...]:
     try:
         return tuple(pod for address in addresses for pod in find_pods(client, address=address))
     except PodsForbidden as error:
-        click.echo(f"Note: {error}. Only pods in EndpointSlices are known.", err=True)
+        click.echo(f"Note: {error}; {GRANTS}. Only pods in EndpointSlices are known.", err=True)
         return ()

@@ -232,8 +232,15 @@ def test_nodes_must_be_named(cluster: RemoteNodes, arguments: tuple[str, ...]) -
 def test_cluster_that_cannot_be_asked(cluster: RemoteNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.api.faults.apply(Order(do="error", path="/nodes", status=403, times=10))
     forbidden = invoke("status", "--node", "n1", code=2).stderr
-    assert "list and watch of nodes are not permitted" in forbidden
+    assert "get and list of nodes are not permitted" in forbidden
     assert "manifests/inspect/rbac.yaml grants what is needed" in forbidden
+    for asked in (
+        ("trace", "node/n1", "svc/web"),
+        ("trace", "node/n1", "10.0.0.1:80"),
+        ("explain", "svc/web"),
+    ):
+        refused = invoke(*asked, code=2).stderr
+        assert "get and list of" in refused and "manifests/inspect/rbac.yaml grants what is needed" in refused
     assert "it has no context 'x'" in invoke("status", "--node", "n1", "--context", "x", code=2).stderr
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", os.devnull)
