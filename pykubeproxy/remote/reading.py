@@ -74,13 +74,16 @@ class UnreadNode(msgspec.Struct, frozen=True):
     """A node without tables to compare; `reason` says why, and what to do.
 
     `other_proxy` is True if no fault is the cause: the node's proxy does not use such rules by design. `mode` is the mode
-    of its kube-proxy, "ipvs", "nftables" or "kernelspace", or "" if unknown.
+    of its kube-proxy, "ipvs", "nftables" or "kernelspace", or "" if unknown. `proxy` names the proxy and `pod` its pod;
+    both are "" without a pod.
     """
 
     node: Node
     reason: str
     other_proxy: bool = False
     mode: str = ""
+    proxy: str = ""
+    pod: str = ""
 
 
 class NodePods(msgspec.Struct, frozen=True):
@@ -122,7 +125,14 @@ def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
 
 def read_node(access: NodeAccess, node: Node, pods: NodePods) -> ReadNode | UnreadNode:
     """Read the tables of one node; in a debug pod if its proxy has no pod that can print them."""
-    proxy, other = pods.proxy(node), pods.others.get(node.name, "")
+    proxy = pods.proxy(node)
+    outcome = _read_node(access, node, proxy, pods.others.get(node.name, ""))
+    if proxy and isinstance(outcome, UnreadNode):
+        return msgspec.structs.replace(outcome, proxy=str(proxy), pod=str(proxy.pod))
+    return outcome
+
+
+def _read_node(access: NodeAccess, node: Node, proxy: ProxyPod | None, other: str) -> ReadNode | UnreadNode:
     if proxy and proxy.mode_flag in _OTHER_MODES:
         return _in_other_mode(node, proxy.mode_flag, proxy)
     if is_windows(node):

@@ -55,7 +55,7 @@ class _ApiServer:
 
     def _tables_of(self, one: ReadNode | UnreadNode) -> NodeTables | UnknownTables:
         if isinstance(one, UnreadNode):
-            return UnknownTables(one.node, one.reason, one.other_proxy)
+            return UnknownTables(one.node, one.reason, one.other_proxy, one.proxy, one.pod)
         self.notes[one.node.name] = one.notes
         self.complete &= one.complete
         rulesets = {family: it.ruleset for family, it in one.tables.items()}

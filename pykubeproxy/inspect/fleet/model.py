@@ -53,7 +53,7 @@ class NodeVerdict(enum.Enum):
 class NodeResult(msgspec.Struct, frozen=True):
     """What is known about one node.
 
-    - `proxy`, `pod`: which proxy runs there, and the pod that was asked; "" if unknown
+    - `proxy`, `pod`: which proxy runs there, and its pod or the one that was asked; "" if unknown
     - `reason`: why it is not compared, or which rules it lacks altogether; else ""
     - `other_proxy`: no fault is the cause: its proxy does not use such rules
     - `wrong`: Services with rules that do not follow the objects, sorted

@@ -23,11 +23,16 @@ _ALL = Key("", "")
 
 
 class UnknownTables(NamedTuple):
-    """A node whose tables are not known, and why; with `other_proxy`, no fault is the cause."""
+    """A node whose tables are not known, and why; with `other_proxy`, no fault is the cause.
+
+    `proxy` and `pod` are as in NodeResult.
+    """
 
     node: Node
     reason: str
     other_proxy: bool = False
+    proxy: str = ""
+    pod: str = ""
 
 
 class FleetSource(Protocol):
@@ -152,7 +157,7 @@ def _results(source: FleetSource, nodes: Sequence[Node], comparison: FleetCompar
     for one in source.tables(nodes):
         if isinstance(one, UnknownTables):
             yield NodeResult(
-                one.node.name, NodeVerdict.NOT_COMPARED, reason=one.reason, other_proxy=one.other_proxy
+                one.node.name, NodeVerdict.NOT_COMPARED, one.proxy, one.pod, one.reason, one.other_proxy
             )
             continue
         try:

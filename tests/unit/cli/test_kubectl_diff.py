@@ -55,7 +55,8 @@ def _api_server(
         for node in wanted:
             one = known[node.name]
             if one.kind is NodeKind.IPVS:
-                yield UnreadNode(node, "runs kube-proxy in IPVS mode", other_proxy=True)
+                reason = "runs kube-proxy in IPVS mode"
+                yield UnreadNode(node, reason, True, "ipvs", "kube-proxy v1.35.1", "kube-system/p7")
             elif node.name in failing:
                 yield UnreadNode(node, "exec failed: connection refused")
             else:
@@ -88,6 +89,12 @@ def test_nodes_that_follow_give_exit_code_0_even_with_other_modes_among_them() -
     result = run("--all-nodes")
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("8 nodes: 7 follow, 1 not compared.\n")
+
+
+def test_the_proxy_of_a_node_that_is_not_compared_is_named() -> None:
+    assert "node7  kube-proxy v1.35.1   not compared\n" in run("--all-nodes").stdout
+    (node,) = json.loads(run("--node", "node7", "-o", "json").stdout)["nodes"]
+    assert (node["proxy"], node["pod"]) == ("kube-proxy v1.35.1", "kube-system/p7")
 
 
 def test_nodes_with_other_tables_or_without_a_family_are_named(without_ipv6: set[str]) -> None:

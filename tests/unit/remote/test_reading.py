@@ -130,6 +130,7 @@ def test_mode_on_the_command_line(cluster: RemoteNodes, read: Read, mode: str) -
     outcome = read()["n1"]
     assert reason(outcome, other_proxy=True).lower() == f"runs kube-proxy v1.35.1 in {mode} mode"
     assert isinstance(outcome, UnreadNode) and outcome.mode == mode
+    assert (outcome.proxy, outcome.pod) == ("kube-proxy v1.35.1", "kube-system/p1")
 
 
 def test_ipvs_mode_by_its_rules(cluster: RemoteNodes, read: Read) -> None:
