@@ -7,9 +7,9 @@ from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
 
 
 def is_unknown_endpoint(outcome: Outcome, answer: Answer) -> bool:
-    """Return whether rules have chosen an address that no EndpointSlice of the Service names."""
+    """Return whether rules of a proxy have chosen an address that no EndpointSlice of the Service names."""
     known = answer.endpoints
-    return outcome.translated and known is not None and outcome.location.address not in known
+    return outcome.by_proxy and known is not None and outcome.location.address not in known
 
 
 def bypassed_node(outcome: Outcome, journey: Journey, answer: Answer) -> str:

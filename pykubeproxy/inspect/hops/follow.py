@@ -20,10 +20,10 @@ from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.model import Outcome as NodeOutcome
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import DNAT, LOOPBACK, NEW, SNAT, Host, Packet, contains
-from pykubeproxy.inspect.trace.walk import Step
+from pykubeproxy.inspect.trace.walk import Path, Step
 from pykubeproxy.objects import Node, family_of
-from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX
-from pykubeproxy.rules.parse import parse_rule
+from pykubeproxy.rules.names import CLUSTER_PREFIX, EXTERNAL_PREFIX, LOCAL_PREFIX, is_owned
+from pykubeproxy.rules.parse import parse_rule, parse_target
 from pykubeproxy.rules.ruleset import Ruleset
 
 # A packet goes to the node of a node port, from there to an endpoint; one more is a loop.
@@ -43,6 +43,7 @@ class _Leg(msgspec.Struct, frozen=True):
     packet: Packet
     probability: float
     translated: bool = False
+    by_proxy: bool = False
     masqueraded_on: str = ""
     client_assumed: bool = False
     from_pod: bool = False
@@ -118,6 +119,7 @@ def _result(leg: _Leg, outcome: NodeOutcome, locations: Locations) -> Outcome | 
         leg,
         probability=leg.probability * outcome.probability,
         translated=leg.translated or DNAT in packet.states,
+        by_proxy=_translated_by_proxy(outcome.path) if DNAT in packet.states else leg.by_proxy,
         masqueraded_on=leg.node if SNAT in packet.states else leg.masqueraded_on,
     )
     if packet.destination in node.addresses or any(contains(it, packet.destination) for it in LOOPBACK):
@@ -162,6 +164,7 @@ def _outcome(
         location=location,
         port=packet.port,
         translated=leg.translated,
+        by_proxy=leg.by_proxy,
         client=packet.source,
         client_assumed=leg.client_assumed and bool(packet.source),
         masqueraded_on=leg.masqueraded_on,
@@ -175,6 +178,11 @@ def address_of(node: Node, other: str) -> str:
     """Return the first address of a node in the family of another address; "" if it has none."""
     family = family_of(other)
     return next((address for address in node.addresses if family_of(address) is family), "")
+
+
+def _translated_by_proxy(path: Path) -> bool:
+    """Return whether a chain of a service proxy has replaced the destination, not that of another program."""
+    return any(isinstance(it, Step) and is_owned(it.chain) and parse_target(it.rule) == "DNAT" for it in path)
 
 
 def pod_interface(ruleset: Ruleset) -> str:

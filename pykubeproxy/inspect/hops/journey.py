@@ -71,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     - `location`: of the destination that it has then, and `port`
     - `translated`: a rule has replaced the destination, usually by an endpoint
+    - `by_proxy`: the last rule to do so is one of a service proxy
     - `client`: the source that its receiver sees; "" if it is an unknown address of the node `masqueraded_on`
     - `client_assumed`: the node may also have picked another of its addresses
     - `masqueraded_on`: the node that replaced its source last; "" if the source is kept
@@ -82,6 +83,7 @@ class Outcome(msgspec.Struct, frozen=True):
     location: Location
     port: int
     translated: bool
+    by_proxy: bool
     client: str
     client_assumed: bool
     masqueraded_on: str

@@ -169,6 +169,16 @@ def test_stale_node_that_sends_packets_to_a_pod_that_has_gone_is_named() -> None
     )
 
 
+def test_a_redirect_by_another_program_makes_no_node_stale() -> None:
+    cluster = ThreeNodes("nodeport")
+    redirect = "-p tcp -j DNAT --to-destination 10.244.2.99:8080"
+    cluster.add_rules("node1", ChainKey("nat", "PREROUTING"), redirect)
+    answer = cluster.trace(POD1, CLUSTER_IP)
+    assert not any("EndpointSlice" in it for it in notes(answer))
+    assert "10.244.2.99" in text(answer)
+    assert "gone" not in conclusion(answer)
+
+
 @pytest.mark.parametrize("pod_cidrs", [True, False])
 def test_stale_node_that_knows_no_endpoint_of_today_does_not_reach_the_service(pod_cidrs: bool) -> None:
     cluster = stale("10.244.1.11", "10.244.2.12")
