@@ -32,6 +32,7 @@ _LASTING = (
     "deletionGracePeriodSeconds",
     "generation",
 )
+_SET_BY_WRITES = ("resourceVersion", "managedFields")
 _ENVELOPE = ("kind", "apiVersion", "metadata")
 
 
@@ -87,9 +88,9 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def same(item: JsonObject, other: JsonObject) -> bool:
-    """Return whether two versions of an object differ only in their version."""
+    """Return whether two versions of an object differ only in what each write sets."""
     first, second = (
-        {name: value for name, value in one["metadata"].items() if name != "resourceVersion"}
+        {name: value for name, value in one["metadata"].items() if name not in _SET_BY_WRITES}
         for one in (item, other)
     )
     return first == second and _content(item) == _content(other)
@@ -104,7 +105,8 @@ def with_generation(item: JsonObject, before: JsonObject) -> JsonObject:
 
 
 def encoded(resource: Resource, item: JsonObject, version: int) -> Stored:
-    given = item["metadata"]
+    """Return an object as it is stored; its managedFields tell only the time of this write."""
+    given = item["metadata"] | {"managedFields": [{"operation": "Update", "time": now()}]}
     first = {field: given[field] for field in ("name", "namespace", "uid") if field in given}
     meta = first | {"resourceVersion": ""} | given | {"resourceVersion": str(version)}
     namespace, name = str(meta.get("namespace", "")), str(meta.get("name", ""))

@@ -40,7 +40,7 @@ def timeless(value: Any) -> Any:
     """A copy without what no two servers have in common."""
     value = copy.deepcopy(value)
     for item in [value, value.get("object", {}), *value.get("items", [])]:
-        for field in ("resourceVersion", "uid", "creationTimestamp", "continue"):
+        for field in ("resourceVersion", "uid", "creationTimestamp", "managedFields", "continue"):
             item.get("metadata", {}).pop(field, None)
     return value
 
