@@ -41,7 +41,7 @@ lint: venv ## check style, types and import layers
 
 .PHONY: test
 test: lint ## lint, then run all tests; they use network namespaces of their own
-	$(SUDO) $(BIN)/python -m pytest -n 4 --dist worksteal
+	$(SUDO) $(BIN)/python -m pytest -n 5 --dist worksteal
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (15 minutes)
