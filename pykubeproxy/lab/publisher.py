@@ -59,7 +59,7 @@ PYKUBEPROXY = DaemonSet(
 KUBE_PROXY = DaemonSet(
     "kube-proxy",
     {"k8s-app": "kube-proxy"},
-    (_container("kube-proxy", "registry.k8s.io/kube-proxy:v1.36.0", "/usr/local/bin/kube-proxy"),),
+    (_container("kube-proxy", "kube-proxy:v1.36.0", "/usr/local/bin/kube-proxy"),),
 )
 
 
