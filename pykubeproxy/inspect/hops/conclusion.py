@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.faults import bypassed_node, is_unknown_endpoint, translating_node
@@ -29,6 +30,16 @@ class Verdict(enum.Enum):
     PARTLY = "partly"
     NOT_REACHED = "not-reached"
     UNKNOWN = "unknown"
+
+
+class _Failure(NamedTuple):
+    """The node that fails a connection, and what it does."""
+
+    by: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.by} {self.what}".strip()
 
 
 def verdict(answer: Answer) -> Verdict:
@@ -84,27 +95,33 @@ def _through_nodes(answer: Answer) -> str:
     bad = [way for way in answer.ways if way not in good]
     if not bad:
         return f"{sender} reaches {title} through any of {counted(len(names), 'node')}."
-    groups: dict[str, list[str]] = {}
+    groups: dict[_Failure, list[str]] = {}
     for way in bad:
         groups.setdefault(_failure_through(way, answer), []).extend(way.receivers.names)
     failures = listed(_done_by(some, failure) for failure, some in groups.items())
     if not good:
+        if any(_share(way, answer) for way in bad):
+            return f"{sender} reaches {title} with some of its connections only: {failures}."
         return f"{sender} does not reach {title}: {failures}."
     return f"{sender} reaches {title} only through {listed(names, _LISTED)}: {failures}."
 
 
-def _done_by(nodes: Sequence[str], failure: str) -> str:
-    return f"{nodes[0]} {failure}" if len(nodes) == 1 else f"each of {len(nodes)} nodes {failure}"
+def _done_by(receivers: Sequence[str], failure: _Failure) -> str:
+    if failure.by:
+        return str(failure)
+    return f"{receivers[0]} {failure}" if len(receivers) == 1 else f"each of {len(receivers)} nodes {failure}"
 
 
-def _failure_through(way: Way, answer: Answer) -> str:
+def _failure_through(way: Way, answer: Answer) -> _Failure:
+    """Return the most probable failure; it names no node if that is the one that receives the packet."""
     if way.journey is None:
-        return "should drop it"
+        return _Failure("", "should drop it")
     if way.journey.starts_unread:
-        return "cannot be read"
+        return _Failure("", "cannot be read")
     journey = way.journey
     worst = max(journey.outcomes, key=lambda it: (not is_good(it, journey, answer), it.probability))
-    return _failure(worst, journey, answer, "it").partition(" ")[2]
+    failure = _failure(worst, journey, answer, "it")
+    return failure._replace(by="") if failure.by == journey.entry.node else failure
 
 
 def _alone(answer: Answer, journey: Journey) -> str:
@@ -120,9 +137,9 @@ def _alone(answer: Answer, journey: Journey) -> str:
         verb = "goes to" if unread else "reaches"
         return f"{sender} {verb} {_goal(answer, good)}{as_known}."
     if not good:
-        failures = listed(dict.fromkeys(_failure(one, journey, answer, "its packets") for one in bad))
+        failures = listed(dict.fromkeys(str(_failure(one, journey, answer, "its packets")) for one in bad))
         return f"{sender} does not reach {title}: {failures}."
-    failures = listed(dict.fromkeys(_failure(one, journey, answer, "the others") for one in bad))
+    failures = listed(dict.fromkeys(str(_failure(one, journey, answer, "the others")) for one in bad))
     share = percent(sum(one.probability for one in good))
     return f"{sender} reaches {title} with {share} of its connections; {failures}{as_known}."
 
@@ -152,22 +169,26 @@ def _goal(answer: Answer, outcomes: Sequence[Outcome]) -> str:
     return f"{f'one of {len(places)} endpoints' if len(places) > 1 else 'one endpoint'} of {title}{where}"
 
 
-def _failure(outcome: Outcome, journey: Journey, answer: Answer, what: str) -> str:
+def _failure(outcome: Outcome, journey: Journey, answer: Answer, what: str) -> _Failure:
     node = outcome.route[-1]
     match outcome.result:
         case Result.DROPPED:
-            return f"{node} drops {what}{_rule(outcome.step)}"
+            return _Failure(node, f"drops {what}{_rule(outcome.step)}")
         case Result.REJECTED:
-            return f"{node} rejects {what}{_rule(outcome.step)}"
+            return _Failure(node, f"rejects {what}{_rule(outcome.step)}")
         case Result.LOST:
-            return f"{node} sends {what} on and on"
+            return _Failure(node, f"sends {what} on and on")
         case _ if is_unknown_endpoint(outcome, answer):
             stale = translating_node(outcome, journey)
-            return f"{stale} sends {what} to endpoints that have gone, or that belong to another Service"
+            return _Failure(
+                stale, f"sends {what} to endpoints that have gone, or that belong to another Service"
+            )
         case _ if translating := bypassed_node(outcome, journey, answer):
-            return f"{translating} translates {what}, but replies bypass this node"
+            return _Failure(translating, f"translates {what}, but replies bypass this node")
+        case _ if answer.destination.unserved:
+            return _Failure("", answer.destination.unserved)
         case _:
-            return answer.destination.unserved or f"{node} has no rule for {answer.destination}"
+            return _Failure(node, f"has no rule for {answer.destination}")
 
 
 def _rule(step: Step | None) -> str:

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from pykubeproxy.inspect.hops.answer import Answer, Destination, NowhereToStart
+from pykubeproxy.inspect.hops.answer import answer as find_answer
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, verdict
 from pykubeproxy.inspect.hops.follow import MOST_READ
 from pykubeproxy.inspect.hops.journey import Journey, Outcome, Result
 from pykubeproxy.inspect.hops.locations import Location, Locations
 from pykubeproxy.inspect.hops.notes import next_step, notes
+from pykubeproxy.inspect.hops.receivers import Receivers
 from pykubeproxy.inspect.hops.render_json import document
 from pykubeproxy.inspect.hops.render_text import text
 from pykubeproxy.inspect.targets import LocationKind
@@ -280,6 +282,16 @@ def test_foreign_rule_on_the_node_of_an_endpoint_drops() -> None:
         "pod 10.244.1.5 reaches ns1/web:http with 66.7% of its connections; node2 drops the others (policy of shop)."
     )
     assert "filter FORWARD: dropped: policy of shop" in plain(answer)
+
+
+def test_a_drop_behind_the_receiving_node_names_the_node_that_drops() -> None:
+    nodes = ThreeNodes("nodeport")
+    nodes.add_rules("node2", FORWARD, "-d 10.244.2.12/32 -j DROP")
+    start, ways = nodes.locations.find(OUTSIDE), [Receivers("node1"), Receivers("node3")]
+    reply = find_answer(start, node_port(ANY_LOCAL), ways, nodes.locations, nodes.read)
+    assert conclusion(reply) == (
+        f"{OUTSIDE} reaches ns1/web:http with some of its connections only: node2 drops it (filter FORWARD)."
+    )
 
 
 def test_masquerade_on_the_first_node_changes_what_the_second_one_matches() -> None:
