@@ -8,7 +8,7 @@ import msgspec
 
 from pykubeproxy.inspect.meaning.clients import Chances, differing_groups
 from pykubeproxy.inspect.meaning.outcomes import Destination, MeaningChange, Outcome
-from pykubeproxy.inspect.routes import PacketVerdict
+from pykubeproxy.inspect.meaning.render import VERDICTS
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Key, address_and_port
 from pykubeproxy.services.cluster import Cluster
@@ -16,11 +16,6 @@ from pykubeproxy.wording import counted, listed
 
 # How many endpoints or destinations a sentence names.
 _LISTED = 5
-_VERDICTS = {
-    PacketVerdict.DROP: "dropped",
-    PacketVerdict.REJECT: "rejected",
-    PacketVerdict.PASS: "not redirected",
-}
 
 
 class Difference(NamedTuple):
@@ -193,4 +188,4 @@ def _endpoints(outcomes: Mapping[Outcome, object]) -> frozenset[str]:
 
 def _verdict(outcomes: Mapping[Outcome, object]) -> str:
     verdicts = {it.verdict for it in outcomes}
-    return " or ".join(sorted(_VERDICTS.get(it, "served") for it in verdicts)) or "lost"
+    return " or ".join(sorted(VERDICTS.get(it, "served") for it in verdicts)) or "lost"

@@ -23,7 +23,7 @@ from pykubeproxy.wording import listed, percent, period
 # How many ranges of clients a line names.
 _LISTED = 3
 _COLORS = {"-": "red", "+": "green"}
-_VERDICTS = {
+VERDICTS = {
     PacketVerdict.DROP: "dropped",
     PacketVerdict.REJECT: "rejected",
     PacketVerdict.PASS: "not redirected",
@@ -71,7 +71,7 @@ def _plain(chances: Chances) -> Chances:
 
 
 def _words(outcome: Outcome, share: float) -> Iterator[str]:
-    yield outcome.endpoint or _VERDICTS[outcome.verdict]
+    yield outcome.endpoint or VERDICTS[outcome.verdict]
     if share < 1:
         yield f" {percent(share)}"
     if outcome.masquerade:
