@@ -11,7 +11,7 @@ import yaml
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import namespaces, services
-from pykubeproxy.cli.flags import backend_option, choice_option, family_option
+from pykubeproxy.cli.flags import backend_option, family_option, tables_output_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
@@ -39,13 +39,7 @@ _INTERVAL = 2.0
     help="Show services of this namespace only.",
     group=QUESTION,
 )
-@choice_option(
-    "-o",
-    "--output",
-    choices=("table", "wide", "json", "yaml", "iptables"),
-    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
-    group=OUTPUT,
-)
+@tables_output_option
 @family_option
 @rules_option
 @bundle_option

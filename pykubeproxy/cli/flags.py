@@ -12,7 +12,7 @@ from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, option
 from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Family, Protocol
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -26,6 +26,14 @@ _EXITING = tuple(setting for setting in ACTIONS if setting is not _CONFIG)
 
 def _families(_: click.Context, __: click.Parameter, value: str | None) -> tuple[Family, ...]:
     return tuple(family for family in Family if value in (None, family.value.lower()))
+
+
+def _family(_: click.Context, __: click.Parameter, value: str | None) -> Family | None:
+    return next((family for family in Family if family.value.lower() == value), None)
+
+
+def _protocol(_: click.Context, __: click.Parameter, value: str | None) -> Protocol | None:
+    return Protocol(value.upper()) if value else None
 
 
 def _plain_addresses(
@@ -49,12 +57,33 @@ output_option = choice_option("-o", "--output", choices=("text", "json"), help="
 backend_option = functools.partial(
     choice_option, "--iptables-backend", "backend", choices=("auto", "nft", "legacy")
 )
+# What dump-rules prints.
+tables_output_option = choice_option(
+    "-o",
+    "--output",
+    choices=("table", "wide", "json", "yaml", "iptables"),
+    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
+    group=OUTPUT,
+)
+_FAMILIES = click.Choice([family.value.lower() for family in Family])
 family_option = option(
     "--family",
     "families",
-    type=click.Choice([family.value.lower() for family in Family]),
+    type=_FAMILIES,
     callback=_families,
     help="Use this address family only.  [default: both]",
+    group=QUESTION,
+)
+# One family or protocol of a connection; the command gets None for the default, which `help` names.
+connection_family_option = functools.partial(
+    option, "--family", type=_FAMILIES, callback=_family, group=QUESTION
+)
+protocol_option = functools.partial(
+    option,
+    "--proto",
+    "protocol",
+    type=click.Choice([protocol.value.lower() for protocol in Protocol], case_sensitive=False),
+    callback=_protocol,
     group=QUESTION,
 )
 filename_option = option(

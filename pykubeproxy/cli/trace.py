@@ -13,7 +13,9 @@ from pykubeproxy.cli.flags import (
     CONTEXT_SETTINGS,
     choice_option,
     config_options,
+    connection_family_option,
     node_address_option,
+    protocol_option,
     read_config,
 )
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
@@ -56,17 +58,9 @@ _ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 @command(context_settings=CONTEXT_SETTINGS, short_help="Trace a packet through the rules.")
 @click.argument("source", metavar="SRC", shell_complete=sources)
 @click.argument("destination", metavar="DST", shell_complete=destinations)
-@option(
-    "--proto",
-    type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
-    help="Protocol of the packet.  [default: that of the Service's port, else tcp]",
-    group=QUESTION,
-)
-@option(
-    "--family",
-    type=click.Choice([family.value.lower() for family in Family]),
-    help="Address family, if names have addresses of both.  [default: that of SRC, else the primary one of DST]",
-    group=QUESTION,
+@protocol_option(help="Protocol of the packet.  [default: that of the Service's port, else tcp]")
+@connection_family_option(
+    help="Address family, if names have addresses of both.  [default: that of SRC, else the primary one of DST]"
 )
 @option(
     "-n",
@@ -114,8 +108,8 @@ _ForPackets = Callable[[Family], tuple[Ruleset, Host]]
 def trace(
     source: str,
     destination: str,
-    proto: str | None,
-    family: str | None,
+    protocol: Protocol | None,
+    family: Family | None,
     namespace: str,
     origin: _Origin | None,
     in_interface: str,
@@ -161,8 +155,8 @@ def trace(
         start,
         end,
         directory,
-        family=Family(f"IPv{family[-1]}") if family else None,
-        protocol=Protocol(proto.upper()) if proto else None,
+        family=family,
+        protocol=protocol,
         client=_client_kind(start, origin),
         entry=directory.here,
     )

@@ -7,8 +7,8 @@ import msgspec
 import yaml
 
 from pykubeproxy import API_VERSION
-from pykubeproxy.cli.flags import choice_option, family_option
-from pykubeproxy.cli.help import OUTPUT, command
+from pykubeproxy.cli.flags import family_option, tables_output_option
+from pykubeproxy.cli.help import command
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.kubectl.access import list_nodes, namespace_of, node_access, open_client
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
@@ -33,13 +33,7 @@ from pykubeproxy.sources import SourceError
     exit_codes={0: "The rules are shown.", 2: "Wrong usage or a failure, also on one node."},
 )
 @click.argument("service", default="", shell_complete=services)
-@choice_option(
-    "-o",
-    "--output",
-    choices=("table", "wide", "json", "yaml", "iptables"),
-    help="Output format; wide adds bytes and chains, iptables prints the rules in the order packets pass them.",
-    group=OUTPUT,
-)
+@tables_output_option
 @family_option
 @node_options
 @namespace_option

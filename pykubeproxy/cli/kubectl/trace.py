@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import click
 
-from pykubeproxy.cli.flags import choice_option
+from pykubeproxy.cli.flags import choice_option, connection_family_option, protocol_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.kubectl.access import namespace_of, node_access, open_client
 from pykubeproxy.cli.kubectl.arguments import PodOptions, ServerOptions
@@ -40,18 +40,8 @@ from pykubeproxy.sources import SourceError
 )
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST", shell_complete=services)
-@option(
-    "--proto",
-    type=click.Choice(["tcp", "udp", "sctp"], case_sensitive=False),
-    help="Protocol.  [default: that of the Service's port, else tcp]",
-    group=QUESTION,
-)
-@option(
-    "--family",
-    type=click.Choice([family.value.lower() for family in Family]),
-    help="Address family.  [default: one that both ends have]",
-    group=QUESTION,
-)
+@protocol_option(help="Protocol.  [default: that of the Service's port, else tcp]")
+@connection_family_option(help="Address family.  [default: one that both ends have]")
 @option(
     "--via-node",
     "via",
@@ -70,8 +60,8 @@ from pykubeproxy.sources import SourceError
 def trace(
     source: str,
     destination: str,
-    proto: str | None,
-    family: str | None,
+    protocol: Protocol | None,
+    family: Family | None,
     via: str,
     with_steps: bool,
     output: str,
@@ -105,8 +95,8 @@ def trace(
         start,
         end,
         directory,
-        family=next((it for it in Family if it.value.lower() == family), None),
-        protocol=Protocol(proto.upper()) if proto else None,
+        family=family,
+        protocol=protocol,
         client=_client_kind(start, locations),
         entry=via or _any_node(directory, start, family),
     )
@@ -152,11 +142,11 @@ def _client_kind(start: Target, locations: Locations) -> LocationKind | None:
     return locations.find(start.name).kind if start.kind is TargetKind.ADDRESS else None
 
 
-def _any_node(directory: Directory, start: Target, family: str | None) -> str:
+def _any_node(directory: Directory, start: Target, family: Family | None) -> str:
     """Return a node that stands for all that receive connections to a node port; "" if there is none."""
-    wanted = family_of(start.name).value.lower() if start.kind is TargetKind.ADDRESS else family
+    wanted = family_of(start.name) if start.kind is TargetKind.ADDRESS else family
     for node in directory.nodes:
-        if any(wanted in (None, family_of(address).value.lower()) for address in node.addresses):
+        if any(wanted in (None, family_of(address)) for address in node.addresses):
             return node.name
     return ""
 
