@@ -2,20 +2,15 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from pykubeproxy.lab.cluster import Lab
+from tests.fakes.kubectl import kubectl, needs_kubectl
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
-]
+pytestmark = [pytest.mark.root, needs_kubectl]
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +23,7 @@ def lab() -> Iterator[Lab]:
 
 
 def diff(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "HOME": str(lab.directory.path),
-        "KUBECONFIG": str(lab.directory.kubeconfig),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    command = ["kubectl", "pykubeproxy", "diff", "--all-nodes", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return kubectl(lab, "pykubeproxy", "diff", "--all-nodes", *arguments)
 
 
 def test_a_node_whose_proxy_stopped_is_named_with_its_services(lab: Lab) -> None:

@@ -2,21 +2,16 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pykubeproxy.lab.cluster import Lab
+from tests.fakes.kubectl import kubectl, needs_kubectl
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
-]
+pytestmark = [pytest.mark.root, needs_kubectl]
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +19,12 @@ def lab() -> Iterator[Lab]:
     """A lab with a Service; the test runs where clients of its API server are."""
     with Lab(f"tk{os.getpid()}") as made, made.client.namespace.entered():
         made.service("web")
-        made.until(lambda: "web" in kubectl(made, "dump-rules", "--all-nodes").stdout, "rules for web")
+        made.until(lambda: "web" in plugin(made, "dump-rules", "--all-nodes").stdout, "rules for web")
         yield made
 
 
-def kubectl(lab: Lab, *arguments: str, plugin: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "HOME": str(lab.directory.path),
-        "KUBECONFIG": str(lab.directory.kubeconfig),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    command = ["kubectl", *(["pykubeproxy"] if plugin else []), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+def plugin(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return kubectl(lab, "pykubeproxy", *arguments)
 
 
 def services(text: str) -> list[dict[str, Any]]:
@@ -48,7 +36,7 @@ def services(text: str) -> list[dict[str, Any]]:
 
 
 def test_both_agents_are_healthy(lab: Lab) -> None:
-    done = kubectl(lab, "status", "--all-nodes", "-o", "json")
+    done = plugin(lab, "status", "--all-nodes", "-o", "json")
     assert done.returncode == 0, done
     assert [(it["node"], it["agent"]["node"]) for it in json.loads(done.stdout)["nodes"]] == [
         ("node1", "node1"),
@@ -58,19 +46,18 @@ def test_both_agents_are_healthy(lab: Lab) -> None:
 
 def test_rules_are_those_that_the_node_shows(lab: Lab) -> None:
     """The outer command reads through iptables-save, the inner one the live tables."""
-    (outer,) = json.loads(kubectl(lab, "dump-rules", "--node", "node1", "-o", "json").stdout)["nodes"]
+    (outer,) = json.loads(plugin(lab, "dump-rules", "--node", "node1", "-o", "json").stdout)["nodes"]
     inner = kubectl(
         lab,
         *("exec", "-n", "kube-system", "pykubeproxy-node1", "--", "pykubeproxy", "dump-rules", "-o", "json"),
-        plugin=False,
     )
     assert services(json.dumps(outer)) == services(inner.stdout) != []
 
 
 def test_debug_pods_come_and_go(lab: Lab) -> None:
     command = ("dump-rules", "web", "--all-nodes", "--pod-selector", "app=none", "--debug-image", "any")
-    done = kubectl(lab, *command)
+    done = plugin(lab, *command)
     assert done.returncode == 0, done
     assert done.stdout.count("pod kube-system/pykubeproxy-debug-") == 2
     assert done.stdout.count("default/web") == 4  # two families on two nodes
-    assert "debug" not in kubectl(lab, "get", "pods", "-A", plugin=False).stdout
+    assert "debug" not in kubectl(lab, "get", "pods", "-A").stdout

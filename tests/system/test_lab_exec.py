@@ -1,8 +1,6 @@
 """Commands in the pods of a lab, with kubectl and with the Python client."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import kubernetes
@@ -10,6 +8,7 @@ import kubernetes.stream
 import pytest
 
 from pykubeproxy.lab.cluster import Lab
+from tests.fakes.kubectl import kubectl, needs_kubectl
 
 pytestmark = pytest.mark.root
 
@@ -25,16 +24,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-def kubectl(lab: Lab, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed")
-    command = ["kubectl", "--kubeconfig", str(lab.directory.kubeconfig), *arguments]
-    environment = {**os.environ, "HOME": str(lab.directory.path)}  # its cache
-    return subprocess.run(
-        command, input=given, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
-
-
+@needs_kubectl
 def test_kubectl_runs_commands_on_the_node(lab: Lab) -> None:
     """In the node's network and tables; with outputs apart, input and exit code."""
     script = "iptables -N ON-NODE1; cat; echo problem >&2; exit 5"
@@ -47,6 +37,7 @@ def test_kubectl_runs_commands_on_the_node(lab: Lab) -> None:
     assert (other.returncode, "ON-NODE1" in other.stdout) == (0, False)
 
 
+@needs_kubectl
 def test_kubectl_sees_the_pods(lab: Lab) -> None:
     """Those of the lab and the proxies, and no others."""
     names = kubectl(lab, "get", "pods", "-A", "-o", "name").stdout.split()
@@ -55,6 +46,7 @@ def test_kubectl_sees_the_pods(lab: Lab) -> None:
     assert lab.pods["web-1"].addresses[0] in address
 
 
+@needs_kubectl
 def test_kubectl_runs_and_deletes_a_debug_pod(lab: Lab) -> None:
     debug = ("-n", "kube-system", "debug")
     for grace in ("5", "0"):
@@ -70,6 +62,7 @@ def test_kubectl_runs_and_deletes_a_debug_pod(lab: Lab) -> None:
     assert "not found" in kubectl(lab, "get", "pod", *debug).stderr
 
 
+@needs_kubectl
 def test_kubectl_names_what_is_missing(lab: Lab) -> None:
     missing = kubectl(lab, "exec", *PROXY[:2], "other", "--", "id")
     assert missing.stderr == 'Error from server (NotFound): pods "other" not found\n'
@@ -93,6 +86,7 @@ def test_python_client_runs_commands_on_the_node(lab: Lab) -> None:
     loaded.close()
 
 
+@needs_kubectl
 def test_no_command_leaves_the_lab(lab: Lab) -> None:
     """A pod that claims a node outside of the lab's namespaces cannot run commands."""
     meta = {"name": "outside", "namespace": "kube-system"}

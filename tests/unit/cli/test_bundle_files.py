@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import click
 import pytest
@@ -11,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from pykubeproxy.agent.observe.status import Status, encode
 from pykubeproxy.bundle.layout import OBJECTS, STATUS
-from pykubeproxy.cli import running_agent, sides
+from pykubeproxy.cli import sides
 from pykubeproxy.cli.bundle_agent import bundled_agent
 from pykubeproxy.cli.bundle_files import bundled_rules, opened
 from pykubeproxy.cli.diff import diff
@@ -21,10 +20,11 @@ from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.cli.status import status
 from pykubeproxy.cli.trace import trace
-from pykubeproxy.kernel import Runner
 from pykubeproxy.objects import Family
 from tests.cases import ADDRESSES, NAMES, load_case
 from tests.fakes.bundles import failing, files_of, objects_of, section, sections_of, written
+
+pytestmark = pytest.mark.usefixtures("no_command_runs")
 
 POD, OUTSIDE, NODE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
 HEADERS = {
@@ -43,17 +43,6 @@ def saved(case: str) -> dict[Family, str]:
 
 def invoke(command: click.Command, *arguments: object) -> Result:
     return CliRunner().invoke(command, [str(it) for it in arguments], catch_exceptions=False)
-
-
-@pytest.fixture(autouse=True)
-def no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """iptables need not be there, and the agent is not asked."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("runs a command or asks an agent")
-
-    monkeypatch.setattr(Runner, "run", refuse)
-    monkeypatch.setattr(running_agent, "fetch", refuse)
 
 
 @pytest.fixture

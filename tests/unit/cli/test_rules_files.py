@@ -6,7 +6,6 @@ import json
 import tarfile
 from pathlib import Path
 from random import Random
-from typing import NoReturn
 
 import click
 import pytest
@@ -15,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import pykubeproxy.cli
 from pykubeproxy import kernel
-from pykubeproxy.cli import rules_files, running_agent
+from pykubeproxy.cli import rules_files
 from pykubeproxy.cli.diff import diff
 from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
@@ -26,9 +25,11 @@ from pykubeproxy.inspect.trace import model
 from pykubeproxy.inspect.trace import render as trace_views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.kernel import KernelError, Missing, NotPermitted, Runner
+from pykubeproxy.kernel import KernelError, Missing, NotPermitted
 from pykubeproxy.objects import Family
 from tests.cases import ADDRESSES, NAMES, expected, load_case
+
+pytestmark = pytest.mark.usefixtures("no_command_runs")
 
 POD, OUTSIDE, NODE = "10.244.1.11", "203.0.113.77", "192.168.99.10"
 HEADERS = {
@@ -53,17 +54,6 @@ def written(case: str, folder: Path) -> Path:
 
 def invoke(command: click.Command, *arguments: object, stdin: bytes | str | None = None) -> Result:
     return CliRunner().invoke(command, [str(it) for it in arguments], input=stdin, catch_exceptions=False)
-
-
-@pytest.fixture(autouse=True)
-def no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """iptables need not be there, and the agent is not asked."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("runs a command or asks an agent")
-
-    monkeypatch.setattr(Runner, "run", refuse)
-    monkeypatch.setattr(running_agent, "fetch", refuse)
 
 
 @pytest.fixture
