@@ -14,7 +14,7 @@ from pykubeproxy.lab.network import Namespace
 
 # linux/if_packet.h, linux/if_ether.h, asm/socket.h
 _SOL_PACKET, _RX_RING, _VERSION, _VERSION_3, _ALL, _ATTACH_FILTER = 263, 5, 10, 2, 3, 26
-_BLOCK, _BLOCKS, _FRAME, _BLOCK_MILLISECONDS = 1 << 20, 96, 2048, 50
+_BLOCK, _BLOCKS, _FRAME, _BLOCK_MILLISECONDS = 1 << 20, 96, 2048, 100
 _KEEP = _BLOCKS - 16  # the kernel writes to the others
 _TO_KERNEL, _TO_USER = 0, 1
 _STATUS = struct.Struct("=8xI")

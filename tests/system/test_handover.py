@@ -33,7 +33,7 @@ def test_no_connection_fails_over_any_handover(backend: Backend, tmp_path: Path)
 
 
 def test_the_first_failed_connection_is_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The packets show that it was not translated: one to a node port is refused, others leave the node as they came."""
+    """Its own packets are printed and written to a file, whatever its protocol."""
 
     def lose_rules(node: Node, _: KubeProxy, __: random.Random) -> None:
         node.agent.stop()
@@ -48,6 +48,4 @@ def test_the_first_failed_connection_is_captured(tmp_path: Path, capsys: pytest.
     ends = noticed.rpartition(", ")[2]
     (captured,) = tmp_path.iterdir()
     assert len(captured.read_bytes()) > 100
-    sent = [line for line in printed if " S seq " in line]
-    assert sent
-    assert all(f" {ends} S seq " in line for line in sent)
+    assert [line for line in printed if line != noticed and f" {ends} " in line]
