@@ -44,7 +44,7 @@ test: lint ## lint, then run all tests; they use network namespaces of their own
 	$(SUDO) $(BIN)/python -m pytest -n 5 --dist worksteal
 
 .PHONY: bench
-bench: venv ## measure starts, changes, memory and first packets (15 minutes)
+bench: venv ## measure starts, changes, memory and first packets (25 minutes)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(SUDO) $(BIN)/python -m tests.bench
 

@@ -2,22 +2,30 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from pykubeproxy.lab.machine import LabError
-from tests.bench import curves, figures, plan
+from tests.bench import alone, curves, figures, page, plan
 from tests.bench.changes import TimedOut
+from tests.bench.checkout import NoRevision, other_checkout, this_checkout
+from tests.bench.commands import CommandFailed
 from tests.bench.connects import Unreachable
+from tests.bench.environment import environment
 from tests.bench.figures import Figure
-from tests.bench.plan import FULL_SCALE, QUICK, QUICK_SCALE, ROWS, Effort, Scale, Step
-from tests.bench.program import OURS, Ended, Program, dispatches, environment
+from tests.bench.plan import EVERY_START, FULL_SCALE, ONLY_OURS, PARTS, QUICK, QUICK_SCALE, Effort, Step
+from tests.bench.program import Ended, Program, dispatches
 from tests.bench.report import Report, as_json, as_table, new_report
-from tests.bench.rows import NotDone, measure
-from tests.bench.testbed import Testbed, testbed
+from tests.bench.rows import Measured, NotDone, measure
+from tests.bench.testbed import Cluster, Testbed, testbed
 from tests.bench.workload import Size
+
+# What ends the measurement of a program at a size; the others go on.
+_FAILURES = (NotDone, Ended, TimedOut, Unreachable, CommandFailed)
 
 
 def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Size, ...]:
@@ -34,23 +42,28 @@ def _numbers(_context: click.Context, _option: click.Parameter, text: str) -> tu
     return tuple(numbers)
 
 
-def _rows(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
-    rows = tuple(text.split(","))
-    if unknown := [row for row in rows if row not in ROWS]:
-        raise click.BadParameter(f"unknown row {', '.join(unknown)}; use {', '.join(ROWS)}")
-    return rows
+def _parts(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise click.BadParameter(f"unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
+    return parts
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Run a short form, to test the benchmark itself.")
 @click.option(
-    "--rows", default=",".join(ROWS), show_default=True, callback=_rows, help="Measure only these rows."
+    "--only", default=",".join(PARTS), show_default=True, callback=_parts, help="Measure only these parts."
 )
 @click.option("--backend", type=click.Choice(["nft", "legacy", "both"]), default="both", show_default=True)
 @click.option("--sizes", default="", callback=_sizes, help="Services x endpoints, such as 0x1,5000x10.")
 @click.option("--services", default="", callback=_numbers, help="Numbers of Services for first packets.")
-@click.option("--runs", type=click.IntRange(1), help="Starts of each size.")
+@click.option("--runs", type=click.IntRange(1), help="Starts of each size.  [default: 2 to 5]")
 @click.option("--limit", type=click.FloatRange(1), help="Maximum seconds of one start.  [default: 300]")
+@click.option(
+    "--against",
+    metavar="REVISION",
+    help="Also measure another pykubeproxy, start by start: a git revision or the folder of a checkout.",
+)
 @click.option(
     "--peer",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
@@ -61,40 +74,52 @@ def _rows(_context: click.Context, _option: click.Parameter, text: str) -> tuple
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/bench"),
     show_default=True,
-    help="Folder for bench.json, bench.txt and the curves.",
+    help="Folder for bench.json, bench.txt, bench.md and the curves.",
 )
 def main(
     quick: bool,
-    rows: tuple[str, ...],
+    only: tuple[str, ...],
     backend: str,
     sizes: tuple[Size, ...],
     services: tuple[int, ...],
     runs: int | None,
     limit: float | None,
+    against: str | None,
     peer: str | None,
     out: Path,
 ) -> None:
     """Measure the agent's speed, CPU and memory in network namespaces.
 
-    Needs root and an otherwise idle machine. Takes 15 minutes, twice that with --peer.
+    Needs root and an otherwise idle machine. Takes 25 minutes, twice that with --against or --peer.
     """
-    usual, effort = (QUICK_SCALE, QUICK) if quick else (FULL_SCALE, Effort())
+    scale, effort = (QUICK_SCALE, QUICK) if quick else (FULL_SCALE, Effort())
     effort = effort._replace(runs=runs or effort.runs, limit=limit or effort.limit)
-    scale = Scale(sizes or usual.sizes, services or usual.services)
-    steps = plan.steps(scale, rows, effort)
+    scale = scale.with_sizes(sizes) if sizes else scale
+    steps = plan.steps(scale._replace(services=services or scale.services), only, effort)
     report = new_report()
     try:
-        with testbed() as bed:
+        with ExitStack() as stack:
+            programs = [Program(figures.OURS, this_checkout())]
+            if against:
+                programs.append(Program(figures.BEFORE, stack.enter_context(other_checkout(against))))
+            if peer:
+                programs.append(Program(figures.PEER, binary=peer))
+            bed = stack.enter_context(testbed())
             for name in ("nft", "legacy") if backend == "both" else (backend,):
-                _measure(bed, name, steps, effort, peer, report)
-    except LabError as reason:
+                _measure(bed, name, steps, effort, programs, report)
+    except (LabError, NoRevision) as reason:
         raise click.ClickException(str(reason)) from reason
     finally:
         _publish(report, out)
 
 
 def _measure(
-    bed: Testbed, backend: str, steps: Iterable[Step], effort: Effort, peer: str | None, report: Report
+    bed: Testbed,
+    backend: str,
+    steps: Iterable[Step],
+    effort: Effort,
+    programs: Sequence[Program],
+    report: Report,
 ) -> None:
     try:
         environment(backend, bed.directory)
@@ -103,63 +128,87 @@ def _measure(
         return
     too_much: dict[Program, int] = {}
     for step in steps:
-        programs = _programs(step, backend, peer)
+        remaining = [it for program in programs for it in _variants(step, backend, program)]
         with bed.cluster(step.size) as cluster:
             for run in range(step.runs):
-                rows = step.rows if run == 0 else step.rows & {"start", "memory"}
+                now = step.rows if run == 0 else step.rows & EVERY_START
                 # Alternate the programs, so that a slow period of the machine affects all of them.
-                for program in list(programs):
+                for program in list(remaining):
                     note = _noting(report, backend, step, program)
+                    rows = now & PARTS["launch"] if program.kubeconfig else now
                     try:
                         if step.size.chains >= too_much.get(program, math.inf):
                             raise NotDone("skipped, because a smaller size failed")
                         for figure in measure(bed, cluster, program, backend, rows, effort):
-                            note(*figure)
-                    except (NotDone, Ended, TimedOut, Unreachable) as reason:
-                        programs.remove(program)
+                            note(figure)
+                        if run == 0 and step.rows & {"start", "repair"} and program == programs[0]:
+                            _measure_alone(bed, cluster, program, backend, step, effort, note)
+                    except _FAILURES as reason:
+                        remaining.remove(program)
                         report.notes.append(f"{_name(program)}, {backend}, {step.size}: {reason}")
                         click.echo(report.notes[-1], err=True)
                         if isinstance(reason, NotDone):
                             too_much[program] = min(step.size.chains, too_much.get(program, sys.maxsize))
 
 
-def _programs(step: Step, backend: str, peer: str | None) -> list[Program]:
-    """Return the programs to measure; for first packets, one for each dispatch mode."""
-    first = "first" in step.rows
-    programs = [Program(figures.OURS, OURS, dispatch=way) for way in (dispatches() if first else ("",))]
-    if peer:
-        programs.append(Program(figures.PEER, (peer,)))
-        if first and backend == "nft":
-            programs.append(Program(figures.PEER, (peer,), mode="nftables"))
-    return programs
+def _measure_alone(
+    bed: Testbed,
+    cluster: Cluster,
+    program: Program,
+    backend: str,
+    step: Step,
+    effort: Effort,
+    note: Callable[[Measured], None],
+) -> None:
+    for figure in alone.measure(bed, cluster, program, backend, step.rows, step.runs, effort):
+        note(figure)
 
 
-def _noting(
-    report: Report, backend: str, step: Step, program: Program
-) -> Callable[[str, str, tuple[float, ...]], None]:
-    def note(name: str, unit: str, runs: tuple[float, ...]) -> None:
-        who = figures.TOOL if name == figures.REWRITE else program.name
-        variant = program.dispatch or program.mode.removeprefix("iptables")
-        if name in (figures.START, figures.START_CPU, figures.RECEIVED) and "start" not in step.rows:
+def _variants(step: Step, backend: str, program: Program) -> Iterator[Program]:
+    """Yield the forms of a program: for first packets one for each dispatch mode, for launches one with a kubeconfig."""
+    if program.binary and step.rows <= ONLY_OURS:
+        return
+    if "first" in step.rows:
+        if program.checkout:
+            yield from (replace(program, dispatch=mode) for mode in dispatches(program.checkout))
             return
-        figure = Figure(backend, name, step.size, who, variant, unit, runs)
+        if backend == "nft":
+            yield replace(program, mode="nftables")
+    yield program
+    if "launch" in step.rows and program.checkout:
+        yield replace(program, kubeconfig=True)
+
+
+def _noting(report: Report, backend: str, step: Step, program: Program) -> Callable[[Measured], None]:
+    starts = (figures.START, figures.START_CPU, figures.RECEIVED, figures.FIRST_LIST)
+
+    def note(measured: Measured) -> None:
+        name, unit, runs, of_tools = measured
+        # The tools alone are compared with this checkout.
+        if (name in starts and "start" not in step.rows) or (of_tools and program.name != figures.OURS):
+            return
+        who = figures.ALONE if of_tools else program.name
+        figure = Figure(backend, name, step.size, who, program.variant, unit, runs)
         report.add(figure)
-        value = figures.show(figure.value, unit)
-        click.echo(f"{_name(program)}, {backend}, {step.size}: {name} {value}", err=True)
+        shown = figures.show(figure.value, unit)
+        label = " ".join(filter(None, (who, program.variant)))
+        click.echo(f"{label}, {backend}, {step.size}: {name} {shown}", err=True)
 
     return note
 
 
 def _name(program: Program) -> str:
-    return " ".join(filter(None, (program.name, program.dispatch, program.mode.removeprefix("iptables"))))
+    return " ".join(filter(None, (program.name, program.variant)))
 
 
 def _publish(report: Report, out: Path) -> None:
     """Print the table and write the files, even if the measurements are incomplete."""
+    report.figures += figures.growth(report.figures)
     out.mkdir(parents=True, exist_ok=True)
     table = "\n".join(as_table(report)) + "\n"
     (out / "bench.txt").write_text(table)
     (out / "bench.json").write_bytes(as_json(report))
+    (out / "bench.md").write_text(page.as_markdown(report.figures))
     click.echo(table)
     try:
         drawn = curves.draw(report.figures, out)

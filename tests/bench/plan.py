@@ -1,47 +1,89 @@
 """Plan the measurements: workload sizes, rows and repetitions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tests.bench.figures import FIRST_ENDPOINTS
 from tests.bench.workload import Size
 
-ROWS = ("start", "memory", "change", "idle", "churn", "first")
-# These take long, so measure them only at the smallest and the largest number of Services.
-_AT_THE_ENDS = frozenset({"change", "idle", "churn"})
+#: What --only selects, and the rows of each: what is measured with one started program.
+PARTS = {
+    "starts": frozenset({"start", "memory"}),
+    "launch": frozenset({"start", "memory", "launch"}),
+    "changes": frozenset({"change", "idle", "churn"}),
+    "lookups": frozenset({"lookup"}),
+    "inspect": frozenset({"inspect"}),
+    "repair": frozenset({"repair"}),
+    "first": frozenset({"first"}),
+}
+#: Rows that every start measures; the others are measured after the first start of a size only.
+EVERY_START = frozenset({"start", "memory", "launch", "lookup", "inspect", "repair"})
+#: Rows that kube-proxy does not have.
+ONLY_OURS = frozenset({"launch", "lookup", "inspect", "repair"})
 
 
 class Effort(NamedTuple):
-    """Repetitions and durations. `settle`, `quiet`, `idle` and `limit` (of a start) are seconds."""
+    """Repetitions and durations. `settle`, `quiet`, `idle` and `limit` (of a start) are seconds.
 
-    runs: int = 3
+    `runs` are the starts of each size, 0 for a number that depends on the size.
+    """
+
+    runs: int = 0
     changes: int = 6
     churn: int = 1000
     idle: float = 60.0
     rounds: int = 3
     connects: int = 4000
+    lookups: int = 3
     settle: float = 1.0
     quiet: float = 1.5
     limit: float = 300.0
 
 
 QUICK = Effort(
-    runs=1, changes=2, churn=20, idle=1.0, rounds=1, connects=500, settle=0.0, quiet=0.2, limit=30.0
+    runs=1,
+    changes=2,
+    churn=20,
+    idle=1.0,
+    rounds=1,
+    connects=500,
+    lookups=1,
+    settle=0.0,
+    quiet=0.2,
+    limit=30.0,
 )
 
 
 class Scale(NamedTuple):
-    """Workload sizes, and the numbers of Services for first packets."""
+    """The workload sizes of each part. `services` are the numbers of Services for first packets."""
 
-    sizes: tuple[Size, ...]
+    launch: Size
+    starts: tuple[Size, ...]
+    changes: tuple[Size, ...]
+    lookups: Size
+    inspect: Size
+    repair: tuple[Size, ...]
     services: tuple[int, ...]
 
+    def with_sizes(self, sizes: tuple[Size, ...]) -> "Scale":
+        """Return a scale with other sizes: starts at all, launches at the first, the other parts at the last one."""
+        first, last = sizes[0], sizes[-1]
+        return self._replace(
+            launch=first, starts=sizes, changes=(last,), lookups=last, inspect=last, repair=(last,)
+        )
 
+
+_NONE, _BIG, _HUGE = Size(0, 1), Size(5000, 10), Size(10_000, 10)
 FULL_SCALE = Scale(
-    tuple(map(Size.read, ("0x1", "500x10", "1000x10", "2000x10", "3500x10", "5000x10", "5000x20"))),
-    (100, 1000, 5000, 10_000, 30_000),
+    launch=_NONE,
+    starts=(_NONE, *(Size(number, 10) for number in (1000, 2000, 5000, 10_000)), Size(20_000, 5)),
+    changes=(Size(500, 10), _BIG),
+    lookups=_BIG,
+    inspect=_HUGE,
+    repair=(Size(5000, FIRST_ENDPOINTS), _BIG),
+    services=(100, 1000, 5000, 10_000, 30_000),
 )
-QUICK_SCALE = Scale((Size(0, 1), Size(10, 3), Size(40, 3)), (10, 40))
+QUICK_SCALE = FULL_SCALE.with_sizes((_NONE, Size(10, 3), Size(40, 3)))._replace(services=(10, 40))
 
 
 class Step(NamedTuple):
@@ -52,26 +94,35 @@ class Step(NamedTuple):
     runs: int
 
 
-def steps(scale: Scale, rows: Iterable[str], effort: Effort) -> list[Step]:
-    """Return the steps in order."""
-    selected = frozenset(rows)
-    ends = growth(scale.sizes)
-    found = []
-    for size in scale.sizes:
-        here = selected & (frozenset({"start", "memory"}) | (_AT_THE_ENDS if size in ends else frozenset()))
-        if here:
-            found.append(Step(size, here, effort.runs if here & {"start", "memory"} else 1))
-    if "first" in selected:
-        found += [Step(Size(n, FIRST_ENDPOINTS), frozenset({"first"}), 1) for n in scale.services]
+def steps(scale: Scale, parts: Iterable[str], effort: Effort) -> list[Step]:
+    """Return the steps in order: each size once, and first packets last."""
+    rows: dict[Size, frozenset[str]] = {}
+    for part in parts:
+        for size in _sizes(scale, part):
+            rows[size] = rows.get(size, frozenset()) | PARTS[part]
+    found = [Step(size, here, _runs(size, here, effort)) for size, here in sorted(rows.items())]
+    if "first" in parts:
+        found += [Step(Size(n, FIRST_ENDPOINTS), PARTS["first"], 1) for n in scale.services]
     return found
 
 
-def growth(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """Return the smallest and the largest of the sizes that differ only in the number of Services."""
-    some = [size for size in sizes if size.services]
-    if not some:
-        return ()
-    endpoints = [size.endpoints for size in some]
-    usual = max(endpoints, key=endpoints.count)
-    alike = sorted(size for size in some if size.endpoints == usual)
-    return (alike[0], alike[-1]) if len(alike) > 1 else (alike[0],)
+def _sizes(scale: Scale, part: str) -> tuple[Size, ...]:
+    return {
+        "starts": scale.starts,
+        "launch": (scale.launch,),
+        "changes": scale.changes,
+        "lookups": (scale.lookups,),
+        "inspect": (scale.inspect,),
+        "repair": scale.repair,
+    }.get(part, ())
+
+
+def _runs(size: Size, rows: frozenset[str], effort: Effort) -> int:
+    """Return more starts for smaller sizes, whose figures vary more."""
+    if not rows & EVERY_START:
+        return 1
+    if effort.runs:
+        return effort.runs
+    if size.chains > 60_000:
+        return 2
+    return 3 if size.chains > 30_000 else 5

@@ -1,26 +1,22 @@
-"""Start the programs to measure: pykubeproxy and, with --peer, kube-proxy."""
+"""Start the programs to measure: pykubeproxy, another revision of it, and kube-proxy."""
 
 import os
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from pykubeproxy.lab.api import Object
-from pykubeproxy.lab.machine import SYSTEM_PATH
 from pykubeproxy.lab.network import Namespace
 from tests.bench import workload
-from tests.bench.testbed import Cluster, end
+from tests.bench.checkout import Checkout
+from tests.bench.environment import environment
+from tests.bench.testbed import Cluster, Testbed, end
 
-OURS = (sys.executable, "-c", "from pykubeproxy.cli import main; main()", "run")
-_FAMILIES = ("iptables", "ip6tables")
-_COMMANDS = ("", "-save", "-restore")
 _TICK = os.sysconf("SC_CLK_TCK")
 # A process is idle below this share of a CPU; stop waiting after this many seconds.
 _QUIET_SHARE, _QUIET_AT_LATEST = 0.02, 60.0
@@ -32,19 +28,43 @@ class Ended(RuntimeError):
 
 @dataclass(frozen=True)
 class Program:
-    """A program: its command without `--config FILE`, and its settings."""
+    """A program and its settings. `checkout` is that of a pykubeproxy, `binary` that of a kube-proxy.
+
+    It reaches the API server as in a pod, or with a kubeconfig.
+    """
 
     name: str
-    command: tuple[str, ...]
+    checkout: Checkout | None = None
+    binary: str = ""
     mode: str = "iptables"
     dispatch: str = ""
+    kubeconfig: bool = False
+
+    @property
+    def variant(self) -> str:
+        """What distinguishes it from other programs of this name."""
+        mode = self.mode.removeprefix("iptables")
+        return " ".join(filter(None, (self.dispatch, mode, "kubeconfig" if self.kubeconfig else "")))
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return a command line of this program: for pykubeproxy a command such as run with its options."""
+        if self.checkout is None:
+            return [self.binary, *arguments]
+        return [*self.checkout.command, *arguments]
+
+    def agent(self, configuration: Path) -> list[str]:
+        """Return the command line of the proxy."""
+        run = ["run"] if self.checkout else []
+        dispatch = ["--dispatch", self.dispatch] if self.dispatch else []
+        return self.command(*run, "--config", str(configuration), *dispatch)
 
     def configuration(self, backend: str, kubeconfig: Path) -> Object:
         """Return a KubeProxyConfiguration, for kube-proxy without pykubeproxy's own settings."""
+        path = str(kubeconfig) if self.kubeconfig else ""
         common: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
+            "clientConnection": {"kubeconfig": path, "contentType": "application/json"},
             "hostnameOverride": workload.NODE,
             "mode": self.mode,
             "clusterCIDR": ",".join(workload.POD_CIDRS),
@@ -53,16 +73,56 @@ class Program:
             "metricsBindAddress": "127.0.0.1:10249",
             "oomScoreAdj": 0,
         }
-        if self.name != "pykubeproxy":
+        if self.checkout is None:
             return common
         return {**common, "pykubeproxy": {"iptablesBackend": backend}}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program runs: a node of the testbed, with an API server, and its environment."""
+
+    testbed: Testbed
+    cluster: Cluster
+    node: Namespace
+    backend: str
+    environment: Mapping[str, str] = field(repr=False)
+
+    @property
+    def configuration(self) -> Path:
+        """The configuration file of the program."""
+        return self.testbed.directory / "config.yaml"
+
+    def command(self, program: Program, command: list[str]) -> list[str]:
+        """Return a command that runs this one in the pod, unless the program uses a kubeconfig."""
+        return command if program.kubeconfig else self.testbed.pod.command(command)
+
+
+def place(
+    testbed: Testbed,
+    cluster: Cluster,
+    node: Namespace,
+    program: Program,
+    backend: str,
+    record: Path | None = None,
+) -> Place:
+    """Return the place of a program. With `record`, copies of all input of iptables-restore go into that folder."""
+    variables = environment(backend, testbed.directory, record)
+    if program.checkout:
+        variables |= program.checkout.environment
+    if not program.kubeconfig:
+        variables |= {
+            "KUBERNETES_SERVICE_HOST": cluster.address,
+            "KUBERNETES_SERVICE_PORT": str(cluster.port),
+        }
+    return Place(testbed, cluster, node, backend, variables)
 
 
 class Running:
     """A running program and its resource usage."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.started = time.monotonic()
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, started: float) -> None:
+        self.started = started
         self._process = process
         self._log = log
 
@@ -96,40 +156,23 @@ class Running:
 
 
 @contextmanager
-def running(program: Program, backend: str, node: Namespace, cluster: Cluster) -> Iterator[Running]:
+def running(program: Program, there: Place) -> Iterator[Running]:
     """Run a program on a node."""
-    directory = cluster.directory
-    configuration, log = directory / "config.yaml", directory / "program.log"
-    configuration.write_text(yaml.safe_dump(program.configuration(backend, cluster.kubeconfig)))
-    dispatch = ("--dispatch", program.dispatch) if program.dispatch else ()
-    command = [*program.command, "--config", str(configuration), *dispatch]
+    configuration, log = there.configuration, there.testbed.directory / "program.log"
+    configuration.write_text(yaml.safe_dump(program.configuration(there.backend, there.cluster.kubeconfig)))
+    command = there.command(program, program.agent(configuration))
     with log.open("wb") as output:
-        process = node.spawn(command, output=output, environment=environment(backend, directory))
+        started = time.monotonic()
+        process = there.node.spawn(command, output=output, environment=there.environment)
     try:
-        yield Running(process, log)
+        yield Running(process, log, started)
     finally:
         end(process)
 
 
-def environment(backend: str, directory: Path) -> dict[str, str]:
-    """Return the environment of programs on a node: its own xtables lock, and `iptables` of this backend.
-
-    Raise FileNotFoundError if the backend's commands are missing.
-    """
-    folder = directory / f"bin-{backend}"
-    if not folder.exists():
-        folder.mkdir()
-        for family in _FAMILIES:
-            for command in _COMMANDS:
-                real = shutil.which(f"{family}-{backend}{command}", path=SYSTEM_PATH)
-                if real is None:
-                    raise FileNotFoundError(f"{family}-{backend}{command} is not installed")
-                (folder / f"{family}{command}").symlink_to(real)
-    path = f"{folder}:{SYSTEM_PATH}"
-    return {**os.environ, "PATH": path, "XTABLES_LOCKFILE": str(directory / "xtables.lock")}
-
-
-def dispatches() -> tuple[str, ...]:
-    """Return pykubeproxy's dispatch modes; one empty name if it has no such option."""
-    options = subprocess.run([*OURS, "--help"], capture_output=True, text=True, check=True).stdout
+def dispatches(checkout: Checkout) -> tuple[str, ...]:
+    """Return a pykubeproxy's dispatch modes; one empty name if it has no such option."""
+    command = [*checkout.command, "run", "--help"]
+    variables = {**os.environ, **checkout.environment}
+    options = subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout
     return ("flat", "tree") if "--dispatch" in options else ("",)

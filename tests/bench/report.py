@@ -1,4 +1,4 @@
-"""Format the figures as a table of at most 100 columns and as JSON."""
+"""Format the figures as a table and as JSON."""
 
 import os
 import platform
@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from tests.bench import figures as f
-from tests.bench.figures import Figure, Verdict, judge, peers, show
-from tests.bench.plan import growth
+from tests.bench.figures import Figure, comparable, of_program, show
+from tests.bench.targets import Verdict, judge
 
-_COLUMNS = 100
-_GROWING = (f.START, f.START_CPU, f.MEMORY, f.CHANGE, f.IDLE, f.CHURN)
+_LABEL = 37
+_NOTES = 110
+_GROWING = (f.START, f.START_CPU, f.MEMORY, f.CHANGE, f.CHURN)
 
 
 class Report(msgspec.Struct):
@@ -70,16 +71,18 @@ def as_json(report: Report) -> bytes:
 
 
 def as_table(report: Report) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the table: pykubeproxy's figures, each other program's with the ratio to it, and the targets."""
     yield ", ".join(f"{name} {value}" for name, value in report.host.items())
     verdicts = judge(report.figures)
     for backend in dict.fromkeys(figure.backend for figure in report.figures):
         mine = [figure for figure in report.figures if figure.backend == backend]
+        others = [it for it in f.PROGRAMS[1:] if any(figure.program == it for figure in mine)]
         yield ""
-        yield _line(backend, f.OURS, f.PEER, "ratio", "target", "")
-        yield "─" * _COLUMNS
-        for figure in mine:
-            yield from _rows(figure, mine, [v for v in verdicts if v.figure is figure])
+        heading = f"{backend:<{_LABEL}}{f.OURS:>11}" + "".join(f"{it:>11} ratio" for it in others)
+        yield f"{heading}  target"
+        yield "─" * (len(heading) + 35)
+        for figure in _leading(mine):
+            yield from _rows(figure, mine, others, [v for v in verdicts if v.figure is figure])
         yield from _growth(mine)
     if report.notes:
         yield ""
@@ -87,58 +90,60 @@ def as_table(report: Report) -> Iterator[str]:
             yield from _wrapped(f"! {note}")
 
 
-def _rows(figure: Figure, figures: Sequence[Figure], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield a row with pykubeproxy's and kube-proxy's figure; kube-proxy's alone if pykubeproxy has none."""
-    label = f"{figure.name}, {figure.size.services} x {figure.size.endpoints}"
-    label += f", {figure.variant}" if figure.variant else ""
-    value = show(figure.value, figure.unit)
-    if figure.program == f.PEER:
-        if figure.variant or not any(o.program == f.OURS and _comparable(o, figure) for o in figures):
-            yield _line(label, "", value, "", "", "")
-        return
-    other = next((peer for peer in peers(figure, figures) if not peer.variant), None)
-    theirs = show(other.value, other.unit) if other else "-"
-    ratio = f"{figure.value / other.value:.2f}" if other and other.value else "-"
-    texts = [(v.target.text(figure.unit), _outcome(v)) for v in verdicts] or [("", "")]
-    yield _line(label, value, theirs, ratio, *texts[0])
-    yield from (_line("", "", "", "", *text) for text in texts[1:])
+def _leading(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """Yield the figures that have a row of their own: pykubeproxy's, and others that it lacks."""
+    for figure in figures:
+        if figure.program == f.OURS or not any(
+            it.program == f.OURS and comparable(it, figure) for it in figures
+        ):
+            yield figure
+
+
+def _rows(
+    figure: Figure, figures: Sequence[Figure], others: Sequence[str], verdicts: Sequence[Verdict]
+) -> Iterator[str]:
+    """Yield a row for a figure, and one more for each further target."""
+    label = f"{figure.name}, {figure.size}" + (f", {figure.variant}" if figure.variant else "")
+    ours = show(figure.value, figure.unit) if figure.program == f.OURS else ""
+    cells = f"{label:<{_LABEL}}{ours:>11}"
+    for program in others:
+        other = next(of_program(figure, program, figures), None)
+        if figure.program == program:
+            cells += f"{show(figure.value, figure.unit):>11}      "
+        elif figure.program == f.OURS and other:
+            ratio = f"{figure.value / other.value:.3g}" if other.value else "-"
+            cells += f"{show(other.value, other.unit):>11} {ratio:>5}"
+        else:
+            cells += f"{'-':>11}      "
+    texts = [f"{v.target.text(figure.unit):<21} {_outcome(v)}" for v in verdicts] or [""]
+    yield f"{cells}  {texts[0]}".rstrip()
+    yield from (f"{'':<{len(cells)}}  {text}" for text in texts[1:])
 
 
 def _growth(figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield the growth of the figures with the number of Services."""
-    sizes = list(dict.fromkeys(figure.size for figure in figures if figure.name in _GROWING))
-    ends = growth(sizes)
-    if len(ends) < 2:
-        return
-    least, most = ends
-    found = []
-    for program in (f.OURS, f.PEER):
-        of = {(g.name, g.size): g.value for g in figures if g.program == program}
-        pairs = [(name, of.get((name, least)), of.get((name, most))) for name in _GROWING]
-        grown = [f"{name} x {high / low:.1f}" for name, low, high in pairs if low and high]
-        if grown:
-            found += _wrapped(f"  {program}: {', '.join(grown)}")
-    if found:
-        yield f"from {least.services} to {most.services} services, {most.endpoints} endpoints each:"
-        yield from found
+    """Yield the growth of the figures with the number of Services that have 10 endpoints."""
+    for name in _GROWING:
+        sizes = sorted(it.size for it in figures if it.name == name and it.program == f.OURS)
+        alike = [it for it in dict.fromkeys(sizes) if it.services and it.endpoints == f.GROWTH_FROM.endpoints]
+        if len(alike) < 2:
+            continue
+        least, most = alike[0], alike[-1]
+        grown = []
+        for program in f.PROGRAMS:
+            of = {it.size: it.value for it in figures if (it.name, it.program) == (name, program)}
+            if of.get(least) and of.get(most):
+                grown.append(f"{program} x {of[most] / of[least]:.1f}")
+        yield from _wrapped(f"{name}, from {least} to {most}: {', '.join(grown)}")
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, subsequent_indent="    ")
+    return textwrap.wrap(text, _NOTES, subsequent_indent="    ")
 
 
 def _outcome(verdict: Verdict) -> str:
     if verdict.ratio is None:
-        return "not measured"
-    return "reached" if verdict.reached else f"{verdict.ratio:.2f} times"
-
-
-def _line(label: str, ours: str, theirs: str, ratio: str, target: str, outcome: str) -> str:
-    return f"{label:<37}{ours:>11} {theirs:>10} {ratio:>6}  {target:<19} {outcome}".rstrip()
-
-
-def _comparable(one: Figure, other: Figure) -> bool:
-    return (one.backend, one.name, one.size) == (other.backend, other.name, other.size)
+        return "no figure"
+    return "met" if verdict.reached else f"missed {verdict.ratio:.2f}x"
 
 
 def _key(figure: Figure) -> tuple[object, ...]:

@@ -20,7 +20,8 @@ from pykubeproxy.lab.api import SLICES, Api, in_namespace
 from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.machine import RunDirectory, check_requirements, start_janitor
 from pykubeproxy.lab.network import Namespace
-from tests.bench import workload
+from tests.bench import server, workload
+from tests.bench.access import Pod, write_certificate
 from tests.bench.connects import Pods
 from tests.bench.workload import Size
 
@@ -46,6 +47,8 @@ class Testbed:
             self.pods = Pods()
         self.bare = Namespace(name, "bare")
         self._connect(self.bare, "bare", _BARE_LINK)
+        write_certificate(directory, _API_ADDRESS)
+        self.pod = Pod(directory)
 
     def _connect(self, node: Namespace, interface: str, link: tuple[tuple[str, str], ...]) -> None:
         node.veth("eth0", self.outside, interface)
@@ -72,36 +75,45 @@ class Testbed:
     @contextmanager
     def cluster(self, size: Size) -> Iterator["Cluster"]:
         """Start an API server with Services of this size."""
-        command = [sys.executable, "-m", "tests.bench.server", str(size), "0.0.0.0"]
+        command = [sys.executable, "-m", "tests.bench.server", str(size), "0.0.0.0", str(self.directory)]
         log = self.directory / "apiserver.log"
         with log.open("wb") as errors:
             process = self.outside.spawn(command, output=subprocess.PIPE, errors=errors)
         try:
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], _PATIENCE)
-            port = process.stdout.readline().strip() if ready else b""
-            if not port:
+            ports = [int(port) for port in process.stdout.readline().split()] if ready else []
+            if not ports:
                 raise RuntimeError(f"the API server did not start: {log.read_text().strip()}")
-            yield Cluster(self, size, int(port))
+            yield Cluster(self, size, *ports)
         finally:
             end(process)
 
     def close(self) -> None:
         """Close the namespaces; the janitor deletes them."""
+        self.pod.close()
         self.pods.close()
         self.bare.close()
         self.outside.close()
 
 
 class Cluster:
-    """An API server with Services, and writes to it."""
+    """An API server with Services, and writes to it. Proxies use `port`, with TLS."""
 
-    def __init__(self, site: Testbed, size: Size, port: int) -> None:
+    def __init__(self, site: Testbed, size: Size, port: int, plain_port: int) -> None:
         self.size = size
         self.directory = site.directory
-        self._api = Api(site.outside.name, _API_ADDRESS, port)
+        self.address, self.port = _API_ADDRESS, port
+        self._api = Api(site.outside.name, _API_ADDRESS, plain_port)
         self.kubeconfig = site.directory / "kubeconfig"
-        self.kubeconfig.write_text(kubeconfig(self._api.url))
+        url = f"https://{_API_ADDRESS}:{port}"
+        self.kubeconfig.write_text(kubeconfig(url, certificate=site.directory / server.CERTIFICATE))
+
+    def requests(self, since: float) -> list[tuple[float, str]]:
+        """Return the times and paths of the proxies' requests since a time.monotonic()."""
+        lines = (self.directory / server.REQUESTS).read_text().splitlines()
+        split = (line.partition(" ") for line in lines)
+        return [(float(moment), path) for moment, _, path in split if float(moment) >= since]
 
     def set_unready(self, service: int, *endpoints: int) -> None:
         """Make these endpoints of a Service (numbers from 0) not ready and all others ready."""

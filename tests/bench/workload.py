@@ -42,6 +42,11 @@ class Size(NamedTuple):
         """Return the approximate number of chains."""
         return self.services * (self.endpoints + 1)
 
+    @property
+    def rules(self) -> int:
+        """Return the approximate number of rules: three for each endpoint, two for each Service."""
+        return self.services * (3 * self.endpoints + 2)
+
     @classmethod
     def read(cls, text: str) -> "Size":
         """Parse text such as 5000x10. Raise ValueError."""
@@ -69,6 +74,11 @@ def draw(size: Size, count: int) -> tuple[list[tuple[str, int]], list[tuple[str,
         [(vip(drawn.randrange(size.services)), SERVICE_PORT) for _ in range(count)],
         [(pod(drawn.randrange(pods)), POD_PORT) for _ in range(count)],
     )
+
+
+def service_name(service: int) -> str:
+    """Return NAMESPACE/NAME of a Service."""
+    return "/".join(_key(service))
 
 
 def chain(service: int) -> str:

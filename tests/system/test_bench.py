@@ -9,26 +9,34 @@ from typing import Any
 import pytest
 from pyroute2 import netns
 
-from tests.bench.plan import QUICK as EFFORT
-from tests.bench.plan import ROWS, Scale, steps
-from tests.bench.workload import Size
-
-EVERYTHING = {
+# What each backend measures, and what one of them does: the same commands for both.
+BOTH = {
     "start",
     "CPU of a start",
-    "data received at a start",
+    "received at a start",
+    "first list requested",
     "memory",
     "memory, peak",
     "one endpoint changed",
-    "one chain restored",
     "CPU of an idle minute",
     "CPU of 1000 changes",
+    "repair, half serve",
+    "repair, all serve",
     "first packet, p50",
     "first packet, p99",
     "past the rules, p50",
     "past the rules, p99",
     "without rules, p50",
     "without rules, p99",
+}
+NFT = {
+    "run --help",
+    "dump-rules of a service",
+    "trace to a service",
+    "explain of a service",
+    "check",
+    "diff",
+    "diff, objects of the agent",
 }
 
 
@@ -46,13 +54,18 @@ def bench(out: Path, *options: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("backend", ["nft", "legacy"])
-def test_everything_is_measured(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "options", "expected"),
+    [("nft", (), BOTH | NFT), ("legacy", ("--only", "starts,changes,repair,first"), BOTH)],
+)
+def test_everything_is_measured(
+    tmp_path: Path, backend: str, options: tuple[str, ...], expected: set[str]
+) -> None:
     """Each row has plausible figures in the table and in the JSON."""
-    report, table = bench(tmp_path, "--backend", backend, "--sizes", "0x1,4x2", "--services", "4")
+    report, table = bench(tmp_path, "--backend", backend, "--sizes", "4x2", "--services", "4", *options)
     assert report["notes"] == []
-    measured = {figure["name"]: figure for figure in report["figures"]}
-    assert measured.keys() == EVERYTHING
+    measured = {figure["name"]: figure for figure in report["figures"] if figure["program"] == "pykubeproxy"}
+    assert measured.keys() == expected
     for name, figure in measured.items():
         assert figure["backend"] == backend
         assert all(run > 0 for run in figure["runs"]) or name.startswith("CPU"), name
@@ -60,38 +73,35 @@ def test_everything_is_measured(tmp_path: Path, backend: str) -> None:
     assert 0.001 < measured["start"]["value"] < 60
     assert 20 < measured["memory"]["value"] <= measured["memory, peak"]["value"] < 500
     assert 1 < measured["without rules, p50"]["value"] <= measured["without rules, p99"]["value"]
-    assert any(target["target"] == "≤ 75 MB" and target["ratio"] for target in report["targets"])
+    alone = {figure["name"] for figure in report["figures"] if figure["program"] == "alone"}
+    assert alone >= {"start", "one endpoint changed", "repair, all serve"}
+    variants = {figure["variant"] for figure in report["figures"]}
+    assert variants == {"", "flat", "tree"} | ({"kubeconfig"} if backend == "nft" else set())
 
 
 @pytest.mark.root
-def test_compares_a_peer(tmp_path: Path) -> None:
-    """The report compares a peer with pykubeproxy; a peer that exits is noted with its last line."""
+def test_compares_another_checkout_and_a_peer(tmp_path: Path) -> None:
+    """The report has their ratios; a peer that exits is noted with its last line."""
     peer = tmp_path / "peer"
     script = f"#!/bin/sh\nexec {sys.executable} -c 'from pykubeproxy.cli import main; main()' run \"$@\"\n"
     peer.write_text(script)
     peer.chmod(0o755)
-    options = ("--backend", "nft", "--rows", "start,change", "--sizes", "4x2", "--peer", str(peer))
-    report, table = bench(tmp_path / "good", *options)
+    options = ("--backend", "nft", "--only", "starts", "--sizes", "4x2", "--peer", str(peer))
+    report, table = bench(tmp_path / "good", *options, "--against", str(Path(__file__).parents[2]))
     assert report["notes"] == []
-    assert {figure["name"] for figure in report["figures"] if figure["program"] == "kube-proxy"} == {
-        "start",
-        "CPU of a start",
-        "data received at a start",
-        "one endpoint changed",
-    }
-    (line,) = [line for line in table.splitlines() if line.startswith("start, 4 x 2")]
-    ours, theirs, ratio = float(line.split()[4]), float(line.split()[6]), float(line.split()[8])
-    assert ratio == pytest.approx(ours / theirs, abs=0.02)
+    for program in ("before", "kube-proxy"):
+        assert {figure["name"] for figure in report["figures"] if figure["program"] == program} == {
+            "start",
+            "CPU of a start",
+            "received at a start",
+            "first list requested",
+            "memory",
+            "memory, peak",
+        }
+    (line,) = [line for line in table.splitlines() if line.startswith("start, 4x2")]
+    ours, before, ratio = float(line.split()[2]), float(line.split()[4]), float(line.split()[6])
+    assert ratio == pytest.approx(ours / before, rel=0.02)
     peer.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
     report, _ = bench(tmp_path / "bad", *options)
     assert report["notes"] == ["kube-proxy, nft, 4x2: exited with status 3: no such luck"]
-    assert {figure["program"] for figure in report["figures"]} == {"pykubeproxy", "iptables-restore"}
-
-
-def test_long_measurements_run_only_at_the_ends() -> None:
-    """Changes and idle minutes are measured at the smallest and largest number of Services only."""
-    sizes = tuple(map(Size.read, ("0x1", "500x10", "1000x10", "5000x10", "5000x20")))
-    found = {step.size: step.rows for step in steps(Scale(sizes, (100,)), ROWS, EFFORT)}
-    assert [str(size) for size, rows in found.items() if "idle" in rows] == ["500x10", "5000x10"]
-    assert [str(size) for size, rows in found.items() if "first" in rows] == ["100x2"]
-    assert all("memory" in found[size] for size in sizes)
+    assert {figure["program"] for figure in report["figures"]} == {"pykubeproxy", "alone"}

@@ -1,8 +1,15 @@
 """Benchmark figures are compared with their targets."""
 
+import re
+
+import msgspec
+
 from tests.bench import figures as f
-from tests.bench.figures import Figure, judge
-from tests.bench.report import Report, as_table
+from tests.bench import page
+from tests.bench.figures import Figure
+from tests.bench.plan import FULL_SCALE, PARTS, Effort, steps
+from tests.bench.report import Report, as_json, as_table
+from tests.bench.targets import judge
 from tests.bench.workload import Size
 
 BIG = Size(5000, 10)
@@ -16,20 +23,80 @@ def figure(name: str, *runs: float, backend: str = "nft", size: Size = BIG, **fi
 
 def test_the_median_counts() -> None:
     """One slow run of three does not miss a target, two do."""
-    assert [verdict.reached for verdict in judge([figure(f.START, 4.0, 4.4, 99.0)])] == [True]
-    (missed,) = judge([figure(f.START, 4.0, 5.4, 9.0)])
+    assert [verdict.reached for verdict in judge([figure(f.CHANGE, 0.1, 0.14, 99.0)])] == [True]
+    (missed,) = judge([figure(f.CHANGE, 0.1, 0.18, 9.0)])
     assert (missed.reached, round(missed.ratio or 0, 2)) == (False, 1.2)
 
 
-def test_compares_with_another_figure() -> None:
-    """A ratio needs the named figure of the same backend and size."""
+def test_the_json_has_the_targets() -> None:
+    """Each with its ratio to the limit, None if a figure is missing."""
+    report = Report({}, [figure(f.MEMORY, 90.0, unit="MB"), figure(f.START, 1.0)], [])
+    targets = msgspec.json.decode(as_json(report))["targets"]
+    assert [(it["target"], it["ratio"], it["reached"]) for it in targets] == [
+        ("≤ 100 MB", 0.9, True),
+        ("≤ 1.2 x alone + 0.8 s", None, None),
+    ]
+
+
+def test_compares_with_the_tools_alone() -> None:
+    """A ratio needs the figure of the tools alone for the same backend, size and variant."""
     change = figure(f.CHANGE, 0.5, backend="legacy")
     assert [verdict.reached for verdict in judge([change])] == [None]
-    elsewhere = figure(f.REWRITE, 9.0, program=f.TOOL)
+    elsewhere = figure(f.CHANGE, 9.0, program=f.ALONE)
     assert [verdict.reached for verdict in judge([change, elsewhere])] == [None]
-    slow, fast = (figure(f.REWRITE, v, backend="legacy", program=f.TOOL) for v in (0.5, 0.4))
+    slow, fast = (figure(f.CHANGE, v, backend="legacy", program=f.ALONE) for v in (0.5, 0.4))
     assert [verdict.reached for verdict in judge([change, slow])] == [True]
     assert [verdict.reached for verdict in judge([change, fast])] == [False]
+
+
+def test_a_limit_may_add_seconds() -> None:
+    """A start may take 1.2 times the time of iptables-restore alone and 0.8 s."""
+    (verdict,) = judge([figure(f.START, 3.4), figure(f.START, 2.0, program=f.ALONE)])
+    assert round(verdict.ratio or 0, 3) == round(3.4 / 3.2, 3)
+    assert verdict.target.text("s") == "≤ 1.2 x alone + 0.8 s"
+
+
+def test_growth_counts_the_time_of_a_rule_above_that_of_no_service() -> None:
+    """iptables alone may grow, and sets the limit if it does."""
+    huge, none = Size(10_000, 10), Size(0, 1)
+    starts = [figure(f.START, 1.0, size=none), figure(f.START, 5.0), figure(f.START, 12.0, size=huge)]
+    alone = [figure(f.START, v, size=size, program=f.ALONE) for v, size in ((2.0, BIG), (3.0, huge))]
+    ours, tools = f.growth([*starts, *alone])
+    assert (ours.program, ours.value) == (f.OURS, 11.0 / (2 * 4.0))
+    assert (tools.program, tools.value) == (f.ALONE, 1.0)
+    assert [verdict.reached for verdict in judge([ours, tools])] == [False]
+    assert [
+        verdict.reached for verdict in judge([ours, figure(f.GROWTH, 1.2, size=huge, program=f.ALONE)])
+    ] == [True]
+
+
+def test_the_page_is_filled_from_the_json() -> None:
+    """A table between markers is replaced; figures that were not measured leave an empty cell."""
+    figures = [figure(f.START, 6.5), figure(f.START, 5.0, program=f.ALONE)]
+    read = page.read(as_json(Report({}, figures, [])))
+    assert read == figures
+    text = "before\n<!-- figures: summary -->\nold\n<!-- end of figures -->\nafter\n"
+    lines = page.filled(text, read).splitlines()
+    assert "| Start with 5000x10 | 6.50 s |  | 5.00 s |  |  |  |" in lines
+    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
+    assert page.filled(page.filled(text, read), read) == page.filled(text, read)
+
+
+def test_the_page_has_all_tables() -> None:
+    """Each marker of the page names a table, and each table has its place."""
+    markers = re.findall(r"<!-- figures: (\w+) -->", page.PAGE.read_text())
+    assert sorted(markers) == sorted(page.tables([]))
+
+
+def test_each_part_has_its_sizes() -> None:
+    """Long measurements run only where a target or a curve needs them, and small sizes start more often."""
+    planned = steps(FULL_SCALE, PARTS, Effort())
+    sizes = {row: [str(it.size) for it in planned if row in it.rows] for row in ("idle", "inspect", "memory")}
+    assert sizes["idle"] == ["500x10", "5000x10"]
+    assert sizes["inspect"] == ["10000x10"]
+    assert sizes["memory"] == [str(it) for it in sorted(FULL_SCALE.starts)]
+    runs = {str(it.size): it.runs for it in planned if "start" in it.rows}
+    assert runs["1000x10"] > runs["20000x5"] > 1
 
 
 def test_compares_with_the_better_mode_of_kube_proxy() -> None:
@@ -66,7 +133,7 @@ def test_small_sizes_keep_their_digits() -> None:
 
 
 def test_the_table_fits() -> None:
-    """No line is longer than 100 columns, even with long numbers and notes."""
+    """No line is longer than 140 columns, even with all programs, long numbers and notes."""
     report = Report(
         {"time": "now"}, [], ["kube-proxy, nft, 30000x2: " + "ended, and why is a long story " * 9]
     )
@@ -77,6 +144,8 @@ def test_the_table_fits() -> None:
     for name in (f.START, f.START_CPU, f.MEMORY, f.CHANGE, f.IDLE, f.CHURN):
         report.add(figure(name, 10.0, size=Size(500, 10)))
         report.add(figure(name, 100.0))
+    for program in f.PROGRAMS[1:]:
+        report.add(figure(f.START, 123.456, program=program))
     lines = list(as_table(report))
-    assert max(map(len, lines)) <= 100
-    assert any("CPU of 1000 changes x 10.0" in line for line in lines)
+    assert max(map(len, lines)) <= 140
+    assert "CPU of 1000 changes, from 500x10 to 5000x10: pykubeproxy x 10.0" in lines

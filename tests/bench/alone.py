@@ -1,0 +1,141 @@
+"""Measure iptables-restore alone, with the text that pykubeproxy writes."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from pykubeproxy.kernel import nfacct
+from tests.bench import figures as f
+from tests.bench import repair
+from tests.bench.commands import CommandFailed
+from tests.bench.plan import Effort
+from tests.bench.program import Place, Program, place, running
+from tests.bench.rows import Measured, Run, until_programmed
+from tests.bench.testbed import Cluster, Testbed
+
+_LONGEST = 300.0
+_COUNTER = re.compile(r"--nfacct-name (\S+)")
+# Each takes as long as a start.
+_MOST_RUNS = 3
+
+
+class _Input(NamedTuple):
+    """What one iptables-restore read, and its command line."""
+
+    file: Path
+    command: tuple[str, ...]
+
+    def create_counters(self) -> None:
+        """Create the nfacct objects that the text names, without which iptables-restore refuses it."""
+        for name in set(_COUNTER.findall(self.file.read_text())):
+            if reason := nfacct.ensure(name):
+                raise CommandFailed(f"no nfacct object {name}: {reason}")
+
+
+def measure(
+    testbed: Testbed,
+    cluster: Cluster,
+    program: Program,
+    backend: str,
+    rows: frozenset[str],
+    runs: int,
+    effort: Effort,
+) -> Iterator[Measured]:
+    """Record what a program writes at a start and to repair table nat, and let iptables-restore alone write it.
+
+    Measures nothing of the program itself. Raise as `rows.measure` does.
+    """
+    with TemporaryDirectory(dir=testbed.directory) as folder:
+        record = Path(folder, "record")
+        with testbed.node() as node:
+            there = place(testbed, cluster, node, program, backend, record)
+            with running(program, there) as process:
+                until_programmed(Run(there, program, process, effort))
+                process.wait_quiet(effort.quiet)
+                start, repairs = _inputs(record), []
+                if "repair" in rows:
+                    repair.after_flush(there, process.check, effort.limit)
+                    process.wait_quiet(effort.quiet)
+                    repairs = [it for it in _inputs(record) if it not in start]
+            plain = place(testbed, cluster, node, program, backend)
+            if repairs:
+                yield from _repairs(plain, repairs, min(runs, _MOST_RUNS), effort)
+        time.sleep(effort.settle)
+        if "start" in rows:
+            yield Measured(
+                f.START, "s", tuple(_starts(plain, start, min(runs, _MOST_RUNS), effort)), alone=True
+            )
+
+
+def _inputs(record: Path) -> list[_Input]:
+    """Return what was recorded, in the order of the commands' starts."""
+    files = sorted(it for it in record.iterdir() if it.suffix != ".arguments")
+    return [
+        _Input(file, (f"{file.suffix[1:]}-restore", *Path(f"{file}.arguments").read_text().split()))
+        for file in files
+    ]
+
+
+def _starts(there: Place, start: Sequence[_Input], runs: int, effort: Effort) -> Iterator[float]:
+    """Yield the seconds of writing the text of a start on a new node."""
+    for _ in range(runs):
+        with there.testbed.node() as node, node.entered():
+            for one in start:
+                one.create_counters()
+            started = time.monotonic()
+            _write(there, start)
+            yield time.monotonic() - started
+        time.sleep(effort.settle)
+
+
+def _repairs(there: Place, repairs: Iterable[_Input], runs: int, effort: Effort) -> Iterator[Measured]:
+    """Yield when Services serve again after table nat is flushed and the text of a repair is written."""
+    for _ in range(runs):
+        with there.node.entered():
+            subprocess.run(["iptables", "-t", "nat", "-F"], check=True, env=dict(there.environment))
+            started = time.monotonic()
+            with _writing(there, repairs) as check:
+                served = repair.until_served(there, started, check, effort.limit)
+        yield Measured(f.REPAIR_HALF, "s", (served.half,), alone=True)
+        yield Measured(f.REPAIR_ALL, "s", (served.all,), alone=True)
+
+
+@contextmanager
+def _writing(there: Place, inputs: Iterable[_Input]) -> Iterator[Callable[[], None]]:
+    """Write the text in the background; yield a check that raises if that failed."""
+
+    def write() -> None:
+        with there.node.entered():
+            _write(there, inputs)
+
+    with ThreadPoolExecutor(1) as background:
+        writing = background.submit(write)
+
+        def check() -> None:
+            if writing.done():
+                writing.result()
+
+        yield check
+        writing.result()
+
+
+def _write(there: Place, inputs: Iterable[_Input]) -> None:
+    for one in inputs:
+        with one.file.open("rb") as text:
+            outcome = subprocess.run(
+                one.command,
+                stdin=text,
+                capture_output=True,
+                text=True,
+                env=dict(there.environment),
+                timeout=_LONGEST,
+                check=False,
+            )
+        if outcome.returncode:
+            raise CommandFailed(f"{one.command[0]}: {outcome.stderr.strip()[:300]}")
