@@ -21,7 +21,7 @@ from tests.bench.plan import EVERY_START, FULL_SCALE, ONLY_OURS, PARTS, QUICK, Q
 from tests.bench.program import Ended, Program, dispatches
 from tests.bench.report import Report, as_json, as_table, new_report
 from tests.bench.rows import Measured, NotDone, measure
-from tests.bench.testbed import Cluster, Testbed, testbed
+from tests.bench.testbed import Testbed, testbed
 from tests.bench.workload import Size
 
 # What ends the measurement of a program at a size; the others go on.
@@ -129,7 +129,8 @@ def _measure(
     too_much: dict[Program, int] = {}
     for step in steps:
         remaining = [it for program in programs for it in _variants(step, backend, program)]
-        with bed.cluster(step.size) as cluster:
+        with bed.cluster(step.size) as cluster, ExitStack() as recordings:
+            recording = None
             for run in range(step.runs):
                 now = step.rows if run == 0 else step.rows & EVERY_START
                 # Alternate the programs, so that a slow period of the machine affects all of them.
@@ -141,27 +142,18 @@ def _measure(
                             raise NotDone("skipped, because a smaller size failed")
                         for figure in measure(bed, cluster, program, backend, rows, effort):
                             note(figure)
-                        if run == 0 and step.rows & {"start", "repair"} and program == programs[0]:
-                            _measure_alone(bed, cluster, program, backend, step, effort, note)
+                        if program == programs[0] and rows & {"start", "repair"}:
+                            recording = recording or recordings.enter_context(
+                                alone.recorded(bed, cluster, program, backend, rows, effort)
+                            )
+                            for figure in alone.measure(bed, cluster, program, backend, recording, effort):
+                                note(figure)
                     except _FAILURES as reason:
                         remaining.remove(program)
                         report.notes.append(f"{_name(program)}, {backend}, {step.size}: {reason}")
                         click.echo(report.notes[-1], err=True)
                         if isinstance(reason, NotDone):
                             too_much[program] = min(step.size.chains, too_much.get(program, sys.maxsize))
-
-
-def _measure_alone(
-    bed: Testbed,
-    cluster: Cluster,
-    program: Program,
-    backend: str,
-    step: Step,
-    effort: Effort,
-    note: Callable[[Measured], None],
-) -> None:
-    for figure in alone.measure(bed, cluster, program, backend, step.rows, step.runs, effort):
-        note(figure)
 
 
 def _variants(step: Step, backend: str, program: Program) -> Iterator[Program]:

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +21,6 @@ from tests.bench.testbed import Cluster, Testbed
 
 _LONGEST = 300.0
 _COUNTER = re.compile(r"--nfacct-name (\S+)")
-# Each takes as long as a start.
-_MOST_RUNS = 3
 
 
 class _Input(NamedTuple):
@@ -38,18 +36,20 @@ class _Input(NamedTuple):
                 raise CommandFailed(f"no nfacct object {name}: {reason}")
 
 
-def measure(
-    testbed: Testbed,
-    cluster: Cluster,
-    program: Program,
-    backend: str,
-    rows: frozenset[str],
-    runs: int,
-    effort: Effort,
-) -> Iterator[Measured]:
-    """Record what a program writes at a start and to repair table nat, and let iptables-restore alone write it.
+class Recording(NamedTuple):
+    """What a program wrote at a start, and after it to repair table nat."""
 
-    Measures nothing of the program itself. Raise as `rows.measure` does.
+    start: list[_Input]
+    repair: list[_Input]
+
+
+@contextmanager
+def recorded(
+    testbed: Testbed, cluster: Cluster, program: Program, backend: str, rows: frozenset[str], effort: Effort
+) -> Iterator[Recording]:
+    """Start a program and record what it writes; a repair only if it is among the rows. Measures nothing.
+
+    Raise as `rows.measure` does.
     """
     with TemporaryDirectory(dir=testbed.directory) as folder:
         record = Path(folder, "record")
@@ -63,14 +63,34 @@ def measure(
                     repair.after_flush(there, process.check, effort.limit)
                     process.wait_quiet(effort.quiet)
                     repairs = [it for it in _inputs(record) if it not in start]
-            plain = place(testbed, cluster, node, program, backend)
-            if repairs:
-                yield from _repairs(plain, repairs, min(runs, _MOST_RUNS), effort)
         time.sleep(effort.settle)
-        if "start" in rows:
-            yield Measured(
-                f.START, "s", tuple(_starts(plain, start, min(runs, _MOST_RUNS), effort)), alone=True
-            )
+        yield Recording(start, repairs)
+
+
+def measure(
+    testbed: Testbed,
+    cluster: Cluster,
+    program: Program,
+    backend: str,
+    recording: Recording,
+    effort: Effort,
+) -> Iterator[Measured]:
+    """Yield the seconds in which iptables-restore writes the text on a new node, without the program."""
+    with testbed.node() as node, node.entered():
+        there = place(testbed, cluster, node, program, backend)
+        for one in recording.start:
+            one.create_counters()
+        started = time.monotonic()
+        _write(there, recording.start)
+        yield Measured(f.START, "s", (time.monotonic() - started,), alone=True)
+        if recording.repair:
+            subprocess.run(["iptables", "-t", "nat", "-F"], check=True, env=dict(there.environment))
+            started = time.monotonic()
+            with _writing(there, recording.repair) as check:
+                served = repair.until_served(there, started, check, effort.limit)
+            yield Measured(f.REPAIR_HALF, "s", (served.half,), alone=True)
+            yield Measured(f.REPAIR_ALL, "s", (served.all,), alone=True)
+    time.sleep(effort.settle)
 
 
 def _inputs(record: Path) -> list[_Input]:
@@ -80,30 +100,6 @@ def _inputs(record: Path) -> list[_Input]:
         _Input(file, (f"{file.suffix[1:]}-restore", *Path(f"{file}.arguments").read_text().split()))
         for file in files
     ]
-
-
-def _starts(there: Place, start: Sequence[_Input], runs: int, effort: Effort) -> Iterator[float]:
-    """Yield the seconds of writing the text of a start on a new node."""
-    for _ in range(runs):
-        with there.testbed.node() as node, node.entered():
-            for one in start:
-                one.create_counters()
-            started = time.monotonic()
-            _write(there, start)
-            yield time.monotonic() - started
-        time.sleep(effort.settle)
-
-
-def _repairs(there: Place, repairs: Iterable[_Input], runs: int, effort: Effort) -> Iterator[Measured]:
-    """Yield when Services serve again after table nat is flushed and the text of a repair is written."""
-    for _ in range(runs):
-        with there.node.entered():
-            subprocess.run(["iptables", "-t", "nat", "-F"], check=True, env=dict(there.environment))
-            started = time.monotonic()
-            with _writing(there, repairs) as check:
-                served = repair.until_served(there, started, check, effort.limit)
-        yield Measured(f.REPAIR_HALF, "s", (served.half,), alone=True)
-        yield Measured(f.REPAIR_ALL, "s", (served.all,), alone=True)
 
 
 @contextmanager

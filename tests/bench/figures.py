@@ -20,6 +20,7 @@ RECEIVED = "received at a start"
 IDLE, CHURN = "CPU of an idle minute", "CPU of 1000 changes"
 DUMP, TRACE, EXPLAIN = "dump-rules of a service", "trace to a service", "explain of a service"
 CHECK, DIFF, DIFF_AGENT = "check", "diff", "diff, objects of the agent"
+CHECK_REQUESTS, DIFF_REQUESTS = "check, requests", "diff, requests"
 REPAIR_HALF, REPAIR_ALL = "repair, half serve", "repair, all serve"
 FIRST, FIRST_SLOW = "first packet, p50", "first packet, p99"
 PAST, PAST_SLOW = "past the rules, p50", "past the rules, p99"
@@ -33,7 +34,8 @@ _NOTHING = Size(0, 1)
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A measured value with all its runs. Units: s (seconds), MB (a million bytes), us (microseconds), x (a ratio).
+    """A measured value with all its runs. Units: s (seconds), MB (a million bytes), us (microseconds), x (a ratio),
+    n (a number).
 
     `variant` is the dispatch mode, kube-proxy's mode if it is not iptables, or kubeconfig if the program is not in a pod.
     """
@@ -97,4 +99,6 @@ def show(value: float, unit: str) -> str:
         return f"{value:.0f} MB" if value >= 20 else f"{value:.2f} MB"
     if unit == "x":
         return f"{value:.2f} x"
+    if unit == "n":
+        return f"{value:.0f}"
     return f"{value:.3f} s" if value < 1 else f"{value:.2f} s"

@@ -99,11 +99,17 @@ def steps(scale: Scale, parts: Iterable[str], effort: Effort) -> list[Step]:
     rows: dict[Size, frozenset[str]] = {}
     for part in parts:
         for size in _sizes(scale, part):
-            rows[size] = rows.get(size, frozenset()) | PARTS[part]
+            rows[size] = rows.get(size, frozenset()) | _rows(scale, part, size)
     found = [Step(size, here, _runs(size, here, effort)) for size, here in sorted(rows.items())]
     if "first" in parts:
         found += [Step(Size(n, FIRST_ENDPOINTS), PARTS["first"], 1) for n in scale.services]
     return found
+
+
+def _rows(scale: Scale, part: str, size: Size) -> frozenset[str]:
+    """Return the rows of a part; a minute without changes only at the last of its sizes."""
+    last = part != "changes" or size == scale.changes[-1]
+    return PARTS[part] if last else PARTS[part] - {"idle"}
 
 
 def _sizes(scale: Scale, part: str) -> tuple[Size, ...]:

@@ -21,6 +21,8 @@ _POLL_SECONDS = 0.005
 # The resources that a proxy lists first, in any order.
 _LISTS = ("/services?", "/endpointslices?", "/nodes?")
 
+_REQUESTS = {f.CHECK: f.CHECK_REQUESTS, f.DIFF: f.DIFF_REQUESTS}
+
 
 class Measured(NamedTuple):
     """The name, the unit and the values of a figure; `alone` if it is that of the tools alone."""
@@ -107,9 +109,13 @@ def _inspected(run: Run, rows: frozenset[str]) -> Iterator[Measured]:
             yield Measured(name, "s", found)
     if "inspect" in rows:
         saved = commands.save_seconds(run.place)
+        started = time.monotonic()
         for name, seconds in commands.inspections(run.place, run.program):
             yield Measured(name, "s", (seconds,))
             yield Measured(name, "s", (saved,), alone=True)
+            if name in _REQUESTS:
+                yield Measured(_REQUESTS[name], "n", (float(len(run.place.cluster.requests(started))),))
+            started = time.monotonic()
     if "repair" in rows:
         run.process.wait_quiet(run.effort.quiet)
         half, everything = repair.after_flush(run.place, run.process.check, run.effort.limit)

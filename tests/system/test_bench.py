@@ -35,7 +35,9 @@ NFT = {
     "trace to a service",
     "explain of a service",
     "check",
+    "check, requests",
     "diff",
+    "diff, requests",
     "diff, objects of the agent",
 }
 

@@ -91,8 +91,11 @@ def test_the_page_has_all_tables() -> None:
 def test_each_part_has_its_sizes() -> None:
     """Long measurements run only where a target or a curve needs them, and small sizes start more often."""
     planned = steps(FULL_SCALE, PARTS, Effort())
-    sizes = {row: [str(it.size) for it in planned if row in it.rows] for row in ("idle", "inspect", "memory")}
-    assert sizes["idle"] == ["500x10", "5000x10"]
+    sizes = {
+        row: [str(it.size) for it in planned if row in it.rows]
+        for row in ("churn", "idle", "inspect", "memory")
+    }
+    assert (sizes["churn"], sizes["idle"]) == (["500x10", "5000x10"], ["5000x10"])
     assert sizes["inspect"] == ["10000x10"]
     assert sizes["memory"] == [str(it) for it in sorted(FULL_SCALE.starts)]
     runs = {str(it.size): it.runs for it in planned if "start" in it.rows}
