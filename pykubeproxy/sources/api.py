@@ -128,7 +128,6 @@ class ApiWatch:
         reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._version = ""
-        self._listed_before = False
 
     @property
     def outage(self) -> Outage | None:
@@ -203,18 +202,26 @@ class ApiWatch:
     def _list(self, verbs: str) -> Listed:
         """Return the complete state. If a permission is missing, messages name these `verbs`.
 
-        The first list may come from the server's cache (resourceVersion 0), which is cheap when all nodes start at
-        once. Later lists request the latest state, since they must not be older than emitted events.
+        It may come from the server's cache, which is cheap when all nodes list at once: the first one in any state
+        (resourceVersion 0), later ones in one that is not older than emitted events.
         """
-        query: _Query = {"limit": _PAGE_SIZE}
+        latest: _Query = {"limit": _PAGE_SIZE}
+        # At a version, the cache serves only lists without a limit.
+        cached: _Query = (
+            {"resourceVersion": self._version} if self._version else latest | {"resourceVersion": "0"}
+        )
         try:
-            listed = self._pages(query if self._listed_before else {**query, "resourceVersion": "0"}, verbs)
+            return self._pages(cached, verbs)
+        except Failure as failure:
+            # The server may not have the version, as after a restore from a backup.
+            rejected = self._version and failure.persistent and not failure.server_wide
+            if not rejected and not isinstance(failure, Expired):
+                raise
+        try:
+            return self._pages(latest, verbs)
         except Expired:
             # The server dropped the rest of the list.
-            listed = self._pages(query, verbs)
-        self._listed_before = True
-        log.debug("listed", resource=self._resource.plural, count=len(listed.objects), version=self._version)
-        return listed
+            return self._pages(latest, verbs)
 
     def _pages(self, query: _Query, verbs: str) -> Listed:
         objects: list[Object] = []
@@ -233,12 +240,14 @@ class ApiWatch:
             token = page.metadata.next
             if not token:
                 self._version = page.metadata.resourceVersion or ""
+                log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
                 return self._tracker.listed(tuple(objects), rejected)
             if token == query.get("continue"):
                 raise Failure("the API server sends the same page of a list again and again")
             if len(objects) + len(rejected) > _MAX_OBJECTS:
                 raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
-            query = {"limit": min(2 * int(query["limit"]), _PAGE_SIZE), "continue": token}
+            limit = int(query.get("limit", _PAGE_SIZE))
+            query = {"limit": min(2 * limit, _PAGE_SIZE), "continue": token}
 
     def _stream(
         self, query: _Query, idle: float, end: float, verbs: str, *, compressible: bool = False

@@ -98,10 +98,40 @@ def test_list_in_pages() -> None:
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
         (first,) = watch.once()
         assert len(first.objects) == 1201
-        # The cache may ignore the page size; later pages have it.
+        # The cache ignores the page size; a server that does not have the version must read the latest state in pages.
+        api.faults.fail(410, verb="list")
         (second,) = watch.once()
         assert second.objects == first.objects
         assert any("continue=" in it.query for it in api.requests.entries("list"))
+
+
+def test_later_lists_come_from_the_cache() -> None:
+    """They are not older than the last event, and without a limit, which a cache does not serve at a version."""
+    with server() as api:
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees()
+            api.store.create(service("a"))
+            follower.sees("a")
+            seen = api.store.version
+            api.requests.clear()
+            api.faults.fail(410, verb="watch")
+            api.faults.end_watches()
+            api.requests.wait(1, "list")
+        parameters = parse_qs(api.requests.entries("list")[0].query)
+        assert parameters["resourceVersion"] == [str(seen)]
+        assert not {"limit", "resourceVersionMatch"} & parameters.keys()
+
+
+def test_a_server_that_does_not_have_the_version_lists_the_latest_state() -> None:
+    """It answers 504 after a restore from a backup; the next request follows at once."""
+    with server() as api:
+        api.store.create(service("a"))
+        watch = watches(api.url, Kind.SERVICE)[0]
+        first = watch.once()
+        api.requests.clear()
+        api.faults.fail(504, verb="list")
+        assert watch.once() == first
+        assert ["resourceVersion=" in it.query for it in api.requests.entries("list")] == [True, False]
 
 
 def test_list_that_expires_between_pages() -> None:
@@ -111,16 +141,17 @@ def test_list_that_expires_between_pages() -> None:
         watch = watches(api.url, Kind.ENDPOINT_SLICE)[0]
         watch.once()
         api.requests.clear()
+        api.faults.fail(410, verb="list")  # the version: the next list comes in pages
         answers: list[Listed] = []
         thread = threading.Thread(target=lambda: answers.extend(watch.once()))
         api.faults.delay(0.2, verb="list")
         thread.start()
-        api.requests.wait(2, "list")  # the request for the second page waits
+        api.requests.wait(3, "list")  # the request for the second page waits
         api.store.create(slice_of("new", "10.1.0.2"))
         api.faults.compact()
         thread.join(10)
         assert len(answers[0].objects) == 1202
-        assert sum("continue=" not in it.query for it in api.requests.entries("list")) == 2
+        assert sum("continue=" not in it.query for it in api.requests.entries("list")) == 3
 
 
 def test_normal_end_of_a_watch_is_silent() -> None:
