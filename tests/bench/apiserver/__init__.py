@@ -1,0 +1,1 @@
+"""Measure the load of agents on the API server: `python -m tests.bench.apiserver`."""
