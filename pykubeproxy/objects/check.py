@@ -6,12 +6,10 @@
 import ipaddress
 import re
 
-from pykubeproxy.objects.values import Family, Protocol
+from pykubeproxy.objects.values import Family, Protocol, family_of
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
-_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_CANONICAL_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 # Match the start of a canonical address, or all of it.
 _SPECIAL = re.compile(
@@ -21,6 +19,18 @@ _SPECIAL = re.compile(
     r"|(?P<multicast>2(?:2[4-9]|3[0-9])\.|ff[0-9a-f]{2}:)"
     r"|(?P<broadcast>255\.255\.255\.255$)"
 )
+_OCTET = r"(?:[1-9]?[0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+_IPV4 = r"\.".join([_OCTET] * 4)
+_GROUP = "(?:0|[1-9a-f][0-9a-f]{0,3})"
+_GROUPS = f"{_GROUP}(?::{_GROUP})*"
+# Addresses that begin with "::" may be IPv4-mapped. In any other, only "::" stands for zeros next to each other, and for at
+# least two: it leaves at most six groups, and at most seven colons, the seventh only at the end.
+_IPV6 = (
+    r"(?!.*(?:\b0::?0\b|\b0::|::0\b))"
+    rf"(?:(?!(?:[^:]*:){{7}}.){_GROUPS}::(?:{_GROUPS})?|{_GROUP}(?::{_GROUP}){{7}})"
+)
+_CANONICAL = re.compile(f"{_IPV4}|{_IPV6}")
+_ORDINARY = re.compile(f"(?!{_SPECIAL.pattern})(?:{_CANONICAL.pattern})")
 _SPECIAL_TYPES = {
     "unspecified": "the unspecified address",
     "loopback": "a loopback address",
@@ -74,7 +84,7 @@ def address(text: str, field: str) -> str:
 
     As Kubernetes' ParseIPSloppy does, drop leading zeros of IPv4 octets, and return an IPv4-mapped IPv6 address as IPv4.
     """
-    if _CANONICAL_IPV4.fullmatch(text):
+    if _CANONICAL.fullmatch(text):
         return text
     try:
         ip = ipaddress.ip_address(_without_leading_zeros(text))
@@ -94,6 +104,8 @@ def servable(text: str, field: str, *, family: Family | None = None, reject_link
     Rules for 127.0.0.1 or 0.0.0.0 would redirect connections of the node itself. `reject_link_local` applies the API
     server's rules for externalIPs and EndpointSlices. Multicast and broadcast addresses are always rejected.
     """
+    if _ORDINARY.fullmatch(text) and (family is None or family_of(text) is family):
+        return text
     canonical = address_of(family, text, field) if family else address(text, field)
     if (match := _SPECIAL.match(canonical)) and (reject_link_local or not match["local"]):
         raise Invalid(field, canonical, _SPECIAL_TYPES[match.lastgroup or ""])
@@ -103,7 +115,7 @@ def servable(text: str, field: str, *, family: Family | None = None, reject_link
 def address_of(family: Family, text: str, field: str) -> str:
     """Return an IP address of one family in canonical form."""
     canonical = address(text, field)
-    if (":" in canonical) is not (family is Family.IPV6):
+    if family_of(canonical) is not family:
         raise Invalid(field, text, f"not an {family.value} address")
     return canonical
 

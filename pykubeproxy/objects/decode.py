@@ -6,12 +6,13 @@ with an invalid name or with a field of a wrong type is rejected as a whole.
 
 import datetime
 import sys
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
 
 from pykubeproxy.objects import check, wire
-from pykubeproxy.objects.entries import accepted, accepted_or, numbered, shortened
+from pykubeproxy.objects.entries import accepted, accepted_or, shortened
 from pykubeproxy.objects.values import (
     Endpoint,
     EndpointPort,
@@ -39,6 +40,7 @@ _MAX_AFFINITY = 86400
 # The limit of ports times addresses and source ranges of one Service, each of which is at least one rule. Without it, an
 # object of 100 kB could require ten million rules.
 _MAX_RULES = 100_000
+_NO_CONDITIONS, _NO_HINTS = wire.Conditions(), wire.Hints()
 
 
 class Undecodable(ValueError):
@@ -109,19 +111,23 @@ def _service(service: wire.Service) -> Service:
     _check_size(spec, ingress)
     rejected: list[RejectedValue] = []
     return Service(
-        namespace=check.label(meta.namespace or "default", "metadata.namespace"),
+        namespace=_namespace(meta),
         name=check.label(meta.name, "metadata.name"),
         type=spec.type or "ClusterIP",
         cluster_ips=() if headless else _cluster_ips(spec, rejected),
-        ports=accepted(numbered("spec.ports", spec.ports), _service_port, rejected, "the port"),
+        ports=accepted("spec.ports", enumerate(spec.ports or ()), _service_port, rejected, "the port"),
         external_ips=accepted(
-            numbered("spec.externalIPs", spec.externalIPs),
-            partial(check.servable, reject_link_local=True),
+            "spec.externalIPs",
+            enumerate(spec.externalIPs or ()),
+            partial(check.servable, field="", reject_link_local=True),
             rejected,
         ),
         load_balancer_ips=_load_balancer_ips(ingress, rejected),
         source_ranges=accepted(
-            numbered("spec.loadBalancerSourceRanges", spec.loadBalancerSourceRanges), check.cidr, rejected
+            "spec.loadBalancerSourceRanges",
+            enumerate(spec.loadBalancerSourceRanges or ()),
+            partial(check.cidr, field=""),
+            rejected,
         ),
         internal_local=spec.internalTrafficPolicy == "Local",
         external_local=spec.externalTrafficPolicy == "Local",
@@ -133,6 +139,10 @@ def _service(service: wire.Service) -> Service:
         headless=headless,
         rejected=tuple(rejected),
     )
+
+
+def _namespace(meta: wire.Metadata) -> str:
+    return sys.intern(check.label(meta.namespace or "default", "metadata.namespace"))
 
 
 def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
@@ -147,9 +157,8 @@ def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
 def _cluster_ips(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> tuple[str, ...]:
     if not spec.clusterIP:
         return ()
-    return accepted(
-        numbered("spec.clusterIPs", spec.clusterIPs or [spec.clusterIP]), check.servable, rejected
-    )
+    addresses = spec.clusterIPs or [spec.clusterIP]
+    return accepted("spec.clusterIPs", enumerate(addresses), partial(check.servable, field=""), rejected)
 
 
 def _affinity_seconds(spec: wire.ServiceSpec, rejected: list[RejectedValue]) -> int | None:
@@ -169,26 +178,26 @@ def _timeout(seconds: int, field: str) -> int:
     return seconds
 
 
-def _service_port(port: wire.Port, at: str) -> Port:
-    number = check.port(port.port, f"{at}.port")
+def _service_port(port: wire.Port) -> Port:
+    number = check.port(port.port, ".port")
     if not number:
-        raise check.Invalid(f"{at}.port", 0, "not a port from 1 to 65535")
+        raise check.Invalid(".port", 0, "not a port from 1 to 65535")
     return Port(
-        name=check.label(port.name, f"{at}.name") if port.name else "",
-        protocol=check.protocol(port.protocol, f"{at}.protocol"),
+        name=sys.intern(check.label(port.name, ".name")) if port.name else "",
+        protocol=check.protocol(port.protocol, ".protocol"),
         port=number,
-        node_port=check.port(port.nodePort, f"{at}.nodePort"),
+        node_port=check.port(port.nodePort, ".nodePort"),
     )
 
 
 def _load_balancer_ips(ingress: list[wire.Ingress], rejected: list[RejectedValue]) -> tuple[str, ...]:
     """Return the ingress addresses that need rules, which excludes ipMode Proxy (KEP-1860)."""
     addresses = (
-        (f"status.loadBalancer.ingress[{i}].ip", entry.ip)
-        for i, entry in enumerate(ingress)
+        (number, entry.ip)
+        for number, entry in enumerate(ingress)
         if entry.ip and entry.ipMode in (None, "VIP")
     )
-    return accepted(addresses, check.servable, rejected)
+    return accepted("status.loadBalancer.ingress", addresses, partial(check.servable, field=".ip"), rejected)
 
 
 def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
@@ -200,12 +209,12 @@ def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
     family = None if slice_.addressType == "FQDN" else Family(slice_.addressType)
     rejected: list[RejectedValue] = []
     return EndpointSlice(
-        namespace=check.label(meta.namespace or "default", "metadata.namespace"),
+        namespace=_namespace(meta),
         name=check.subdomain(meta.name, "metadata.name"),
         service=check.label(service, f"label {SERVICE_NAME_LABEL}") if service else "",
         family=family,
         endpoints=_endpoints(family, slice_.endpoints, rejected) if family else (),
-        ports=accepted(numbered("ports", slice_.ports), _endpoint_port, rejected, "the port"),
+        ports=accepted("ports", enumerate(slice_.ports or ()), _endpoint_port, rejected, "the port"),
         headless=HEADLESS_LABEL in labels,
         trigger_time=_timestamp(annotations.get(TRIGGER_TIME_ANNOTATION)),
         rejected=tuple(rejected),
@@ -215,15 +224,16 @@ def _slice(slice_: wire.EndpointSlice) -> EndpointSlice:
 def _endpoints(
     family: Family, endpoints: list[wire.Endpoint] | None, rejected: list[RejectedValue]
 ) -> tuple[Endpoint, ...]:
-    return accepted(numbered("endpoints", endpoints), partial(_endpoint, family), rejected, "the endpoint")
+    return accepted(
+        "endpoints", enumerate(endpoints or ()), partial(_endpoint, family), rejected, "the endpoint"
+    )
 
 
-def _endpoint(family: Family, endpoint: wire.Endpoint, at: str) -> Endpoint:
-    conditions = endpoint.conditions or wire.Conditions()
-    hints = endpoint.hints or wire.Hints()
+def _endpoint(family: Family, endpoint: wire.Endpoint) -> Endpoint:
+    conditions, hints = endpoint.conditions or _NO_CONDITIONS, endpoint.hints or _NO_HINTS
     first = endpoint.addresses[0] if endpoint.addresses else ""
     if first:
-        first = check.servable(first, f"{at}.addresses[0]", family=family, reject_link_local=True)
+        first = check.servable(first, ".addresses[0]", family=family, reject_link_local=True)
     return Endpoint(
         address=first,
         ready=conditions.ready is not False,
@@ -231,17 +241,21 @@ def _endpoint(family: Family, endpoint: wire.Endpoint, at: str) -> Endpoint:
         terminating=conditions.terminating is True,
         node_name=sys.intern(endpoint.nodeName or ""),
         zone=sys.intern(endpoint.zone or ""),
-        zone_hints=tuple(sys.intern(zone.name) for zone in hints.forZones or ()),
-        node_hints=tuple(sys.intern(node.name) for node in hints.forNodes or ()),
+        zone_hints=_names(hints.forZones) if hints.forZones else (),
+        node_hints=_names(hints.forNodes) if hints.forNodes else (),
         pod=(endpoint.targetRef.name or "") if endpoint.targetRef else "",
     )
 
 
-def _endpoint_port(port: wire.EndpointPort, at: str) -> EndpointPort:
+def _names(hints: Iterable[wire.Named]) -> tuple[str, ...]:
+    return tuple([sys.intern(hint.name) for hint in hints])
+
+
+def _endpoint_port(port: wire.EndpointPort) -> EndpointPort:
     return EndpointPort(
-        name=check.label(port.name, f"{at}.name") if port.name else port.name,
-        protocol=check.protocol(port.protocol, f"{at}.protocol"),
-        port=check.port(port.port, f"{at}.port") or None,
+        name=sys.intern(check.label(port.name, ".name")) if port.name else port.name,
+        protocol=check.protocol(port.protocol, ".protocol"),
+        port=check.port(port.port, ".port") or None,
     )
 
 
@@ -259,16 +273,16 @@ def _node(node: wire.Node) -> Node:
     meta, spec, status = node.metadata, node.spec or wire.NodeSpec(), node.status or wire.NodeStatus()
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
     addresses = (
-        (f"status.addresses[{i}].address", entry.address)
+        (number, entry.address)
         for type_ in ("InternalIP", "ExternalIP")
-        for i, entry in enumerate(status.addresses or ())
+        for number, entry in enumerate(status.addresses or ())
         if entry.type == type_
     )
     rejected: list[RejectedValue] = []
     return Node(
         name=check.subdomain(meta.name, "metadata.name"),
-        addresses=accepted(addresses, check.address, rejected),
-        pod_cidrs=accepted(numbered("spec.podCIDRs", pod_cidrs), check.cidr, rejected),
+        addresses=accepted("status.addresses", addresses, partial(check.address, field=".address"), rejected),
+        pod_cidrs=accepted("spec.podCIDRs", enumerate(pod_cidrs), partial(check.cidr, field=""), rejected),
         zone=(meta.labels or {}).get(ZONE_LABEL, ""),
         deleting=meta.deletionTimestamp is not None,
         taints=tuple(taint.key for taint in spec.taints or ()),

@@ -1,6 +1,6 @@
 """Read the entries of a list of the API, and collect the invalid ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from pykubeproxy.objects.check import Invalid
@@ -12,33 +12,40 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-def numbered(field: str, entries: Iterable[_In] | None) -> Iterator[tuple[str, _In]]:
-    """Yield the entries of a list with their fields, such as "spec.ports[0]"."""
-    return ((f"{field}[{i}]", entry) for i, entry in enumerate(entries or ()))
-
-
 def accepted(
-    entries: Iterable[tuple[str, _In]],
-    read: Callable[[_In, str], _Out],
+    field: str,
+    entries: Iterable[tuple[int, _In]],
+    read: Callable[[_In], _Out],
     rejected: list[RejectedValue],
     skipped: str = "it",
 ) -> tuple[_Out, ...]:
-    """Return what `read` makes of each entry and its field; add the invalid ones to `rejected`."""
+    """Return what `read` makes of each numbered entry of a list; add the invalid ones to `rejected`.
+
+    `field` is the list, such as "spec.ports"; Invalid names the field below an entry, such as ".port".
+    """
     found = []
-    for field, entry in entries:
+    for number, entry in entries:
         try:
-            found.append(read(entry, field))
+            found.append(read(entry))
         except Invalid as error:
-            value = shortened(error.value, _LONGEST_VALUE) if isinstance(error.value, str) else error.value
-            rejected.append(RejectedValue(error.field, value, error.reason, skipped))
+            rejected.append(_rejected(f"{field}[{number}]{error.field}", error, skipped))
     return tuple(found)
 
 
 def accepted_or(
     default: _Out, field: str, value: _In, read: Callable[[_In, str], _Out], rejected: list[RejectedValue]
 ) -> _Out:
-    """Return what `read` makes of a value, or the default if it is invalid."""
-    return next(iter(accepted([(field, value)], read, rejected)), default)
+    """Return what `read` makes of a value and its field, or the default if the value is invalid."""
+    try:
+        return read(value, field)
+    except Invalid as error:
+        rejected.append(_rejected(error.field, error, "it"))
+        return default
+
+
+def _rejected(field: str, error: Invalid, skipped: str) -> RejectedValue:
+    value = shortened(error.value, _LONGEST_VALUE) if isinstance(error.value, str) else error.value
+    return RejectedValue(field, value, error.reason, skipped)
 
 
 def shortened(text: str, longest: int) -> str:

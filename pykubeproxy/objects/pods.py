@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -155,7 +156,9 @@ def decode_pod(raw: bytes | msgspec.Raw) -> Pod:
     return Pod(
         namespace=check.label(meta.namespace or "default", "metadata.namespace"),
         name=check.subdomain(meta.name, "metadata.name"),
-        addresses=accepted((("status.podIPs", ip) for ip in ips if ip), check.address, rejected),
+        addresses=accepted(
+            "status.podIPs", enumerate(filter(None, ips)), partial(check.address, field=""), rejected
+        ),
         node=spec.nodeName or "",
         host_network=spec.hostNetwork is True,
         ready=any(it.type == "Ready" and it.status == "True" for it in status.conditions or ()),

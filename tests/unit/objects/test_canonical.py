@@ -1,8 +1,11 @@
 """Canonical forms of addresses, networks and times."""
 
 import json
+from ipaddress import IPv6Address
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pykubeproxy.objects import EndpointSlice, Family, Kind, check, decode
 
@@ -72,6 +75,18 @@ def test_invalid_networks(text: str) -> None:
     """Invalid networks are rejected, including netmasks."""
     with pytest.raises(ValueError, match="not a network"):
         check.cidr(text, "it")
+
+
+@given(st.lists(st.sampled_from(["", "0", "00", "1", "ab", "ffff"]), max_size=10).map(":".join))
+def test_ipv6_addresses_match_ipaddress(text: str) -> None:
+    """Zeros in any place make the canonical form that Python's ipaddress module writes, or no address."""
+    try:
+        address = IPv6Address(text)
+    except ValueError:
+        with pytest.raises(check.Invalid):
+            check.address(text, "it")
+    else:
+        assert check.address(text, "it") == str(address.ipv4_mapped or address)
 
 
 def slice_json(**fields: object) -> bytes:
