@@ -33,7 +33,7 @@ class SkipReason(enum.Enum):
     DUPLICATE = "another entry for the same address and port is used"
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class Skipped(msgspec.Struct, frozen=True, gc=False):
     """A skipped entry of an EndpointSlice; `address` is "" if the whole slice or port is skipped."""
 
     slice_name: str
@@ -50,7 +50,7 @@ def slice_skip_reason(slice_: EndpointSlice, family: Family) -> SkipReason | Non
     return None if slice_.family is family else SkipReason.OTHER_FAMILY
 
 
-class SlicePorts(msgspec.Struct, frozen=True):
+class SlicePorts(msgspec.Struct, frozen=True, gc=False):
     """An EndpointSlice with its ports indexed once for all service ports of its Service.
 
     `numbers` maps name and protocol to port numbers, None for a port without a number. `invalid_addresses` are those of
@@ -106,7 +106,7 @@ def resolve_endpoints(
                 if not duplicate or not endpoint.terminating:
                     local = bool(node_name) and endpoint.node_name == node_name
                     resolved[target] = ResolvedEndpoint(target, endpoint, number, local)
-    return tuple(resolved[target] for target in sorted(resolved)), tuple(skipped)
+    return tuple([resolved[target] for target in sorted(resolved)]), tuple(skipped)
 
 
 def _port_numbers(ports: SlicePorts, name: PortName, skipped: list[Skipped]) -> Iterator[int]:

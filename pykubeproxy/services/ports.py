@@ -10,7 +10,7 @@ from pykubeproxy.objects import Family, Key, Port, Protocol, Service, family_of
 ApiServers = frozenset[tuple[str, int]]
 
 
-class PortName(msgspec.Struct, frozen=True, order=True):
+class PortName(msgspec.Struct, frozen=True, order=True, gc=False):
     """The identity of a service port. Two ports may share a name if their protocols differ."""
 
     namespace: str
@@ -36,7 +36,7 @@ def whole_service(service: Key) -> PortName:
     return PortName(service.namespace, service.name, "", "")
 
 
-class ServicePort(msgspec.Struct, frozen=True):
+class ServicePort(msgspec.Struct, frozen=True, gc=False):
     """One port of a Service in one family: its frontends and traffic policies.
 
     - `node_port`, `health_check_node_port`: 0 if unset
@@ -126,15 +126,15 @@ def service_ports(
             cluster_ip=cluster_ip,
             port=port.port,
             node_port=port.node_port,
-            external_ips=tuple(ip for ip in external_ips if not skips(ip, port)),
-            load_balancer_ips=tuple(ip for ip in load_balancer_ips if not skips(ip, port)),
+            external_ips=tuple([ip for ip in external_ips if not skips(ip, port)]),
+            load_balancer_ips=tuple([ip for ip in load_balancer_ips if not skips(ip, port)]),
             source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
             affinity_seconds=service.affinity_seconds,
             health_check_node_port=service.health_check_node_port if has_health_check else 0,
             skipped_ips=tuple(
-                ip for ip in dict.fromkeys((*external_ips, *load_balancer_ips)) if skips(ip, port)
+                [ip for ip in dict.fromkeys((*external_ips, *load_balancer_ips)) if skips(ip, port)]
             ),
         )
         for port in service.ports
@@ -168,4 +168,4 @@ def _source_ranges(service: Service, family: Family) -> tuple[str, ...] | None:
 
 
 def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    return tuple(address for address in addresses if family_of(address) is family)
+    return tuple([address for address in addresses if family_of(address) is family])

@@ -1,7 +1,7 @@
 """Resolve service ports to the endpoints this node uses, by readiness, termination, hints and traffic policy."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     local: Reason | None
 
 
-class Selection(msgspec.Struct, frozen=True):
+class Selection(msgspec.Struct, frozen=True, gc=False):
     """The endpoints this node uses for a service port.
 
     `cluster` and `local` are the endpoints in use under each traffic policy, `reachable` those under either.
@@ -85,21 +85,26 @@ def select(port: ServicePort, endpoints: tuple[ResolvedEndpoint, ...], node: Nod
     unused = [None] * len(endpoints)
     cluster = _cluster_reasons(endpoints, node, mode) if port.uses_cluster_endpoints else unused
     local = _local_reasons(endpoints) if port.uses_local_endpoints else unused
-    verdicts = tuple(map(Verdict, endpoints, cluster, local))
+    either = (one if one and one.used else other for one, other in zip(cluster, local, strict=True))
+    used_by_cluster = _used(endpoints, cluster)
     return Selection(
-        cluster=tuple(verdict.endpoint for verdict in verdicts if verdict.cluster and verdict.cluster.used),
-        local=tuple(verdict.endpoint for verdict in verdicts if verdict.local and verdict.local.used),
-        reachable=tuple(
-            verdict.endpoint
-            for verdict in verdicts
-            if any(reason and reason.used for reason in (verdict.cluster, verdict.local))
-        ),
+        cluster=used_by_cluster,
+        local=_used(endpoints, local) if port.uses_local_endpoints else (),
+        reachable=_used(endpoints, either) if port.uses_local_endpoints else used_by_cluster,
         any_usable=any(
             resolved.endpoint.ready or (resolved.endpoint.serving and resolved.endpoint.terminating)
             for resolved in endpoints
         ),
         topology=mode,
-        verdicts=verdicts,
+        verdicts=tuple(map(Verdict, endpoints, cluster, local)),
+    )
+
+
+def _used(
+    endpoints: tuple[ResolvedEndpoint, ...], reasons: Iterable[Reason | None]
+) -> tuple[ResolvedEndpoint, ...]:
+    return tuple(
+        [it for it, reason in zip(endpoints, reasons, strict=True) if reason is not None and reason.used]
     )
 
 
@@ -130,9 +135,10 @@ _MODES_WITH_HINTS = (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE)
 
 
 def _follows_hints(mode: TopologyMode, ready: Sequence[ResolvedEndpoint], node: NodeTopology) -> bool:
-    hints = [_hints(mode, resolved.endpoint) for resolved in ready]
     domain = _domain(mode, node)
-    return all(hints) and any(domain in hinted for hinted in hints)  # false if no endpoint is ready
+    return all(_hints(mode, resolved.endpoint) for resolved in ready) and any(
+        domain in _hints(mode, resolved.endpoint) for resolved in ready
+    )  # false if no endpoint is ready
 
 
 def _hints(mode: TopologyMode, endpoint: Endpoint) -> tuple[str, ...]:
@@ -146,9 +152,13 @@ def _domain(mode: TopologyMode, node: NodeTopology) -> str:
 def _cluster_reasons(
     endpoints: tuple[ResolvedEndpoint, ...], node: NodeTopology, mode: TopologyMode
 ) -> list[Reason]:
+    if mode is TopologyMode.ALL and all(resolved.endpoint.ready for resolved in endpoints):
+        return [Reason.READY] * len(endpoints)
     none_ready = not any(resolved.endpoint.ready for resolved in endpoints)
     return [
-        _unready_reason(resolved.endpoint, none_ready) or _hint_reason(resolved.endpoint, node, mode)
+        _hint_reason(resolved.endpoint, node, mode)
+        if resolved.endpoint.ready
+        else _unready_reason(resolved.endpoint, none_ready)
         for resolved in endpoints
     ]
 
@@ -162,16 +172,17 @@ def _hint_reason(endpoint: Endpoint, node: NodeTopology, mode: TopologyMode) -> 
 def _local_reasons(endpoints: tuple[ResolvedEndpoint, ...]) -> list[Reason]:
     """Return a reason for each endpoint; the last resort depends on local endpoints only (KEP-1669)."""
     none_ready = not any(resolved.local and resolved.endpoint.ready for resolved in endpoints)
-    return [
-        _unready_reason(resolved.endpoint, none_ready) or Reason.READY if resolved.local else Reason.NOT_LOCAL
-        for resolved in endpoints
-    ]
+    return [_local_reason(resolved, none_ready) for resolved in endpoints]
 
 
-def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason | None:
-    """Return the reason why an endpoint is not ready, or None for a ready one."""
-    if endpoint.ready:
-        return None
+def _local_reason(resolved: ResolvedEndpoint, none_ready: bool) -> Reason:
+    if not resolved.local:
+        return Reason.NOT_LOCAL
+    return Reason.READY if resolved.endpoint.ready else _unready_reason(resolved.endpoint, none_ready)
+
+
+def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason:
+    """Return why an endpoint that is not ready is used or not."""
     if not endpoint.terminating:
         return Reason.NOT_READY
     if not endpoint.serving:
@@ -179,7 +190,7 @@ def _unready_reason(endpoint: Endpoint, none_ready: bool) -> Reason | None:
     return Reason.LAST_RESORT if none_ready else Reason.TERMINATING
 
 
-class ResolvedPort(msgspec.Struct, frozen=True):
+class ResolvedPort(msgspec.Struct, frozen=True, gc=False):
     """A service port, its endpoints on this node, and the skipped entries of its EndpointSlices."""
 
     port: ServicePort
