@@ -77,7 +77,7 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     node_port: int = 0
 
 
-class Service(msgspec.Struct, frozen=True):
+class Service(msgspec.Struct, frozen=True, gc=False):
     """A Service.
 
     - `load_balancer_ips`: without those of ipMode Proxy (KEP-1860)
@@ -133,7 +133,7 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     pod: str = ""
 
 
-class EndpointSlice(msgspec.Struct, frozen=True):
+class EndpointSlice(msgspec.Struct, frozen=True, gc=False):
     """An EndpointSlice.
 
     - `service`: the label kubernetes.io/service-name, "" if missing
@@ -162,7 +162,7 @@ class EndpointSlice(msgspec.Struct, frozen=True):
         return Key(self.namespace, self.service)
 
 
-class Node(msgspec.Struct, frozen=True):
+class Node(msgspec.Struct, frozen=True, gc=False):
     """A Node.
 
     - `addresses`: its InternalIPs, then its ExternalIPs

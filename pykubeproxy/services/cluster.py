@@ -1,5 +1,6 @@
 """The current Services, EndpointSlices and Nodes of the cluster."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +23,12 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.services.endpoints import slice_skip_reason
 
-# For each changed Service, the families in which its rules may change, and how many objects have changed there.
+# For each changed Service, the families in which its rules may change, and how many objects have changed there. Services
+# may share a counter: do not change it.
 ChangedServices = dict[Key, Counter[Family]]
+
+_NO_FAMILY: frozenset[Family] = frozenset()
+_ONLY = {family: frozenset({family}) for family in Family}
 
 
 def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
@@ -31,7 +36,14 @@ def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
     if isinstance(object_, Service):
         return frozenset(map(family_of, object_.cluster_ips))
     usable = object_.family and object_.service and not object_.headless
-    return frozenset({object_.family} if object_.family and usable else ())
+    return _ONLY[object_.family] if object_.family and usable else _NO_FAMILY
+
+
+# Called for each object of a list, and a Counter takes a microsecond.
+@functools.cache
+def _once(families: frozenset[Family]) -> Counter[Family]:
+    """Return a count of one object in each of these families."""
+    return Counter(families)
 
 
 class Cluster:
@@ -74,14 +86,13 @@ class Cluster:
 
     def slices_of(self, key: Key, family: Family) -> tuple[EndpointSlice, ...]:
         """Return the usable EndpointSlices of a Service in a family, sorted by name."""
-        return tuple(
-            slice_ for slice_ in self.all_slices_of(key) if slice_skip_reason(slice_, family) is None
-        )
+        slices = self.all_slices_of(key)
+        return tuple([slice_ for slice_ in slices if slice_skip_reason(slice_, family) is None])
 
     def all_slices_of(self, key: Key) -> tuple[EndpointSlice, ...]:
         """Return all EndpointSlices labelled with a Service, usable or not, sorted by name."""
         slices = self._slices_of.get(key, {})
-        return tuple(slices[name] for name in sorted(slices))
+        return tuple([slices[name] for name in sorted(slices)])
 
     def node(self, name: str) -> Node | None:
         """Return a Node as last seen, even if it has been deleted since."""
@@ -108,17 +119,17 @@ class Cluster:
                 if before == object_:
                     return {}
                 self._services[key] = object_
-                return {key: Counter(families_of(object_).union(families_of(before) if before else ()))}
+                return {key: _once(families_of(object_).union(families_of(before) if before else ()))}
             case EndpointSlice():
                 if self._slices.get(key) == object_:
                     return {}
                 # A changed label moves the slice to another Service; both are affected.
                 changes = self._remove(Kind.ENDPOINT_SLICE, key)
-                service_key = object_.service_key
+                service_key, counts = object_.service_key, _once(families_of(object_))
                 self._slices[key] = object_
                 self._slices_of.setdefault(service_key, {})[object_.name] = object_
                 # The union of two counters is their maximum: one object has changed.
-                changes[service_key] = changes.get(service_key, Counter()) | Counter(families_of(object_))
+                changes[service_key] = changes[service_key] | counts if service_key in changes else counts
                 return changes
 
     def _remove(self, kind: Kind, key: Key) -> ChangedServices:
@@ -127,7 +138,7 @@ class Cluster:
                 return {}
             case Kind.SERVICE:
                 service = self._services.pop(key, None)
-                return {key: Counter(families_of(service))} if service else {}
+                return {key: _once(families_of(service))} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
@@ -136,7 +147,7 @@ class Cluster:
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key: Counter(families_of(slice_))}
+                return {slice_.service_key: _once(families_of(slice_))}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:
