@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object
@@ -110,6 +111,14 @@ def all_objects(client: Client) -> tuple[Listed, ...]:
 
 class ListForbidden(SourceError):
     """The account may not list objects of a kind."""
+
+
+class _Page(NamedTuple):
+    """The valid objects of one page of a list, and the versions of the others."""
+
+    meta: wire.ListMeta
+    objects: list[Object]
+    rejected: dict[Key, str]
 
 
 class ApiWatch:
@@ -229,17 +238,17 @@ class ApiWatch:
         end = time.monotonic() + self._timing.list
         while True:
             try:
-                with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
-                    page = wire.page(self._connection.listing(body), self._resource.kind)
+                page = self._page(query, verbs, end)
             except TooLarge:
                 if not (smaller := _smaller(query)):
                     raise
                 query = smaller
                 continue
-            objects += self._tracker.decode_page(page.items or (), rejected)
-            token = page.metadata.next
+            objects += page.objects
+            rejected |= page.rejected
+            token = page.meta.next
             if not token:
-                self._version = page.metadata.resourceVersion or ""
+                self._version = page.meta.resourceVersion or ""
                 log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
                 return self._tracker.listed(tuple(objects), rejected)
             if token == query.get("continue"):
@@ -248,6 +257,17 @@ class ApiWatch:
                 raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
             limit = int(query.get("limit", _PAGE_SIZE))
             query = {"limit": min(2 * limit, _PAGE_SIZE), "continue": token}
+
+    def _page(self, query: _Query, verbs: str, end: float) -> _Page:
+        objects: list[Object] = []
+        rejected: dict[Key, str] = {}
+
+        def take(items: list[msgspec.Raw]) -> None:
+            objects.extend(self._tracker.decode_page(items, rejected))
+
+        with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
+            meta = wire.page(self._connection.listing(body), self._resource.kind, take)
+        return _Page(meta, objects, rejected)
 
     def _stream(
         self, query: _Query, idle: float, end: float, verbs: str, *, compressible: bool = False

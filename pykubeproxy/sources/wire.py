@@ -1,7 +1,6 @@
 """The wire format around objects: pages of a list and lines of a watch."""
 
-import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -14,6 +13,10 @@ MAX_LINE = 16 << 20
 MAX_LIST = 1 << 28
 # A comma separates two values. Each may take 75 bytes of memory, even if it is only a digit.
 MAX_LIST_COMMAS = 1 << 22
+# Items of a list are decoded when this much text has arrived, in bytes.
+_BATCH = 1 << 18
+_ITEMS = b'"items":['
+_LONGEST_FIELD = 64
 
 
 class ObjectMeta(msgspec.Struct, gc=False):
@@ -39,16 +42,16 @@ class WatchEvent(msgspec.Struct, gc=False):
     object: msgspec.Raw
 
 
-class _ListMeta(msgspec.Struct):
+class ListMeta(msgspec.Struct):
+    """The version of a list, and the token for its next page."""
+
     resourceVersion: str | None = None  # noqa: N815
     next: str | None = msgspec.field(default=None, name="continue")
 
 
-class ListPage(msgspec.Struct):
-    """One page of a list, its items not decoded; each of them keeps the whole page in memory."""
-
+class _ListPage(msgspec.Struct):
     kind: str
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[msgspec.Raw] | None
 
 
@@ -63,7 +66,8 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
-_pages = msgspec.json.Decoder(ListPage)
+_pages = msgspec.json.Decoder(_ListPage)
+_items = msgspec.json.Decoder(list[msgspec.Raw])
 _events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)
 _statuses = msgspec.json.Decoder(_Status)
@@ -89,35 +93,91 @@ def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
 
 
 def page(
-    body: Iterator[bytes], kind: Kind, limit: int = MAX_LIST, max_commas: int = MAX_LIST_COMMAS
-) -> ListPage:
-    """Read a page of a list of this kind. Raises TooLarge, and Failure if it is not one."""
-    text = _whole(body, limit, max_commas)
+    body: Iterator[bytes],
+    kind: Kind,
+    take: Callable[[list[msgspec.Raw]], None],
+    limit: int = MAX_LIST,
+    max_commas: int = MAX_LIST_COMMAS,
+) -> ListMeta:
+    """Read a page of a list of this kind, and pass its items to `take` in batches while further ones arrive.
+
+    Raises TooLarge, and Failure if it is not such a page; it may have passed items before.
+    """
+    text = _PageText()
+    for piece in _limited(body, limit, max_commas):
+        if items := text.add(piece):
+            take(items)
     try:
-        decoded = _pages.decode(text)
+        decoded = _pages.decode(text.rest())
     except (ValueError, RecursionError) as error:
         raise Failure(f"the API server sent no list of {kind.value}s: {error}", persistent=True) from None
     if decoded.kind != f"{kind.value}List" or not decoded.metadata.resourceVersion:
         other = one_line(repr(decoded.kind))
         raise Failure(f"the API server sent no list of {kind.value}s but {other}", persistent=True)
-    return decoded
+    if decoded.items:
+        take(decoded.items)
+    return decoded.metadata
 
 
-def _whole(body: Iterator[bytes], limit: int, max_commas: int) -> memoryview:
-    # Outside the heap, which would keep the memory after use.
-    text = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE)
+class _PageText:
+    """The text of a page, from which complete items are taken while the rest arrives."""
+
+    def __init__(self) -> None:
+        self._head = b""  # all before the first item, if that is as the API server writes it
+        self._text = bytearray()
+        self._due = _BATCH
+
+    def add(self, piece: bytes) -> list[msgspec.Raw]:
+        """Add a piece and return the items that are complete now; none if too little has arrived since the last ones."""
+        self._text += piece
+        # No object is longer than MAX_LINE: do not copy such a text as well.
+        if not self._due <= len(self._text) <= MAX_LINE:
+            return []
+        items = self._take() if self._head or self._split_head() else []
+        # Read text again only when it has doubled, however often it seems to contain items.
+        self._due = max(_BATCH, 2 * len(self._text))
+        return items
+
+    def rest(self) -> bytearray:
+        """Return the page without the items that `add` returned; the last call."""
+        self._text[:0] = self._head
+        return self._text
+
+    def _split_head(self) -> bool:
+        end = self._text.find(_ITEMS) + len(_ITEMS)
+        head = bytes(self._text[:end])
+        try:
+            _pages.decode(head + b"]}")
+        except (ValueError, RecursionError):
+            return False
+        self._head = head
+        del self._text[:end]
+        return True
+
+    def _take(self) -> list[msgspec.Raw]:
+        # Items begin with the same field. The same text may stand inside an item, but then a bracket is open before it.
+        field = self._text[: self._text.find(b":", 0, _LONGEST_FIELD) + 1]
+        end = self._text.rfind(b"}," + field) + 1
+        try:
+            items = _items.decode(b"".join((b"[", self._text[:end], b"]")))
+        except (ValueError, RecursionError):
+            return []
+        if items:
+            del self._text[: end + 1]
+        return items
+
+
+def _limited(body: Iterator[bytes], limit: int, max_commas: int) -> Iterator[bytes]:
+    """Yield the pieces of a list. Raises TooLarge."""
     length = commas = 0
     for piece in body:
-        begin, length = length, length + len(piece)
+        length += len(piece)
         commas += piece.count(b",")
         if length > limit:
             raise TooLarge(f"the API server sent a list of more than {limit} bytes", persistent=True)
         if commas > max_commas:
             raise TooLarge(f"the API server sent a list with more than {max_commas} commas", persistent=True)
-        if length > len(text):
-            text.resize(2 * length)
-        text[begin:length] = piece
-    return memoryview(text)[:length]
+        yield piece
 
 
 def event(line: bytes) -> WatchEvent:

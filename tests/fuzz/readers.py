@@ -89,8 +89,7 @@ def watch(raw: bytes) -> None:
                 wire.meta(event.object)
                 decode(Kind.SERVICE, event.object)
     with contextlib.suppress(Failure):
-        for it in wire.page(iter((raw,)), Kind.SERVICE).items or ():
-            wire.meta(it)
+        wire.page(iter((raw,)), Kind.SERVICE, lambda items: [wire.meta(it) for it in items])
 
 
 def configuration(raw: bytes) -> None:
