@@ -1,5 +1,6 @@
 """`pykubeproxy trace` by the names of pods, nodes and Services, wherever they are looked up."""
 
+import copy
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ NAMED = {"kind": "Pod", "name": "web-1"}
 
 def objects() -> list[dict[str, object]]:
     """A load balancer at 10.96.1.1 with two pods, of which one has a name, and a client."""
-    case = load_case("lb-local")
+    case = copy.deepcopy(load_case("lb-local"))  # all tests share the case
     for it in case["objects"]:
         if it["kind"] == "EndpointSlice" and it["metadata"]["namespace"] == "ns1":
             it["endpoints"][0]["targetRef"] = NAMED
