@@ -17,9 +17,10 @@ from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import Attempt, OutOfTime, current
 from pykubeproxy.sources.compression import content
 from pykubeproxy.sources.contact import Contact
-from pykubeproxy.sources.credentials import Credentials, CredentialStore
+from pykubeproxy.sources.credential_store import CredentialStore
+from pykubeproxy.sources.credentials import Credentials
 from pykubeproxy.sources.failures import Failure, Unreachable
-from pykubeproxy.sources.kubeconfig_files import Kubeconfigs
+from pykubeproxy.sources.kubeconfig import Kubeconfigs
 from pykubeproxy.sources.transport import Keepalive, Transport
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
@@ -77,19 +78,19 @@ class Client:
         self._keepalive = keepalive or Keepalive()
         self._credentials = CredentialStore(kubeconfig, master)
         self._addresses = ServerAddresses()
-        self._transport = Transport(self._credentials.configuration, self._keepalive, self._addresses)
+        self._transport = Transport(self._credentials.server, self._keepalive, self._addresses)
         self._checked: Credentials | None = None  # the credentials that fit the transport
         self._lock = threading.Lock()
 
     @property
     def server(self) -> str:
         """The URL of the server without user and password."""
-        return without_password(str(self._credentials.configuration.host))
+        return without_password(self._credentials.server.url)
 
     @property
     def verifies_server(self) -> bool:
         """Whether the server's certificate is verified; without TLS, there is none."""
-        return bool(self._credentials.configuration.verify_ssl)
+        return self._credentials.server.verify
 
     def server_addresses(self) -> frozenset[tuple[str, int]]:
         """Return each IP address and port of the server, or of the proxy in front of it, that this client has found.
@@ -267,10 +268,10 @@ class Client:
     def _transport_for(self, credentials: Credentials) -> Transport:
         with self._lock:
             if self._checked is not credentials:
-                if not self._transport.fits(credentials.configuration):
+                if not self._transport.fits(credentials.server):
                     # Do not reuse connections with an old certificate.
                     self._transport.drop_idle()
-                    self._transport = Transport(credentials.configuration, self._keepalive, self._addresses)
+                    self._transport = Transport(credentials.server, self._keepalive, self._addresses)
                 self._checked = credentials
             return self._transport
 

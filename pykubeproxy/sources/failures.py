@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Iterator
 
 import urllib3
-from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import (
     ConnectTimeoutError,
     NameResolutionError,
@@ -138,8 +137,6 @@ def from_exception(error: Exception, server: str) -> Failure:
         case ReadTimeoutError():
             # After a restore from a backup, a server may wait for a version that it has yet to reach.
             return Unreachable(f"no data from {server} for too long", persistent=True)
-        case ApiException() if error.status == 0:
-            return Unreachable(f"no TLS connection to {server}: {error.reason}")
         case urllib3.exceptions.SSLError() | ssl.SSLError():
             return Unreachable(f"no TLS connection to {server}: {error}")
         case ProtocolError() | http.client.HTTPException() | ConnectionError():

@@ -1,5 +1,6 @@
 """Read the cluster and the user of a kubeconfig's current context, as client-go does."""
 
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -7,6 +8,19 @@ import msgspec
 
 from pykubeproxy.sources.watch import SourceError
 from pykubeproxy.wording import without_password
+
+
+class Kubeconfigs(msgspec.Struct, frozen=True):
+    """Kubeconfigs to merge, and the context to use, "" for their current one.
+
+    The first file with an entry of a name, or with a current context, wins. Missing files count as empty.
+    """
+
+    paths: tuple[str, ...]
+    context: str = ""
+
+    def __str__(self) -> str:
+        return os.pathsep.join(self.paths)
 
 
 class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):

@@ -5,27 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
+from pykubeproxy.sources.kubeconfig import Kubeconfigs
 from pykubeproxy.sources.watch import SourceError
 
 _LISTS = ("clusters", "users", "contexts")
 # The settings of an entry that name files, relative to the folder of its kubeconfig.
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
-
-
-class Kubeconfigs(msgspec.Struct, frozen=True):
-    """Kubeconfigs to merge, and the context to use, "" for their current one.
-
-    The first file with an entry of a name, or with a current context, wins. Missing files count as empty.
-    """
-
-    paths: tuple[str, ...]
-    context: str = ""
-
-    def __str__(self) -> str:
-        return os.pathsep.join(self.paths)
 
 
 def user_kubeconfigs(path: str, context: str, environment: Mapping[str, str]) -> Kubeconfigs | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import urllib3
-from kubernetes.client.configuration import Configuration
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import (
@@ -22,12 +21,14 @@ from urllib3.util import Url, make_headers, parse_url
 
 from pykubeproxy.sources.addresses import ServerAddresses
 from pykubeproxy.sources.attempt import current
+from pykubeproxy.sources.credentials import ServerConfig
 from pykubeproxy.sources.proxies import SOCKS, user_of
 from pykubeproxy.sources.socks import request_connection
 from pykubeproxy.wording import without_password
 
 _CONNECT_TIMEOUT = 5.0  # seconds per address
 _HANDSHAKE_TIMEOUT = 10.0  # as in client-go
+_MAX_IDLE = 16  # connections kept for later requests
 _PORTS = {"http": 80, "https": 443} | dict.fromkeys(SOCKS, 1080)
 
 
@@ -61,24 +62,22 @@ class Keepalive(msgspec.Struct, frozen=True):
 
 
 class Transport:
-    """The connections to the server of a configuration; they add its addresses to `addresses`."""
+    """The connections to a server; they add its addresses to `addresses`."""
 
-    def __init__(
-        self, configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses
-    ) -> None:
-        self._identity = _identity(configuration)
-        self._server = without_password(str(configuration.host))
-        server, proxy = parse_url(self._server), parse_url(configuration.proxy or "")
-        self._pools = _pools(configuration, keepalive, addresses)
+    def __init__(self, config: ServerConfig, keepalive: Keepalive, addresses: ServerAddresses) -> None:
+        self._identity = _identity(config)
+        self._server = without_password(config.url)
+        server, proxy = parse_url(self._server), parse_url(config.proxy or "")
+        self._pools = _pools(config, keepalive, addresses)
         # A proxy needs the whole URL of a request that it does not tunnel.
         forwards = proxy.scheme in ("http", "https") and server.scheme == "http"
         self._prefix = self._server if forwards else server.path or ""
         first = proxy if proxy.host else server
         addresses.add(first.host or "", first.port or _PORTS[first.scheme or "http"])
 
-    def fits(self, configuration: Configuration) -> bool:
+    def fits(self, config: ServerConfig) -> bool:
         """Return whether a configuration has the same server, proxy and TLS settings, and the same certificates."""
-        return self._identity == _identity(configuration)
+        return self._identity == _identity(config)
 
     def drop_idle(self) -> None:
         """Close connections that no request uses."""
@@ -121,23 +120,21 @@ class Transport:
         return opened
 
 
-def _pools(
-    configuration: Configuration, keepalive: Keepalive, addresses: ServerAddresses
-) -> urllib3.PoolManager:
-    if not configuration.verify_ssl:
+def _pools(config: ServerConfig, keepalive: Keepalive, addresses: ServerAddresses) -> urllib3.PoolManager:
+    if not config.verify:
         # The agent logs it once, and `check` reports it.
         urllib3.disable_warnings(InsecureRequestWarning)
     options: dict[str, Any] = {
-        "cert_reqs": "CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
-        "ca_certs": configuration.ssl_ca_cert,
-        "cert_file": configuration.cert_file,
-        "key_file": configuration.key_file,
-        "server_hostname": configuration.tls_server_name,
-        "maxsize": configuration.connection_pool_maxsize,
+        "cert_reqs": "CERT_REQUIRED" if config.verify else "CERT_NONE",
+        "ca_certs": config.ca_file,
+        "cert_file": config.cert_file,
+        "key_file": config.key_file,
+        "server_hostname": config.tls_server_name,
+        "maxsize": _MAX_IDLE,
         "retries": False,
         "socket_options": keepalive.options(),
     }
-    proxy = configuration.proxy or ""
+    proxy = config.proxy or ""
     socks = parse_url(proxy) if proxy.lower().startswith(SOCKS) else None
     pools = urllib3.PoolManager(**options)
     if proxy and not socks:
@@ -148,12 +145,9 @@ def _pools(
     return pools
 
 
-def _identity(configuration: Configuration) -> tuple[object, ...]:
+def _identity(config: ServerConfig) -> tuple[object, ...]:
     """Return all that distinguishes connections. Files may change in place, so their contents count."""
-    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    names = ("host", "proxy", "verify_ssl", "tls_server_name")
-    settings = (getattr(configuration, name) for name in names)
-    return (*files, *settings, *(_digest(file) for file in files))
+    return (config, *map(_digest, (config.ca_file, config.cert_file, config.key_file)))
 
 
 def _digest(path: str | None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubeproxy.sources import Client, SourceError, api_watches, credentials
+from pykubeproxy.sources import Client, SourceError, api_watches, credential_store
 from tests.fakes.certificates import certificate
 from tests.fakes.cluster import SHORT, server
 from tests.fakes.relay import Relay
@@ -46,7 +46,7 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """Credentials count as old at once."""
-    monkeypatch.setattr(credentials, "_FRESH", 0.0)
+    monkeypatch.setattr(credential_store, "_FRESH", 0.0)
     with (
         server(tls=certificate(tmp_path), token="first") as api,
         Relay(int(api.url.rpartition(":")[2])) as relay,

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import Client, SourceError, api_watches, credentials, plugin
+from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, plugin
 from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
@@ -180,7 +180,7 @@ def test_a_plugin_that_hangs_blocks_only_its_own_request(
 ) -> None:
     """The request fails in time, and others run the plugin themselves soon."""
     monkeypatch.setattr(plugin, "_SECONDS", 4.0)
-    monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
+    monkeypatch.setattr(credential_store, "_PATIENCE", 0.3)
     with server(tls=certificate(tmp_path), token="right") as api:
         client = Client(str(hanging_plugin(api)), qps=-1)
         first, second, _ = api_watches(client, "n1", SHORT)

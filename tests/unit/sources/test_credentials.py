@@ -1,6 +1,7 @@
 """Address and credentials from kubeconfig, --master and service account."""
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -8,15 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.client.configuration import Configuration
-from kubernetes.config import incluster_config
 
-from pykubeproxy.sources import SourceError, credentials
-from pykubeproxy.sources.credentials import CredentialStore
+from pykubeproxy.sources import SourceError, credential_store, service_account
+from pykubeproxy.sources.credential_store import CredentialStore
+from pykubeproxy.sources.credentials import Credentials
 
 
-def load(kubeconfig: str, master: str) -> Configuration:
-    return credentials.load(kubeconfig, master).configuration
+def load(kubeconfig: str, master: str) -> Credentials:
+    return credential_store.load(kubeconfig, master)
 
 
 def kubeconfig(folder: Path, **user: Any) -> str:
@@ -58,22 +58,22 @@ def credential(**status: str) -> str:
 def test_token(tmp_path: Path) -> None:
     """A token is sent as it is."""
     it = load(kubeconfig(tmp_path, token="secret"), "")
-    assert it.host == "https://10.0.0.1:6443"
-    assert it.api_key["BearerToken"] == "Bearer secret"
+    assert it.server.url == "https://10.0.0.1:6443"
+    assert it.authorization() == "Bearer secret"
 
 
 def test_token_file_with_a_newline(tmp_path: Path) -> None:
     """A newline at the end of a token file, illegal in a header, is dropped; the path is relative."""
     (tmp_path / "token").write_text("secret\n")
     it = load(kubeconfig(tmp_path, tokenFile="token"), "")
-    assert it.api_key["BearerToken"] == "Bearer secret"
+    assert it.authorization() == "Bearer secret"
 
 
 def test_master_wins(tmp_path: Path) -> None:
     """--master replaces the server of the kubeconfig, whose credentials stay."""
     it = load(kubeconfig(tmp_path, token="secret"), "https://127.0.0.1:8443/")
-    assert it.host == "https://127.0.0.1:8443"
-    assert it.api_key["BearerToken"] == "Bearer secret"
+    assert it.server.url == "https://127.0.0.1:8443"
+    assert it.authorization() == "Bearer secret"
 
 
 @pytest.mark.parametrize(("setting", "compression"), [(True, False), (False, True), (None, True)])
@@ -81,7 +81,7 @@ def test_disable_compression(tmp_path: Path, setting: bool | None, compression: 
     """--master does not change it."""
     path = with_cluster(kubeconfig(tmp_path, token="secret"), {"disable-compression": setting})
     for master in ("", "http://127.0.0.1:8080"):
-        assert credentials.load(path, master).compression is compression
+        assert credential_store.load(path, master).compression is compression
 
 
 def test_invalid_disable_compression(tmp_path: Path) -> None:
@@ -94,27 +94,108 @@ def test_invalid_disable_compression(tmp_path: Path) -> None:
 def test_master_alone() -> None:
     """--master without a kubeconfig sends no credentials."""
     it = load("", "http://127.0.0.1:8080")
-    assert not it.api_key
+    assert not it.authorization()
 
 
-def test_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pod, address, certificate and token come from the service account."""
-    (tmp_path / "token").write_text("secret")
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Variables and files as in a pod; return the folder of the files."""
+    (tmp_path / "token").write_text("first")
     (tmp_path / "ca.crt").write_text("certificate")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(service_account, "_FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_service_account(pod: Path) -> None:
+    """In a pod, address, certificate and token come from the service account."""
     it = load("", "")
-    assert it.host == "https://[fd00::1]:443"
-    assert it.ssl_ca_cert == str(tmp_path / "ca.crt")
-    assert it.api_key["BearerToken"] == "bearer secret"
+    assert (it.server.url, it.server.ca_file, it.server.verify) == (
+        "https://10.96.0.1:443",
+        str(pod / "ca.crt"),
+        True,
+    )
+    assert it.headers() == {"authorization": "Bearer first"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("fd00::1", "https://[fd00::1]:443"), ("api.example", "https://api.example:443")]
+)
+def test_service_account_with_another_host(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, host: str, url: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    assert load("", "").server.url == url
+
+
+def test_service_account_behind_a_proxy(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a kubeconfig, unless NO_PROXY excludes the server."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert load("", "").server.proxy == "http://proxy:3128"
+    monkeypatch.setenv("NO_PROXY", "10.96.0.0/12")
+    assert load("", "").server.proxy is None
+
+
+def test_rotated_service_account_token(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is read again in time, and at once after a 401; a line break at its end is dropped."""
+    store = CredentialStore("", "")
+    first = store.get()
+    (pod / "token").write_text("second\n")
+    assert store.get() is first
+    store.reject(first)
+    second = store.get()
+    assert second.headers() == {"authorization": "Bearer second"}
+    (pod / "token").write_text("third")
+    monkeypatch.setattr("time.monotonic", lambda: second.fresh_until)
+    assert store.get().headers() == {"authorization": "Bearer third"}
+
+
+def test_token_that_is_missing_for_a_moment(pod: Path) -> None:
+    """The request fails, and the next one works."""
+    store = CredentialStore("", "")
+    (pod / "token").write_text("\n")
+    with pytest.raises(SourceError, match=r"cannot read the service account in .*/token: it is empty; let "):
+        store.get()
+    (pod / "token").write_text("second")
+    assert store.get().headers() == {"authorization": "Bearer second"}
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file or directory"), (b"", "it is empty"), (b"\xff", "it is not text")],
+)
+def test_unusable_service_account(pod: Path, name: str, content: bytes | None, reason: str) -> None:
+    """The error names the file and what to do."""
+    (pod / name).unlink() if content is None else (pod / name).write_bytes(content)
+    expected = f"{pod / name}: {reason}; let the kubelet mount it (automountServiceAccountToken), or set"
+    with pytest.raises(SourceError, match=re.escape(expected)):
+        load("", "")
+
+
+def test_pod_without_a_port(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "")
+    with pytest.raises(SourceError, match="KUBERNETES_SERVICE_PORT is not set; set --kubeconfig or --master"):
+        load("", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("[fd00::1]", "443"), ("a b", "443"), ("a", "tcp://10.0.0.1:443")]
+)
+def test_pod_with_an_invalid_address(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, host: str, port: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    with pytest.raises(SourceError, match="invalid API server address"):
+        load("", "")
 
 
 def test_plugin(tmp_path: Path) -> None:
     """A program may give the token."""
     it = load(kubeconfig(tmp_path, **plugin(tmp_path, credential(token="secret"))), "")
-    assert it.api_key["BearerToken"] == "Bearer secret"
+    assert it.authorization() == "Bearer secret"
 
 
 def test_a_plugin_runs_again_only_when_its_token_expires(tmp_path: Path) -> None:
@@ -143,9 +224,9 @@ def test_a_plugin_runs_again_after_its_token_was_rejected(tmp_path: Path) -> Non
 def test_renewals_that_hang_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request fails with a reason, and works again when they end."""
     store = CredentialStore(kubeconfig(tmp_path, token="secret"), "")
-    monkeypatch.setattr(credentials, "_PATIENCE", 0.01)
-    hang, real = threading.Event(), credentials.load
-    monkeypatch.setattr(credentials, "load", lambda *settings: hang.wait(10) and real(*settings))
+    monkeypatch.setattr(credential_store, "_PATIENCE", 0.01)
+    hang, real = threading.Event(), credential_store.load
+    monkeypatch.setattr(credential_store, "load", lambda *settings: hang.wait(10) and real(*settings))
     threads = [threading.Thread(target=store.get) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -162,8 +243,8 @@ def test_plugin_with_a_certificate(tmp_path: Path) -> None:
     """A plugin may return a client certificate and its key."""
     output = credential(clientCertificateData="certificate", clientKeyData="key")
     it = load(kubeconfig(tmp_path, **plugin(tmp_path, output)), "")
-    assert Path(it.cert_file).read_text() == "certificate"
-    assert Path(it.key_file).read_text() == "key"
+    assert Path(it.server.cert_file or "").read_text() == "certificate"
+    assert Path(it.server.key_file or "").read_text() == "key"
 
 
 def test_plugin_that_fails(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubeproxy.sources import SourceError, credentials
+from pykubeproxy.sources import SourceError, credential_store
 from pykubeproxy.sources.credentials import Credentials
 from tests.fakes.certificates import certificate
 
@@ -33,7 +33,7 @@ def load(
 def load_content(folder: Path, content: dict[str, Any], master: str = "") -> Credentials:
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(content))
-    return credentials.load(str(path), master)
+    return credential_store.load(str(path), master)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("way", ["server", "master"])
 def test_the_url_of_a_server(tmp_path: Path, server: str, url: str, way: str) -> None:
     """Without a scheme and without settings for TLS, it is http."""
-    loaded = credentials.load("", server) if way == "master" else load(tmp_path, {"server": server})
-    assert loaded.configuration.host == url
+    loaded = credential_store.load("", server) if way == "master" else load(tmp_path, {"server": server})
+    assert loaded.server.url == url
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_server_without_a_scheme_gets_https_with_settings_for_tls(
     files: Path, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
     loaded = load(files, {"server": "10.0.0.1:6443", **cluster}, {**TOKEN, **user})
-    assert loaded.configuration.host == "https://10.0.0.1:6443"
+    assert loaded.server.url == "https://10.0.0.1:6443"
     assert loaded.headers() == BEARER
 
 
@@ -94,14 +94,14 @@ def test_master_replaces_server_and_server_name(files: Path) -> None:
     """The rest of the kubeconfig stays in force: here, what a plain server would not need."""
     cluster = {"server": "http://h", "certificate-authority": "certificate.pem", "tls-server-name": "name"}
     loaded = load(files, cluster, TOKEN, master="https://other")
-    assert loaded.configuration.host == "https://other"
-    assert loaded.configuration.ssl_ca_cert == str(files / "certificate.pem")
-    assert not loaded.configuration.tls_server_name
+    assert loaded.server.url == "https://other"
+    assert loaded.server.ca_file == str(files / "certificate.pem")
+    assert not loaded.server.tls_server_name
     assert loaded.headers() == BEARER
 
 
 def test_master_needs_no_context(tmp_path: Path) -> None:
-    assert load_content(tmp_path, {"kind": "Config"}, "https://h").configuration.host == "https://h"
+    assert load_content(tmp_path, {"kind": "Config"}, "https://h").server.url == "https://h"
 
 
 @pytest.mark.parametrize("user", [TOKEN, {"tokenFile": "token"}, {"username": "me", "password": "pw"}])

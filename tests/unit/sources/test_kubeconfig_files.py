@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pykubeproxy.sources import SourceError, credentials
-from pykubeproxy.sources.kubeconfig_files import Kubeconfigs, context_namespace, read_merged, user_kubeconfigs
+from pykubeproxy.sources import SourceError, credential_store
+from pykubeproxy.sources.kubeconfig import Kubeconfigs
+from pykubeproxy.sources.kubeconfig_files import context_namespace, read_merged, user_kubeconfigs
 
 FIRST = """
 clusters: [{name: c, cluster: {server: "https://a:1", certificate-authority: ca.pem}}]
@@ -53,10 +54,10 @@ def test_first_file_wins_with_whole_entries(paths: tuple[str, ...]) -> None:
 
 
 def test_context_selects_cluster_and_user(paths: tuple[str, ...]) -> None:
-    loaded = credentials.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
-    assert loaded.configuration.host == "http://plain:1"
+    loaded = credential_store.load(Kubeconfigs((paths[0],), "x1"), "http://plain:1")
+    assert loaded.server.url == "http://plain:1"
     with pytest.raises(SourceError, match="it has no context 'x2'"):
-        credentials.load(Kubeconfigs(paths, "x2"), "")
+        credential_store.load(Kubeconfigs(paths, "x2"), "")
 
 
 def test_namespace_is_that_of_the_context(paths: tuple[str, ...]) -> None:
@@ -97,4 +98,4 @@ def test_file_that_is_no_kubeconfig(tmp_path: Path) -> None:
         with pytest.raises(SourceError):
             context_namespace(Kubeconfigs((str(path),)))
         with pytest.raises(SourceError):
-            credentials.load(Kubeconfigs((str(path),)), "")
+            credential_store.load(Kubeconfigs((str(path),)), "")
