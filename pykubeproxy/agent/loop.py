@@ -11,11 +11,12 @@ from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.leftovers import LeftoverSchedule, remove_leftovers
 from pykubeproxy.agent.loopback import route_loopback
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work
+from pykubeproxy.agent.memory import settle_memory
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.observe.sync_log import SyncLog
 from pykubeproxy.agent.start_gate import StartGate
-from pykubeproxy.agent.startup import Families, settle_memory
+from pykubeproxy.agent.startup import Families
 from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import ExternalWrite, KernelError

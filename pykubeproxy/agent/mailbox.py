@@ -4,13 +4,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from pykubeproxy.agent.observe.query import Query
-from pykubeproxy.kernel import ExternalWrite
 from pykubeproxy.objects import Event
+
+if TYPE_CHECKING:  # the mailbox takes events before these are imported
+    from pykubeproxy.agent.observe.query import Query
+    from pykubeproxy.kernel import ExternalWrite
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -24,14 +26,15 @@ class AddressesChanged(msgspec.Struct, frozen=True):
     """Addresses of this node were added or removed."""
 
 
-Work = Event | ExternalWrite | AddressesChanged | Query[Any]
-Message = Work | Stop
+Change: TypeAlias = "Event | ExternalWrite | AddressesChanged"
+Work: TypeAlias = "Change | Query[Any]"
+Message: TypeAlias = "Work | Stop"
 # Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
 
 
 class Mailbox:
-    """A queue of messages. Any thread may call `put` and `waiting_since`; only the reconcile loop calls `take`."""
+    """A queue of messages. Only the reconcile loop calls `take` and `handled`; any thread may call the other methods."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,12 +43,16 @@ class Mailbox:
         # When the oldest message arrived, of those that wait and of those that the loop has taken.
         self._arrived = self._taken = math.inf
 
-    def put(self, message: Message) -> None:
+    def put(self, message: "Change | Stop") -> None:
         with self._changed:
             self._messages.append(message)
-            # A client's query is no change, and the loop answers a query only between two syncs.
-            if not isinstance(message, Query):
-                self._arrived = min(self._arrived, self._clock())
+            self._arrived = min(self._arrived, self._clock())
+            self._changed.notify()
+
+    def ask(self, query: "Query[Any]") -> None:
+        """Add a query, which does not count as waiting: the loop answers it only between two syncs."""
+        with self._changed:
+            self._messages.append(query)
             self._changed.notify()
 
     def take(self, seconds: float) -> list[Message]:

@@ -1,6 +1,5 @@
-"""Prepare the first sync: choose the backend, open the IP families, and manage memory."""
+"""Prepare the first sync: choose the backend and open the IP families."""
 
-import gc
 from collections.abc import Callable
 
 import msgspec
@@ -16,11 +15,6 @@ from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts
-
-# Thresholds of the garbage collector. At 10,000 objects, the first sync of 5000 services takes no more CPU than without
-# collection, and failed requests, which leave up to 35 KB each, take 2 MB in all.
-_DEFAULT_THRESHOLDS = gc.get_threshold()
-_RARE_THRESHOLDS = (10_000, 50, 100)
 
 log = structlog.get_logger()
 
@@ -111,20 +105,3 @@ def _counters(family: Family) -> bool:
             log.warning("nfacct counters disabled", family=family.value, reason=reason)
             return False
     return True
-
-
-def collect_garbage_rarely() -> None:
-    """Collect garbage rarely until `settle_memory`: nearly all objects of the first lists stay.
-
-    Without any collection, an agent that cannot reach the API server would grow with each failed request.
-    """
-    gc.freeze()
-    gc.set_threshold(*_RARE_THRESHOLDS)
-
-
-def settle_memory() -> None:
-    """Exclude the objects that exist after the first sync from garbage collection, and return free memory to the kernel."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_DEFAULT_THRESHOLDS)
-    system.release_memory()

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import msgspec
 import structlog
 
-from pykubeproxy.agent.loopback import set_up_loopback
-from pykubeproxy.agent.node_setup import provide_modules, set_up
-from pykubeproxy.agent.observe.listeners import BindFailed
-from pykubeproxy.agent.process import RunOptions, serve
+from pykubeproxy.agent.errors import BindFailed
+from pykubeproxy.agent.process import serve
+from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.cli.log_queue import LogQueue
-from pykubeproxy.config import Config, Loaded
+from pykubeproxy.config import Loaded
 from pykubeproxy.kernel import AlreadyRunning, KernelError
 from pykubeproxy.sources import SourceError
 
@@ -40,14 +39,3 @@ def start(
     except (KernelError, SourceError, BindFailed) as error:
         log.error("agent failed", error=str(error))
         return OCCUPIED if isinstance(error, AlreadyRunning) else 1
-
-
-def init(config: Config) -> None:
-    """Do what needs the node's privileges, so that the agent can run without them."""
-    set_up(config)
-    try:
-        backend = provide_modules(config)
-    except KernelError as error:
-        log.warning("kernel modules not loaded, route_localnet not set", error=str(error))
-    else:
-        set_up_loopback(config, backend)

@@ -54,7 +54,8 @@ def read_objects(path: str, config: Config) -> tuple[Cluster, Node]:
 
 def read_manifests(path: str) -> "Manifests":
     """Read objects from a file, a folder or "-", and print skipped ones to standard error. Raises ClickException."""
-    from pykubeproxy.sources import SourceError, load_manifests
+    from pykubeproxy.sources import SourceError
+    from pykubeproxy.sources.manifests import load_manifests
 
     with click_errors(SourceError):
         manifests = load_manifests(path)

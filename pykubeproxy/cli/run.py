@@ -3,21 +3,18 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import structlog
 
 import pykubeproxy
-from pykubeproxy.cli import logs
-from pykubeproxy.cli.cleanup import clean_up_alone
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, action_options, config_options, is_on, load_config
 from pykubeproxy.cli.help import ACTION, FAILED, SOURCE, command, option
-from pykubeproxy.cli.log_queue import LogQueue
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config, Loaded, dump
-from pykubeproxy.kernel import NotANode, require_node
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from pykubeproxy.cli.log_queue import LogQueue
 
 
 @command(
@@ -41,7 +38,6 @@ log = structlog.get_logger()
 @option("--once", is_flag=True, help="Sync once and exit.", group=ACTION)
 @config_options
 @action_options
-@click_errors(NotANode)
 def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     """Run the agent: keep this node's iptables rules up to date with the Services of the cluster.
 
@@ -60,26 +56,41 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     if path and not cleanup:
         _write_config(_load(flags)[0].config, path)
         return
-    require_node()
+    _require_node()
     if cleanup:
+        from pykubeproxy.cli.cleanup import clean_up_alone
+
         sys.exit(0 if clean_up_alone(all_modes=True) else 1)
-    # Needs the extra `node`, and takes a second. After it the configuration is read, so that the agent misses no change.
-    from pykubeproxy.cli import agent
+    if is_on(flags, "init-only"):
+        from pykubeproxy.cli.init_only import init
+
+        init(_load(flags)[0].config)
+        return
+    # Before the configuration is read, so that the agent misses no change of it.
+    from pykubeproxy.cli.agent import start
 
     loaded, log_queue = _load(flags)
-    if is_on(flags, "init-only"):
-        agent.init(loaded.config)
-    else:
-        sys.exit(agent.start(loaded, flags, manifests, once, log_queue))
+    sys.exit(start(loaded, flags, manifests, once, log_queue))
 
 
-def _load(flags: Mapping[str, object]) -> tuple[Loaded, LogQueue | None]:
+def _require_node() -> None:
+    from pykubeproxy.kernel import NotANode, require_node
+
+    with click_errors(NotANode):
+        require_node()
+
+
+def _load(flags: Mapping[str, object]) -> tuple[Loaded, "LogQueue | None"]:
     """Return the configuration, whose warnings are logged, and the queue of the log."""
+    import structlog
+
+    from pykubeproxy.cli import logs
+
     loaded = load_config(flags)
     log_queue = logs.queue_stderr()
     logs.set_up(loaded.config.logging.format)
     for warning in loaded.warnings:
-        log.warning("configuration warning", reason=warning)
+        structlog.get_logger().warning("configuration warning", reason=warning)
     return loaded, log_queue
 
 

@@ -16,5 +16,4 @@ from pykubeproxy.sources.api import (
     service_objects,
 )
 from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.manifests import ManifestWatch, load_manifests
 from pykubeproxy.sources.watch import Outage, SourceError, Watch

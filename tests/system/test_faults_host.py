@@ -41,7 +41,7 @@ READERS = {
     "agent/observe/health.py": "lastUpdated on /healthz",
     "agent/observe/observers.py": "metrics that are times, and the latency since the API server's own time stamp",
     "agent/observe/pages.py": "the times on /statusz",
-    "agent/standby.py": "the times on the status page",
+    "agent/standby_pages.py": "the times on the status page",
     "agent/quarantine/quarantine.py": "since when a Service is quarantined",
     "sources/plugin.py": "when the credentials of a plugin expire",
     "sources/manifests.py": "files that have just changed are read once more",

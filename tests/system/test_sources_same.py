@@ -11,7 +11,8 @@ import pytest
 
 from pykubeproxy.lab.apiserver import resources
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import ManifestWatch, Watch
+from pykubeproxy.sources import Watch
+from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.cluster import node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
 

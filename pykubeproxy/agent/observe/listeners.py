@@ -6,6 +6,7 @@ import threading
 import structlog
 
 from pykubeproxy import http
+from pykubeproxy.agent.errors import BindFailed
 from pykubeproxy.config import Address, Config
 from pykubeproxy.http.server import Server
 
@@ -13,14 +14,6 @@ from pykubeproxy.http.server import Server
 _RETRY_SECONDS = 5.0
 
 log = structlog.get_logger()
-
-
-class BindFailed(Exception):
-    """The address of `server` cannot be bound, and bindAddressHardFail is set; str() is a message for the operator."""
-
-    def __init__(self, server: str, message: str) -> None:
-        super().__init__(message)
-        self.server = server
 
 
 class Listeners:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
+from pykubeproxy.agent.errors import BindFailed
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.history import SyncHistory
 from pykubeproxy.agent.observe.latency import Latencies
-from pykubeproxy.agent.observe.listeners import BindFailed, Listeners
+from pykubeproxy.agent.observe.listeners import Listeners
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import metrics_pages

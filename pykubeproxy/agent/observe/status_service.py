@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class StatusService:
     """Collect the status of the agent. Any thread may call it.
 
-    `put` sends a query to the loop's mailbox. `waiting` returns the agents that wait to take over.
+    `ask` sends a query to the reconcile loop. `waiting` returns the agents that wait to take over.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StatusService:
         node_name: str,
         families: Families,
         observers: Observers,
-        put: Callable[[Query[Any]], None],
+        ask: Callable[[Query[Any]], None],
         watches: Iterable[Watch] = (),
         api_servers: Callable[[], ApiServers] = frozenset,
         waiting: Callable[[], tuple[str, ...]] = tuple,
@@ -42,7 +42,7 @@ class StatusService:
         self._node_name = node_name
         self._families = families
         self._observers = observers
-        self._put = put
+        self._ask = ask
         self._watches = tuple(watches)
         self._api_servers = api_servers
         self._waiting = waiting
@@ -101,7 +101,7 @@ class StatusService:
             return None
         query = Query[_T](question, Future())
         try:
-            self._put(query)
+            self._ask(query)
             return query.future.result(deadline - time.monotonic())
         except TimeoutError:
             query.future.cancel()

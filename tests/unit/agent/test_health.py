@@ -126,7 +126,7 @@ def test_an_unhandled_change_is_overdue_after_two_sync_periods(node: Setting) ->
 
 
 def test_a_query_of_a_client_is_no_change(node: Setting) -> None:
-    node.mailbox.put(Query(lambda *_: None, Future()))
+    node.mailbox.ask(Query(lambda *_: None, Future()))
     node.time.pass_(1000)
     assert node.statuses() == (200, 200, 200)
 

@@ -11,7 +11,8 @@ from prometheus_client.samples import Sample
 
 from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.objects import Deleted, Family, Key, Kind
-from pykubeproxy.sources import ManifestWatch, Outage
+from pykubeproxy.sources import Outage
+from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.http_client import recorded_response
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report

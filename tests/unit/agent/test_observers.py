@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from structlog.testing import capture_logs
 
+from pykubeproxy.agent.errors import BindFailed
 from pykubeproxy.agent.observe import listeners
-from pykubeproxy.agent.observe.listeners import BindFailed
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import load
 from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Node, Updated

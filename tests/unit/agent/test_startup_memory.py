@@ -2,7 +2,7 @@
 
 import gc
 
-from pykubeproxy.agent.startup import collect_garbage_rarely, settle_memory
+from pykubeproxy.agent.memory import collect_garbage_rarely, settle_memory
 
 
 def test_garbage_is_collected_rarely_until_the_first_sync() -> None:

@@ -21,7 +21,8 @@ from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import Endpoint, Family, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.sources import ManifestWatch, Outage
+from pykubeproxy.sources import Outage
+from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.http_client import fetch
 from tests.fakes.iptables import FakeIptables
 from tests.fakes.recorder import FakeRecorder

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.objects import Kind, Service
-from pykubeproxy.sources import SourceError, load_manifests
+from pykubeproxy.sources import SourceError
+from pykubeproxy.sources.manifests import load_manifests
 
 
 def node(name: str) -> str:
@@ -75,7 +76,9 @@ def test_missing_and_invalid_files(tmp_path: Path) -> None:
 
 def test_standard_input() -> None:
     """A path of "-" reads the standard input to its end."""
-    code = "from pykubeproxy.sources import load_manifests; print(load_manifests('-').objects[0].name)"
+    code = (
+        "from pykubeproxy.sources.manifests import load_manifests; print(load_manifests('-').objects[0].name)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=node("node1").encode(),
@@ -88,7 +91,7 @@ def test_standard_input() -> None:
 
 def test_standard_input_that_does_not_parse() -> None:
     """The message names the standard input."""
-    code = "from pykubeproxy.sources import load_manifests; load_manifests('-')"
+    code = "from pykubeproxy.sources.manifests import load_manifests; load_manifests('-')"
     done = subprocess.run(
         [sys.executable, "-c", code], input=b"a: [", capture_output=True, check=False, timeout=20
     )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pykubeproxy.objects import Kind
-from pykubeproxy.sources import ManifestWatch, SourceError
+from pykubeproxy.sources import SourceError
+from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.follower import Follower, eventually
 
 
@@ -162,7 +163,7 @@ def test_once(tmp_path: Path) -> None:
 
 STDIN = """
 import threading
-from pykubeproxy.sources import ManifestWatch
+from pykubeproxy.sources.manifests import ManifestWatch
 watch = ManifestWatch("-")
 emit = lambda event: print(event.kind.value, len(event.objects), flush=True)
 thread = threading.Thread(target=watch.run, args=(emit,), daemon=True)

@@ -1,0 +1,100 @@
+"""Build the parts of the agent, start their threads, and run the reconcile loop."""
+
+import structlog
+
+import pykubeproxy
+from pykubeproxy.agent.config_file import ConfigFileWatch
+from pykubeproxy.agent.flow_cleaner import FlowCleaner
+from pykubeproxy.agent.loop import Agent
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox
+from pykubeproxy.agent.node_setup import set_up
+from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
+from pykubeproxy.agent.observe.heartbeat import Heartbeat
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.observe.status_service import StatusService
+from pykubeproxy.agent.run_options import RunOptions
+from pykubeproxy.agent.startup import Families, open_families
+from pykubeproxy.agent.threads import start_thread
+from pykubeproxy.kernel import InstanceLock, watch_addresses
+from pykubeproxy.sources import Client, Watch
+
+log = structlog.get_logger()
+
+
+def run_agent(
+    options: RunOptions,
+    node_name: str,
+    mailbox: Mailbox,
+    config_watch: ConfigFileWatch | None,
+    client: Client | None,
+    watches: tuple[Watch, ...],
+    lock: InstanceLock,
+) -> int:
+    """Run the agent until a Stop arrives, and return the exit status. Raises KernelError, SourceError and BindFailed.
+
+    The watches run already, unless `once` is set.
+    """
+    config = options.loaded.config
+    set_up(config)
+    heartbeat = Heartbeat()
+    families = open_families(config, None if options.once else mailbox.put, heartbeat.progress)
+    api_servers = client.server_addresses if client else frozenset
+    _log_start(node_name, families)
+
+    recorder = ApiRecorder(client, node_name) if client and not options.once else Recorder()
+    names = [opened.tables.family for opened in families.opened]
+    observers = Observers(
+        config, node_name, names, recorder, client is not None, mailbox.waiting_since, heartbeat
+    )
+    flows = FlowCleaner(config.logging.verbosity, observers.metrics.reconciled)
+    agent = Agent(
+        config,
+        node_name,
+        families,
+        mailbox,
+        observers,
+        flows,
+        wait_for_node=client is not None,
+        once=options.once,
+        api_servers=api_servers,
+    )
+    try:
+        if options.once:
+            return _run_once(agent, watches, mailbox, flows)
+        service = StatusService(
+            node_name, families, observers, mailbox.ask, watches, api_servers, lock.waiting
+        )
+        observers.serve(options.flags, service.status, service.objects)
+        observers.metrics.watching(watches)
+        observers.metrics.cleaning_flows(flows.waiting_seconds)
+        observers.metrics.read_dropped_lines(options.dropped_lines)
+        watch_addresses(lambda: mailbox.put(AddressesChanged()))
+        if client:
+            start_thread("api-contact", client.contact.run, mailbox)
+        for worker in (flows, config_watch, families.watch):
+            if worker:
+                start_thread(worker.name, worker.run, mailbox)
+        return agent.run()
+    finally:
+        observers.close()
+
+
+def _log_start(node_name: str, families: Families) -> None:
+    log.info(
+        "starting",
+        version=pykubeproxy.__version__,
+        node=node_name,
+        backend=families.backend.value,
+        families=[opened.tables.family.value for opened in families.opened],
+    )
+    for family, reason in families.unsupported.items():
+        log.warning("address family not supported", family=family.value, reason=reason)
+
+
+def _run_once(agent: Agent, watches: tuple[Watch, ...], mailbox: Mailbox, flows: FlowCleaner) -> int:
+    for watch in watches:
+        for listed in watch.once():
+            mailbox.put(listed)
+    code = agent.run()
+    flows.clean()
+    return code
