@@ -1,32 +1,75 @@
 """The interface of the agent to Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
 
-It calls command-line tools and netlink, and makes no decision about rules.
+It calls command-line tools and netlink, and makes no decision about rules. The package imports the modules of its names
+on use, so that a start need not wait for all of them.
 """
 
-from pykubeproxy.kernel.addresses import local_addresses, watch_addresses
-from pykubeproxy.kernel.backend import choose_backend, other_backend_with_chain
-from pykubeproxy.kernel.errors import (
-    Failed,
-    KernelError,
-    Missing,
-    NotPermitted,
-    Rejected,
-    TimedOut,
-    Unreadable,
-)
-from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
-from pykubeproxy.kernel.features import (
-    Features,
-    has_nat,
-    ipv6_disabled,
-    load_modules,
-    probe_features,
-    unsupported_reason,
-)
-from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
-from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
-from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
-from pykubeproxy.kernel.requirements import NotANode, require_linux, require_node
-from pykubeproxy.kernel.runner import Runner, kill_commands
-from pykubeproxy.kernel.tools import Backend
-from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pykubeproxy.kernel.addresses import local_addresses, watch_addresses
+    from pykubeproxy.kernel.backend import choose_backend, other_backend_with_chain
+    from pykubeproxy.kernel.errors import (
+        Failed,
+        KernelError,
+        Missing,
+        NotPermitted,
+        Rejected,
+        TimedOut,
+        Unreadable,
+    )
+    from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
+    from pykubeproxy.kernel.features import (
+        Features,
+        has_nat,
+        ipv6_disabled,
+        load_modules,
+        probe_features,
+        unsupported_reason,
+    )
+    from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
+    from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
+    from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
+    from pykubeproxy.kernel.requirements import NotANode, require_linux, require_node
+    from pykubeproxy.kernel.runner import Runner, kill_commands
+    from pykubeproxy.kernel.tools import Backend
+    from pykubeproxy.kernel.watch import TableWatch, WatchedTables, watch_tables
+
+_NAMES = {
+    "addresses": ("local_addresses", "watch_addresses"),
+    "backend": ("choose_backend", "other_backend_with_chain"),
+    "errors": (
+        "Failed",
+        "KernelError",
+        "Missing",
+        "NotPermitted",
+        "Rejected",
+        "TimedOut",
+        "Unreadable",
+    ),
+    "external_write": ("TABLES", "ExternalWrite", "TableCounts"),
+    "features": (
+        "Features",
+        "has_nat",
+        "ipv6_disabled",
+        "load_modules",
+        "probe_features",
+        "unsupported_reason",
+    ),
+    "instance_lock": ("AlreadyRunning", "InstanceLock"),
+    "iptables": ("Iptables", "Tables", "open_iptables"),
+    "live": ("live_ruleset", "live_ruleset_about"),
+    "requirements": ("NotANode", "require_linux", "require_node"),
+    "runner": ("Runner", "kill_commands"),
+    "tools": ("Backend",),
+    "watch": ("TableWatch", "WatchedTables", "watch_tables"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found
