@@ -9,6 +9,7 @@ import contextlib
 import errno
 import platform
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ _MATCHES = {
     "udp": "xt_tcpudp",
 }
 _TARGETS = {"DNAT": "xt_nat", "MASQUERADE": "xt_MASQUERADE", "MARK": "xt_mark", "REJECT": "{ip}t_REJECT"}
+_OPTIONAL = ("nfacct", "sctp")
 _TABLES = ("filter", "nat", "mangle")
 _MODPROBE_SECONDS = 30
 
@@ -79,13 +81,13 @@ def probe_features(iptables: Iptables) -> Features:
     """Return the features that both kernel and iptables have. Changes no table. Raises NotPermitted, KernelError."""
     backend, family = iptables.backend, iptables.family
     missing = [f"kernel module {module}" for module in _missing_modules(backend, family)]
-    nfacct, sctp = (kernel_has(backend, family, name) for name in ("nfacct", "sctp"))
-    missing += [f"iptables extension {name}" for name in _missing_extensions(iptables)]
-    masquerade = _help(iptables, "-j", "MASQUERADE") or ""
+    optional = [name for name in _OPTIONAL if kernel_has(backend, family, name)]
+    helps = _helps(iptables, (*_MATCHES, *optional))
+    missing += [f"iptables extension {name}" for name in (*_MATCHES, *_TARGETS) if name not in helps]
     return Features(
-        random_fully="--random-fully" in masquerade,
-        nfacct=nfacct and _help(iptables, "-m", "nfacct") is not None,
-        sctp=sctp and _help(iptables, "-m", "sctp") is not None,
+        random_fully="--random-fully" in helps.get("MASQUERADE", ""),
+        nfacct="nfacct" in helps,
+        sctp="sctp" in helps,
         absent=tuple(dict.fromkeys(missing)),
     )
 
@@ -159,13 +161,17 @@ def _missing_modules(backend: Backend, family: Family) -> list[str]:
     ]
 
 
-def _missing_extensions(iptables: Iptables) -> list[str]:
-    """Return the required extensions that iptables lacks; one command tests all matches if none is missing."""
-    if _help(iptables, *(word for name in _MATCHES for word in ("-m", name)), "-j", "DNAT") is not None:
-        options = [("-j", name) for name in _TARGETS if name != "DNAT"]
-    else:
-        options = [("-m", name) for name in _MATCHES] + [("-j", name) for name in _TARGETS]
-    return [name for option, name in options if _help(iptables, option, name) is None]
+def _helps(iptables: Iptables, matches: Collection[str]) -> dict[str, str]:
+    """Return the help texts of these matches and of the targets that rules use, by name, as far as iptables has them.
+
+    One command asks for all matches and DNAT; if iptables lacks one of them, one command asks for each.
+    """
+    options = {name: ("-m", name) for name in matches} | {name: ("-j", name) for name in _TARGETS}
+    together = [*matches, "DNAT"]
+    text = _help(iptables, *(word for name in together for word in options[name]))
+    found = {} if text is None else dict.fromkeys(together, text)
+    texts = {name: _help(iptables, *options[name]) for name in options if name not in found}
+    return found | {name: text for name, text in texts.items() if text is not None}
 
 
 def _help(iptables: Iptables, *extensions: str) -> str | None:
