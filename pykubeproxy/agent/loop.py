@@ -10,7 +10,7 @@ from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.leftovers import LeftoverSchedule, remove_leftovers
 from pykubeproxy.agent.loopback import route_loopback
-from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work
+from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work, log_stop
 from pykubeproxy.agent.memory import settle_memory
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
@@ -80,9 +80,7 @@ class Agent:
             for message in self._wait():
                 self._observers.progress()
                 if isinstance(message, Stop):
-                    level = log.error if message.code else log.info
-                    level("stopping, rules stay in place", reason=message.reason)
-                    return message.code
+                    return log_stop(message)
                 self._handle(message)
             self._mailbox.handled()
             self._follow_api_servers()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+import structlog
 
 from pykubeproxy.objects import Event
 
@@ -31,6 +32,15 @@ Work: TypeAlias = "Change | Query[Any]"
 Message: TypeAlias = "Work | Stop"
 # Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
+
+log = structlog.get_logger()
+
+
+def log_stop(stop: Stop) -> int:
+    """Log why the process ends, and return its exit status."""
+    level = log.error if stop.code else log.info
+    level("stopping, rules stay in place", reason=stop.reason)
+    return stop.code
 
 
 class Mailbox:
@@ -62,6 +72,11 @@ class Mailbox:
             messages, self._messages = self._messages, []
             self._taken, self._arrived = self._arrived, math.inf
             return messages
+
+    def stop(self) -> Stop | None:
+        """Return the first Stop among the messages, and leave all of them."""
+        with self._changed:
+            return next((message for message in self._messages if isinstance(message, Stop)), None)
 
     def handled(self) -> None:
         """Note that the loop has handled all messages that it took."""

@@ -5,7 +5,7 @@ import socket
 import structlog
 
 from pykubeproxy.agent.config_file import ConfigFileWatch
-from pykubeproxy.agent.mailbox import Mailbox
+from pykubeproxy.agent.mailbox import Mailbox, log_stop
 from pykubeproxy.agent.memory import collect_garbage_rarely
 from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.agent.standby import take_over
@@ -39,6 +39,8 @@ def serve(options: RunOptions) -> int:
         # While the lists arrive: most of the agent's modules.
         from pykubeproxy.agent.assembly import run_agent
 
+        if stop := mailbox.stop():
+            return log_stop(stop)
         return run_agent(options, node_name, mailbox, config_watch, client, watches, lock)
 
 

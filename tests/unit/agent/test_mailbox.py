@@ -3,8 +3,10 @@
 import math
 import threading
 import time
+from concurrent.futures import Future
 
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Stop
+from pykubeproxy.agent.observe.query import Query
 
 
 def test_messages_arrive_in_order_and_wake_the_loop() -> None:
@@ -40,3 +42,22 @@ def test_the_oldest_unhandled_message_counts() -> None:
     mailbox.take(0)
     mailbox.handled()
     assert mailbox.waiting_since() == math.inf
+
+
+def test_a_stop_shows_before_the_loop_takes_it() -> None:
+    """So a signal that arrives while modules are imported ends the process before it changes the node."""
+    mailbox = Mailbox()
+    mailbox.put(AddressesChanged())
+    assert mailbox.stop() is None
+    stops = Stop(0, "SIGTERM"), Stop(1, "later")
+    for stop in stops:
+        mailbox.put(stop)
+    assert mailbox.stop() is stops[0]
+    assert mailbox.take(0) == [AddressesChanged(), *stops]
+
+
+def test_queries_do_not_count_as_waiting() -> None:
+    mailbox, query = Mailbox(), Query(lambda *_: None, Future())
+    mailbox.ask(query)
+    assert mailbox.waiting_since() == math.inf
+    assert mailbox.take(math.inf) == [query]
