@@ -248,7 +248,10 @@ class AppliedState:
 
     def _render_shared(self, desired: Desired) -> dict[ChainKey, Tree]:
         """Render the shared chains whose entries change, and those that `desired` names, with the branches below them."""
-        keys = desired.shared.union(*(self._changed_entries(*item) for item in desired.services.items()))
+        keys = set(desired.shared)
+        for service, ports in desired.services.items():
+            if len(keys) < len(skeleton.SHARED):
+                keys |= self._changed_entries(service, ports)
         if not keys:
             return {}
         entries = list(self._entries(desired))
@@ -260,13 +263,9 @@ class AppliedState:
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
-        before = {port.name: set(port.entries) for port in self.ports(service)}
-        after = {port.name: set(port.rules.entries) for port in ports}
-        return {
-            key
-            for name in before.keys() | after.keys()
-            for key, _ in before.get(name, set()) ^ after.get(name, set())
-        }
+        before = {(port.name, *entry) for port in self.ports(service) for entry in port.entries}
+        after = {(port.name, *entry) for port in ports for entry in port.rules.entries}
+        return {key for _, key, _ in before ^ after}
 
     def _entries(self, desired: Desired) -> Iterator[Entries]:
         """Yield the entries of all service ports, in the order of their names."""

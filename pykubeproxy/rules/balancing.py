@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pykubeproxy.config import Dispatch
@@ -81,18 +81,25 @@ def _groups(chain: str, choices: list[_Choice]) -> list[tuple[str, list[_Choice]
     return [(names.branch_chain(f"{chain} {i} of {count}"), members[i]) for i in sorted(members)]
 
 
-def endpoint_rules(
-    port: ServicePort, endpoint: ResolvedEndpoint, chain: str, options: RuleOptions
-) -> tuple[str, str]:
-    """Return the rules of an endpoint's chain: masquerade its own packets (hairpin), then DNAT."""
+def endpoint_chains(
+    port: ServicePort, endpoints: Iterable[tuple[str, ResolvedEndpoint]], options: RuleOptions
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the chain of each endpoint: masquerade its own packets (hairpin), then DNAT.
+
+    `endpoints` are pairs of chain and endpoint.
+    """
     comment = "" if options.large_cluster else f'-m comment --comment "{port.name}" '
-    affinity = ""
-    if port.affinity_seconds is not None:
-        affinity = f"-m recent --set --name {chain} --mask {_AFFINITY_MASK[options.ipv6]} --rsource "
-    protocol = port.protocol.value.lower()
-    address = printed(endpoint.endpoint.address)
-    destination = f"[{address}]:{endpoint.port}" if options.ipv6 else endpoint.target
-    return (
-        f"-s {host(endpoint.endpoint.address)} {comment}-j {names.MARK_MASQ}",
-        f"-p {protocol} {comment}{affinity}-m {protocol} -j DNAT --to-destination {destination}",
-    )
+    protocol, ipv6 = port.protocol.value.lower(), options.ipv6
+    for chain, endpoint in endpoints:
+        affinity = ""
+        if port.affinity_seconds is not None:
+            affinity = f"-m recent --set --name {chain} --mask {_AFFINITY_MASK[ipv6]} --rsource "
+        address = endpoint.endpoint.address
+        destination = f"[{printed(address)}]:{endpoint.port}" if ipv6 else endpoint.target
+        yield (
+            chain,
+            (
+                f"-s {host(address)} {comment}-j {names.MARK_MASQ}",
+                f"-p {protocol} {comment}{affinity}-m {protocol} -j DNAT --to-destination {destination}",
+            ),
+        )

@@ -68,13 +68,15 @@ def is_endpoint_chain(chain: str) -> bool:
     return chain.startswith(ENDPOINT_PREFIX)
 
 
+# Both are cached because callers name the chains of a service port one after the other.
+@functools.lru_cache(maxsize=4)
 def _text(name: PortName) -> str:
     return f"{name}{name.protocol.lower()}"
 
 
 @functools.lru_cache(maxsize=4)
 def _port_hash(name: PortName) -> str:
-    """Return the hash that all chains of a service port share, cached because callers name them one after the other."""
+    """Return the hash that all chains of a service port share."""
     return _hash(_text(name))
 
 

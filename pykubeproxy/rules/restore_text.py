@@ -26,9 +26,9 @@ def write_chains(chains: Sequence[Chain]) -> str:
 
     They come last by name first: iptables-legacy-restore keeps chains in a sorted list and inserts each from its head.
     """
-    ordered = sorted(chains, reverse=True)
-    rules = join(f"-A {chain.key.chain} {rule}" for chain in ordered for rule in chain.rules)
-    return empty_chains(chain.key.chain for chain in ordered) + rules
+    ordered = sorted([(chain.key.chain, chain.rules) for chain in chains], reverse=True)
+    lines = [f"-A {name} {rule}\n" for name, rules in ordered for rule in rules]
+    return empty_chains(name for name, _ in ordered) + "".join(lines)
 
 
 def empty_chains(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
-from pykubeproxy.rules.balancing import balance, endpoint_rules
+from pykubeproxy.rules.balancing import balance, endpoint_chains
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import from_local, host, not_from_local, rule
@@ -130,9 +130,9 @@ def _chains(source: _Source) -> Iterator[tuple[str, Rules]]:
             )
             yield chain, (*([marking] if marking else []), *balanced.root)
             yield from balanced.chains
-    for endpoint in selection.reachable:
-        chain = targets[endpoint.target]
-        yield chain, endpoint_rules(port, endpoint, chain, options)
+    yield from endpoint_chains(
+        port, ((targets[endpoint.target], endpoint) for endpoint in selection.reachable), options
+    )
 
 
 def _masquerade_internal(port: ServicePort, options: RuleOptions) -> str:

@@ -1,7 +1,7 @@
 """Write rules exactly as iptables-save prints them, so desired, written and live rules compare as strings."""
 
+import functools
 import ipaddress
-from collections.abc import Iterable
 
 from pykubeproxy.rules.options import LocalTraffic
 
@@ -21,7 +21,7 @@ def rule(
 
     `source`, `destination` and `interface` may start with "! ". `matches` are texts such as "-m tcp --dport 80".
     """
-    parts: Iterable[str] = (
+    parts = (
         _option("-s", source),
         _option("-d", destination),
         _option("-i", interface),
@@ -30,7 +30,7 @@ def rule(
         *matches,
         f"-j {target}" if target else "",
     )
-    return " ".join(part for part in parts if part)
+    return " ".join([part for part in parts if part])
 
 
 def _option(name: str, value: str) -> str:
@@ -73,6 +73,7 @@ def not_from_local(local: LocalTraffic) -> dict[str, str] | None:
     return {option: f"! {value}" for option, value in from_local(local).items() if value}
 
 
+@functools.lru_cache(maxsize=1024)
 def probability(part: int, whole: int) -> str:
     """Return part/whole as iptables-save prints it.
 
