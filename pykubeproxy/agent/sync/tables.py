@@ -28,7 +28,7 @@ from pykubeproxy.rules.drift import Drift
 from pykubeproxy.rules.ownership import ensured_lines
 from pykubeproxy.rules.release import release_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.cluster import Cluster, families_of
 from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
 
@@ -222,12 +222,13 @@ class FamilyTables:
     ) -> Resolution:
         """Resolve the dirty Services, and the large one whose turn it is; defer other large ones.
 
-        Resolve all Services with `everything`, or if the options of their rules change.
+        Resolve all Services of this family with `everything`, or if the options of their rules change.
         """
         keys = self._dirty | ({turn} if turn else set())
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
-            keys = {service.key for service in cluster.services()} | quarantined | set(self.services())
+            served = {service.key for service in cluster.services() if self.family in families_of(service)}
+            keys = served | quarantined | set(self.services()) | self._deferred.keys()
         deferred = {
             key
             for key in keys - self._drifted - {turn}
