@@ -110,7 +110,7 @@ class Command:
             self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise TimedOut(self._name, self._seconds) from None
-        out, err = (bytes(output).decode("utf-8", "surrogateescape") for output in self._output.values())
+        out, err = (output.decode("utf-8", "surrogateescape") for output in self._output.values())
         return Outcome(self._process.returncode, out, err)
 
     def kill(self) -> None:

@@ -45,8 +45,11 @@ class Ruleset(msgspec.Struct, frozen=True):
 KUBELET_HINTS = (ChainKey("mangle", "KUBE-IPTABLES-HINT"), ChainKey("mangle", "KUBE-KUBELET-CANARY"))
 # Chains that are not built in have the policy "-".
 NO_POLICY = ("-", "ACCEPT")
+# A line of iptables-save: a rule with its chain, a chain with its policy, a table, something to ignore, or anything else.
 # With counters, a rule starts with a pair such as [12:3456].
-_RULE = re.compile(r"(?:\[\d+:\d+\] )?-A (\S+) ?(.*)")
+_LINE = re.compile(
+    r"^(?:(?:\[\d+:\d+\] )?-A (\S+) ?(.*)|:([^ \n]*) ?([^ \n]*).*|\*(.*)|#.*|COMMIT|(.+)|)$", re.MULTILINE
+)
 
 
 def parse(family: Family, text: str) -> Ruleset:
@@ -54,20 +57,19 @@ def parse(family: Family, text: str) -> Ruleset:
     chains: dict[ChainKey, list[str]] = {}
     policies: dict[ChainKey, str] = {}
     table = ""
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line or line.startswith("#") or line == "COMMIT":
-            continue
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif line.startswith(":") and table:
-            name, _, after = line[1:].partition(" ")
-            chains.setdefault(ChainKey(table, name), [])
-            if (policy := after.partition(" ")[0] or "-") not in NO_POLICY:
-                policies[ChainKey(table, name)] = policy
-        elif table and (match := _RULE.match(line)):
-            chains.setdefault(ChainKey(table, match[1]), []).append(match[2])
-        else:
-            raise ValueError(f"line {number} is not of the form iptables-save prints: {line!r}")
+    for line in _LINE.finditer(text):
+        chain, rule, declared, policy, header, other = line.groups()
+        if header is not None:
+            table = header.strip()
+        elif other is not None or (not table and (chain or declared is not None)):
+            number = text.count("\n", 0, line.start()) + 1
+            raise ValueError(f"line {number} is not of the form iptables-save prints: {line[0]!r}")
+        elif chain:
+            chains.setdefault(ChainKey(table, chain), []).append(rule)
+        elif declared is not None:
+            chains.setdefault(ChainKey(table, declared), [])
+            if (policy or "-") not in NO_POLICY:
+                policies[ChainKey(table, declared)] = policy
     return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()}, policies)
 
 
