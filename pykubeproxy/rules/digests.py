@@ -64,7 +64,8 @@ class AppliedPort(msgspec.Struct, frozen=True):
     def of(cls, port: DesiredPort, chains: Collection[tuple[str, Rules]]) -> "AppliedPort":
         """Return the digests of a port with these chains."""
         return cls(
-            name=port.name,
+            # A copy: the name itself lies in memory between endpoints, of which the pages could not be freed.
+            name=msgspec.structs.replace(port.name),
             endpoints=port.endpoints,
             names=" ".join(chain for chain, _ in chains),
             digests=array("q", (hash(rules) for _, rules in chains)),
