@@ -151,6 +151,15 @@ class AppliedState:
             )
             yield ChainUpdate(tuple(chains), (kept,))
 
+    def may_refer_back(self, name: str) -> bool:
+        """Return whether a chain of table nat may refer to one before it in `chains_below`.
+
+        Branches may. As long as there are unclaimed chains, all may except those of endpoints, which refer to none.
+        """
+        if self._unclaimed:
+            return not names.is_endpoint_chain(name)
+        return _nat(name) in self._chains
+
     def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, int]:
         """Return the digests of the chains of these Services, of the trees below these roots, and of unclaimed chains."""
         digests = dict(self._unclaimed)

@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedPort
-from pykubeproxy.rules.names import is_endpoint_chain
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,
@@ -136,11 +135,12 @@ def _removed(update: Update, unused: dict[str, int], limit: int) -> Iterator[Chu
     emptied = tuple(name for name in sorted(kept) if unused[name] != empty)
     for names in _portions(emptied, limit):
         yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
-    deleted = sorted(unused.keys() - kept)
-    # Chains that may refer to one another are deleted together, and before those of endpoints, to which they refer.
-    endpoints = tuple(filter(is_endpoint_chain, deleted))
-    others = tuple(itertools.filterfalse(is_endpoint_chain, deleted))
-    for names in (others, *_portions(endpoints, limit)):
+    deleted = [name for name in unused if name not in kept]
+    # Chains that may refer to one another are deleted together; the others in order, each before those it refers to.
+    may_refer_back = update.applied.may_refer_back
+    together = tuple(filter(may_refer_back, deleted))
+    others = tuple(itertools.filterfalse(may_refer_back, deleted))
+    for names in (together, *_portions(others, limit)):
         yield Chunk(empty_chains(names) + delete_chains(names), deleted=len(names))
 
 

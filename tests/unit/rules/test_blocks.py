@@ -134,6 +134,18 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
     assert all(emptied == deleted for emptied, deleted in changed)
 
 
+def test_chains_of_services_are_deleted_in_small_blocks() -> None:
+    """Each before those it jumps to: the time of a block grows with the square of its chains."""
+    update = Rendered().update()
+    applied = update.applied.after(update, [port for chunk in chunks(update, 10) for port in chunk.ports])
+    gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
+    deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in chunks(gone, 10)]
+    assert max(map(len, deleted)) == 10
+    order = [name for names in deleted for name in names]
+    assert len(order) == 2 * SERVICES
+    assert all(order.index(f"KUBE-SVC-{n}") < order.index(f"KUBE-SEP-{n}") for n in range(SERVICES))
+
+
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
     """Thousands of services without endpoints have a rule each in filter KUBE-SERVICES."""
     key, count = ChainKey("filter", "KUBE-SERVICES"), 300
