@@ -272,9 +272,15 @@ class AppliedState:
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
-        before = {(port.name, *entry) for port in self.ports(service) for entry in port.entries}
-        after = {(port.name, *entry) for port in ports for entry in port.rules.entries}
-        return {key for _, key, _ in before ^ after}
+        before = {port.name: port.entries for port in self.ports(service)}
+        after = {port.name: port.rules.entries for port in ports}
+        if before == after:
+            return set()
+        return {
+            key
+            for name in before.keys() | after.keys()
+            for key, _ in {*before.get(name, ())} ^ {*after.get(name, ())}
+        }
 
     def _entries(self, desired: Desired) -> Iterator[Entries]:
         """Yield the entries of all service ports, in the order of their names."""
@@ -293,7 +299,7 @@ def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -
     digests = array(
         "q",
         (
-            digest if _nat(name) not in changed else _digest(live, _nat(name))
+            _digest(live, key) if (key := _nat(name)) in changed else digest
             for name, digest in port.chains().items()
         ),
     )
