@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from pykubeproxy.kernel import nftables
 from pykubeproxy.kernel.errors import KernelError, Missing
+from pykubeproxy.kernel.external_write import TABLES
 from pykubeproxy.kernel.iptables import Iptables, open_iptables
 from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.runner import Runner
@@ -34,7 +36,7 @@ def choose_backend(
         raise Missing("iptables-restore", PACKAGE)
     if len(installed) == 1:
         return next(iter(installed))
-    signs = [lambda iptables: _has_any((iptables,), KUBELET_HINTS)]
+    signs = [lambda iptables: _has_any((iptables,), KUBELET_HINTS), _may_have_rules]
     if holding:
         signs.insert(0, lambda iptables: _has_or_is_large(iptables, holding))
     for has_sign in signs:
@@ -71,6 +73,19 @@ def _has_or_is_large(iptables: Iptables, chain: ChainKey) -> bool:
     # The kernel reports the size for this namespace only.
     measurable = iptables.backend is Backend.LEGACY and not iptables.runner.prefix
     return (measurable and entries(iptables.family, chain.table) >= _LARGE) or _has_any((iptables,), (chain,))
+
+
+def _may_have_rules(iptables: Iptables) -> bool:
+    """Return whether tables have rules, or may have them: unlike counting, this reads no large table."""
+    if iptables.runner.prefix:  # netlink and getsockopt see this namespace only
+        return True
+    family = iptables.family
+    if iptables.backend is Backend.LEGACY:
+        return any(entries(family, table) for table in TABLES)
+    try:
+        return any(nftables.has_rules(family, table) for table in TABLES)
+    except OSError:
+        return True
 
 
 def _has_any(families: Iterable[Iptables], chains: Iterable[ChainKey]) -> bool:

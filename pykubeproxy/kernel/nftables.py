@@ -42,6 +42,15 @@ def has_chain(family: Family, table: str, chain: str) -> bool:
     )
 
 
+def has_rules(family: Family, table: str) -> bool:
+    """Return whether a chain of a table has a rule."""
+    try:
+        rules = netfilter.dump(_GET_RULE, ADDRESS_FAMILY[family], string_attribute(_RULE_TABLE, table))
+        return next(rules, None) is not None
+    except FileNotFoundError:
+        return False
+
+
 def remove_table(family: Family, name: str) -> bool:
     """Delete a table with its contents. Return whether it existed.
 

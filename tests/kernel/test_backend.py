@@ -43,6 +43,18 @@ def test_backend_with_more_rules_wins(iptables: Iptables, runner: Runner) -> Non
     assert choose_backend("auto", runner) is iptables.backend
 
 
+def test_only_backend_with_rules_wins(
+    inside: str, iptables: Iptables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are not counted, which takes seconds for a large table."""
+    monkeypatch.setattr(backend_module, "_count_rules", lambda iptables: pytest.fail(f"counted {iptables}"))
+    iptables.restore(SOME_RULES)
+    assert choose_backend("auto") is iptables.backend
+    open_iptables(OTHER[iptables.backend], iptables.family).restore(SOME_RULES)
+    with pytest.raises(pytest.fail.Exception, match="counted"):
+        choose_backend("auto")
+
+
 def test_empty_node_uses_the_plain_command(runner: Runner) -> None:
     """Without rules, the plain iptables command decides; no legacy table is created."""
     assert choose_backend("auto", runner) is default_backend(runner)
