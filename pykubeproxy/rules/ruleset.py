@@ -56,18 +56,20 @@ def parse(family: Family, text: str) -> Ruleset:
     """Parse the output of iptables-save, with or without counters. Raises ValueError with the line that is invalid."""
     chains: dict[ChainKey, list[str]] = {}
     policies: dict[ChainKey, str] = {}
-    table = ""
+    table, of_table = "", dict[str, list[str]]()
     for line in _LINE.finditer(text):
         chain, rule, declared, policy, header, other = line.groups()
         if header is not None:
-            table = header.strip()
+            table, of_table = header.strip(), {}
         elif other is not None or (not table and (chain or declared is not None)):
             number = text.count("\n", 0, line.start()) + 1
             raise ValueError(f"line {number} is not of the form iptables-save prints: {line[0]!r}")
         elif chain:
-            chains.setdefault(ChainKey(table, chain), []).append(rule)
+            if chain not in of_table:
+                of_table[chain] = chains.setdefault(ChainKey(table, chain), [])
+            of_table[chain].append(rule)
         elif declared is not None:
-            chains.setdefault(ChainKey(table, declared), [])
+            of_table[declared] = chains.setdefault(ChainKey(table, declared), [])
             if (policy or "-") not in NO_POLICY:
                 policies[ChainKey(table, declared)] = policy
     return Ruleset(family, {key: tuple(rules) for key, rules in chains.items()}, policies)
