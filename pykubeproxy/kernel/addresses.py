@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from pykubeproxy.kernel import rtnetlink
 from pykubeproxy.kernel.errors import KernelError
 from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
-from pykubeproxy.kernel.requirements import require_node
+from pykubeproxy.kernel.requirements import require_linux, require_node
 from pykubeproxy.objects import Family
 
 if TYPE_CHECKING:
@@ -53,28 +54,19 @@ class NetworkRoute(NamedTuple):
 
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
     """Return all addresses of a family, link-local ones too, sorted. Raises KernelError."""
-    with open_iproute("read the addresses of this node") as route:
-        names = interface_names(route)
+    with _kernel_errors("read the addresses of this node"):
+        names = {link.interface: link.name for link in rtnetlink.links()}
         addresses = [
-            # On a point-to-point link, IFA_ADDRESS is the peer's.
-            LocalAddress(
-                message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"),
-                message["prefixlen"],
-                names.get(message["index"], ""),
-            )
-            for message in route.get_addr(family=ADDRESS_FAMILY[family])
+            LocalAddress(it.address, it.prefix_length, names.get(it.interface, ""))
+            for it in rtnetlink.addresses(ADDRESS_FAMILY[family])
         ]
     return tuple(sorted(addresses))
 
 
 def interfaces() -> tuple[Interface, ...]:
     """Return all interfaces, sorted by name. Raises KernelError."""
-    with open_iproute("read the interfaces of this node") as route:
-        links = [
-            Interface(link.get_attr("IFLA_IFNAME"), link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "")
-            for link in route.get_links()
-        ]
-    return tuple(sorted(links))
+    with _kernel_errors("read the interfaces of this node"):
+        return tuple(sorted(Interface(link.name, link.kind) for link in rtnetlink.links()))
 
 
 def remove_interface(name: str) -> None:
@@ -86,15 +78,15 @@ def remove_interface(name: str) -> None:
 
 def routes(family: Family) -> tuple[NetworkRoute, ...]:
     """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
-    with open_iproute("read the routes of this node") as route:
-        names = interface_names(route)
-        network_routes = []
-        for message in route.get_routes(family=ADDRESS_FAMILY[family], table=_RT_TABLE_MAIN):
-            network = f"{message.get_attr('RTA_DST') or UNSPECIFIED[family]}/{message['dst_len']}"
-            hops = message.get_attr("RTA_MULTIPATH") or ()
-            index = message.get_attr("RTA_OIF") or next((hop["oif"] for hop in hops), 0)
-            network_routes.append(NetworkRoute(network, names.get(index, "")))
-    return tuple(network_routes)
+    with _kernel_errors("read the routes of this node"):
+        names = {link.interface: link.name for link in rtnetlink.links()}
+        return tuple(
+            NetworkRoute(
+                f"{it.destination or UNSPECIFIED[family]}/{it.prefix_length}", names.get(it.interface, "")
+            )
+            for it in rtnetlink.routes(ADDRESS_FAMILY[family])
+            if it.table == _RT_TABLE_MAIN
+        )
 
 
 @contextlib.contextmanager
@@ -150,6 +142,16 @@ def _discard(events: socket.socket) -> None:
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise
+
+
+@contextlib.contextmanager
+def _kernel_errors(task: str) -> Iterator[None]:
+    """Turn an OSError of rtnetlink into a KernelError. Raises NotANode on another system than Linux."""
+    require_linux()
+    try:
+        yield
+    except OSError as error:
+        raise KernelError(f"cannot {task}: {error}") from error
 
 
 @contextlib.contextmanager

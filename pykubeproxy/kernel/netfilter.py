@@ -56,7 +56,14 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
 
     Lazy: holds one read at a time. Objects added or removed during the dump may come twice or not at all.
     """
-    with _sent(_message(message, DUMP, family, attributes), seconds) as connection:
+    body = _NFGENMSG.pack(family, 0, 0) + attributes
+    return (raw[_NFGENMSG.size :] for raw in dump_messages(NETLINK_NETFILTER, message, body, seconds))
+
+
+def dump_messages(protocol: int, message: int, body: bytes, seconds: float = 5) -> Iterator[bytes]:
+    """Yield the body of each message of a dump, as `dump` does, over any netlink protocol."""
+    query = _HEADER.pack(_HEADER.size + len(body), message, DUMP | REQUEST, 1, 0) + body
+    with _sent(query, seconds, protocol) as connection:
         while True:
             answer = connection.recv(_READ)
             start = 0
@@ -65,7 +72,7 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
                 if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                     _raise_if_error(answer[start:])
                     return
-                yield answer[start + _HEADER.size + _NFGENMSG.size : start + length]
+                yield answer[start + _HEADER.size : start + length]
                 start += (length + 3) & ~3
 
 
@@ -100,9 +107,9 @@ def _message(message: int, flags: int, family: int, attributes: bytes, resource:
     return _HEADER.pack(_HEADER.size + len(body), message, flags | REQUEST, 1, 0) + body
 
 
-def _sent(messages: bytes, seconds: float) -> socket.socket:
+def _sent(messages: bytes, seconds: float, protocol: int = NETLINK_NETFILTER) -> socket.socket:
     """Return a socket on which the messages have been sent."""
-    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     try:
         connection.settimeout(seconds)
         connection.bind((0, 0))

@@ -1,13 +1,14 @@
 """Read and watch the addresses of a network namespace."""
 
 import queue
+import socket
 
-import pyroute2
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2 import IPRoute
 
-from pykubeproxy.kernel import KernelError, Runner, local_addresses, watch_addresses
+from pykubeproxy.kernel import KernelError, Runner, local_addresses, rtnetlink, watch_addresses
 from pykubeproxy.kernel.addresses import LocalAddress
+from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -48,18 +49,57 @@ def test_point_to_point_link_gives_the_local_address(ip) -> None:
     assert LocalAddress("10.1.1.1", 32, "eth9") in local_addresses(Family.IPV4)
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(24, "Too many open files"), NetlinkError(16, "Device or resource busy")]
-)
-def test_netlink_failure_is_a_kernel_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of the socket and of the kernel both become KernelError."""
+def test_netlink_failure_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of the socket and of the kernel become KernelError."""
 
-    def fail(_: object) -> None:
-        raise error
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(pyroute2.IPRoute, "__enter__", fail)
-    with pytest.raises(KernelError, match=r"cannot read the addresses of this node: .*(open files|busy)"):
+    monkeypatch.setattr(socket, "socket", fail)
+    with pytest.raises(KernelError, match=r"cannot read the addresses of this node: .*open files"):
         local_addresses(Family.IPV4)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_reads_what_pyroute2_reads(ip, family: Family) -> None:
+    """Interfaces, addresses and routes are those that pyroute2 returns, in the same order."""
+    for words in (
+        ("link", "add", "br9", "type", "bridge"),
+        ("link", "set", "eth9", "up"),
+        ("link", "set", "far9", "up"),
+        ("addr", "add", "10.2.0.1/24", "dev", "eth9"),
+        ("addr", "add", "10.1.1.1", "peer", "10.1.1.2/32", "dev", "eth9"),
+        ("addr", "add", "fd00:2::1/64", "dev", "eth9", "nodad"),
+        ("route", "add", "default", "via", "10.2.0.9"),
+        ("route", "add", "blackhole", "10.9.0.0/16"),
+        ("route", "add", "10.3.0.0/16", "nexthop", "via", "10.2.0.7", "nexthop", "via", "10.2.0.8"),
+        ("route", "add", "10.4.0.0/16", "dev", "far9", "table", "1000"),
+        ("-6", "route", "add", "fd00:3::/64", "via", "fd00:2::9"),
+    ):
+        ip(*words)
+    of = ADDRESS_FAMILY[family]
+    with IPRoute() as route:
+        assert [(it.interface, it.name, it.kind) for it in rtnetlink.links()] == [
+            (
+                it["index"],
+                it.get_attr("IFLA_IFNAME"),
+                it.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
+            )
+            for it in route.get_links()
+        ]
+        assert [tuple(it) for it in rtnetlink.addresses(of)] == [
+            (it.get_attr("IFA_LOCAL") or it.get_attr("IFA_ADDRESS"), it["prefixlen"], it["index"])
+            for it in route.get_addr(family=of)
+        ]
+        assert [tuple(it) for it in rtnetlink.routes(of)] == [
+            (
+                it.get_attr("RTA_DST") or "",
+                it["dst_len"],
+                it.get_attr("RTA_OIF") or next((hop["oif"] for hop in it.get_attr("RTA_MULTIPATH") or ()), 0),
+                it.get_attr("RTA_TABLE"),
+            )
+            for it in route.get_routes(family=of)
+        ]
 
 
 def test_watch_reports_changes_of_both_families(ip) -> None:

@@ -1,0 +1,92 @@
+"""Read addresses, interfaces and routes over rtnetlink; importing pyroute2 for them takes 0.1 s and 12 MB.
+
+Everything works on the network namespace of the calling thread, and raises OSError as netfilter does.
+"""
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pykubeproxy.kernel.netfilter import attributes, dump_messages
+
+# linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
+_GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
+_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_DST, _RTA_OIF, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 9, 15
+# struct ifinfomsg, ifaddrmsg, rtmsg and rtnexthop
+_LINK = struct.Struct("=BxHiII")
+_ADDRESS = struct.Struct("=BBBBI")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_NEXT_HOP = struct.Struct("=HBBi")
+_INDEX = struct.Struct("=I")
+
+
+class Link(NamedTuple):
+    """An interface; `kind` is "" for a physical one and for lo."""
+
+    interface: int
+    name: str
+    kind: str
+
+
+class Address(NamedTuple):
+    """An address, and the index of its interface."""
+
+    address: str
+    prefix_length: int
+    interface: int
+
+
+class Route(NamedTuple):
+    """A route to a network, "" for every destination, and the index of its interface, 0 if there is none."""
+
+    destination: str
+    prefix_length: int
+    interface: int
+    table: int
+
+
+def links() -> Iterator[Link]:
+    """Yield all interfaces."""
+    for raw in _dump(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        found = attributes(raw[_LINK.size :])
+        kind = attributes(found.get(_IFLA_LINKINFO, b"")).get(_IFLA_INFO_KIND, b"")
+        yield Link(_LINK.unpack_from(raw)[2], _text(found[_IFLA_IFNAME]), _text(kind))
+
+
+def addresses(family: int) -> Iterator[Address]:
+    """Yield the addresses of an address family, such as AF_INET."""
+    for raw in _dump(_GET_ADDRESS, _ADDRESS.pack(family, 0, 0, 0, 0)):
+        kind, length, _, _, index = _ADDRESS.unpack_from(raw)
+        found = attributes(raw[_ADDRESS.size :])
+        # On a point-to-point link, IFA_ADDRESS is the peer's.
+        packed = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
+        if kind == family and packed:
+            yield Address(socket.inet_ntop(family, packed), length, index)
+
+
+def routes(family: int) -> Iterator[Route]:
+    """Yield the routes of an address family in all tables, a multipath route with its first next hop."""
+    for raw in _dump(_GET_ROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+        kind, length, _, _, table, *_ = _ROUTE.unpack_from(raw)
+        found = attributes(raw[_ROUTE.size :])
+        index = 0
+        if _RTA_OIF in found:
+            (index,) = _INDEX.unpack(found[_RTA_OIF])
+        elif _RTA_MULTIPATH in found:
+            *_, index = _NEXT_HOP.unpack_from(found[_RTA_MULTIPATH])
+        if _RTA_TABLE in found:  # the field above has one byte
+            (table,) = _INDEX.unpack(found[_RTA_TABLE])
+        if kind == family:
+            packed = found.get(_RTA_DST)
+            yield Route(socket.inet_ntop(family, packed) if packed else "", length, index, table)
+
+
+def _dump(message: int, body: bytes) -> Iterator[bytes]:
+    return dump_messages(socket.NETLINK_ROUTE, message, body)
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="surrogateescape")
