@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from pykubeproxy.cli.help import SOURCE, option
-from pykubeproxy.cli.rules_files import SavedRules, chosen_tables
 from pykubeproxy.cli.terminal import click_errors
-from pykubeproxy.inspect.trace.packet import Route
-from pykubeproxy.rules.saves import InvalidSave, SavedFile, read_saves
 
 # Most commands read no bundle, so only the functions that need one import the modules for it.
 if TYPE_CHECKING:
     from pykubeproxy.bundle.read import Bundle
+    from pykubeproxy.cli.rules_files import SavedRules
+    from pykubeproxy.rules.saves import SavedFile
 
 bundle_option = option(
     "--bundle",
@@ -43,12 +42,15 @@ def opened(path: str | None) -> "Bundle | None":
 
 def bundled_rules(
     bundle: "Bundle", backend: Literal["auto", "nft", "legacy"], addresses: tuple[str, ...] = ()
-) -> SavedRules:
+) -> "SavedRules":
     """Return the rules of a bundle, and the addresses and routes of its node. Raises ClickException.
 
     `addresses` replace those in the bundle.
     """
     from pykubeproxy.bundle.read import InvalidBundle
+    from pykubeproxy.cli.rules_files import SavedRules, chosen_tables
+    from pykubeproxy.inspect.trace.packet import Route
+    from pykubeproxy.rules.saves import InvalidSave, read_saves
 
     saves = tuple(_saves(bundle))
     with click_errors(InvalidSave, InvalidBundle):
@@ -66,9 +68,10 @@ def bundled_rules(
     )
 
 
-def _saves(bundle: "Bundle") -> Iterator[SavedFile]:
+def _saves(bundle: "Bundle") -> "Iterator[SavedFile]":
     """Yield the files with tables; a backend without tables has an empty one, or one of comments."""
     from pykubeproxy.bundle.layout import TABLES
+    from pykubeproxy.rules.saves import SavedFile
 
     for name in TABLES:
         text = bundle.files.get(name, b"").decode("utf-8", "surrogateescape")

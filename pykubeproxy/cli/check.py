@@ -32,8 +32,6 @@ from pykubeproxy.kernel import (
 from pykubeproxy.kernel.processes import Process
 from pykubeproxy.objects import Family, Node, family_of
 from pykubeproxy.rules.context import missing_network, primary_family
-from pykubeproxy.sources import SourceError
-from pykubeproxy.sources.access import access
 
 
 def _port_range(_context: click.Context, _option: click.Parameter, value: str) -> tuple[int, int]:
@@ -286,6 +284,9 @@ def _cluster(config: Config, node_name: str, as_agent: bool) -> tuple[Node | Non
     connection = config.client
     if not (connection.kubeconfig or connection.master or _in_pod()):
         return None, cluster.not_configured()
+    from pykubeproxy.sources import SourceError
+    from pykubeproxy.sources.access import access
+
     try:
         found = access(open_client(config), node_name)
     except SourceError as error:

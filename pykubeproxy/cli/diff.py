@@ -14,17 +14,15 @@ from pykubeproxy.cli.flags import (
     filename_option,
     node_address_option,
     read_config,
+    rules_option,
 )
 from pykubeproxy.cli.help import DIFFERENT, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.node_rules import NodeRules, node_rules, rules_errors
-from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.running_agent import ask_agent, url_option
 from pykubeproxy.cli.sides import Side
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import compare
-from pykubeproxy.inspect.meaning import render as meaning_views
-from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
 from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts
@@ -187,6 +185,9 @@ def _show(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
 
 def _show_meaning(pairs: list[_Pair], before: str, after: str, output: str) -> bool:
     """Print what packets get instead. Return whether there are such packets."""
+    from pykubeproxy.inspect.meaning import render as meaning_views
+    from pykubeproxy.inspect.meaning.model import compare_meaning, proxy_part
+
     found = [
         change
         for it in pairs

@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import click
-import yaml
 
 from pykubeproxy.cli import terminal
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import namespaces, services
-from pykubeproxy.cli.flags import backend_option, family_option, tables_output_option
+from pykubeproxy.cli.flags import backend_option, family_option, rules_option, tables_output_option
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
@@ -89,6 +87,8 @@ def dump_rules(
         case "json":
             echo_json(render.document(found))
         case "yaml":
+            import yaml
+
             echo_styled(yaml.safe_dump(render.document(found), sort_keys=False, allow_unicode=True))
         case "iptables":
             texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in tables)

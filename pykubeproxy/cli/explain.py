@@ -1,12 +1,11 @@
 """`pykubeproxy explain`: show which endpoints a Service uses on this node, and why."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from pykubeproxy.bundle.read import Bundle
-from pykubeproxy.cli.bundle_agent import bundled_agent
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import namespaces, services
 from pykubeproxy.cli.flags import (
@@ -29,6 +28,10 @@ from pykubeproxy.objects import Family, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology
+
+# Most commands read no bundle, so only the function that needs one imports the modules for it.
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
 
 # The reasons for which an agent quarantined service ports, by family and port.
 _Quarantined = Mapping[tuple[str, PortName], str]
@@ -123,11 +126,13 @@ def _ask_agent(
     return found
 
 
-def _of_bundle(query: ServiceFilter, bundle: Bundle, config: Config) -> AgentState:
+def _of_bundle(query: ServiceFilter, bundle: "Bundle", config: Config) -> AgentState:
     """Return the state of the agent in a bundle with one Service; `config` is for a bundle without configuration.
 
     Raises ClickException if the agent does not know the Service.
     """
+    from pykubeproxy.cli.bundle_agent import bundled_agent
+
     found = bundled_agent(bundle, query)
     if not found.objects.services:
         raise click.ClickException(

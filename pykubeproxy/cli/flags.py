@@ -1,4 +1,4 @@
-"""Click options that commands share: the flags of the configuration, and -f, -o, --family, --node-address."""
+"""Click options that commands share: the flags of the configuration, and -f, -o, --family, --rules, --node-address."""
 
 import functools
 import ipaddress
@@ -93,6 +93,17 @@ filename_option = option(
     help='Read objects from a YAML or JSON file, a folder or "-" instead of an API server.',
     group=SOURCE,
 )
+rules_option = option(
+    "--rules",
+    "files",
+    type=click.Path(allow_dash=True),
+    multiple=True,
+    metavar="FILE",
+    help='Read rules from output of iptables-save or ip6tables-save, plain or gzip, in FILE or "-" instead of the live'
+    " rules; this needs no root. Repeatable.",
+    group=SOURCE,
+)
+
 node_address_option = option(
     "--node-address",
     "addresses",

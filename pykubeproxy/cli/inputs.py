@@ -11,14 +11,14 @@ from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
 from pykubeproxy.objects import Family, Kind, Listed, Node
-from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 
-# Importing pykubeproxy.sources takes half a second, so only the functions that need it do.
+# Importing these takes long, so only the functions that need them do.
 if TYPE_CHECKING:
     from pykubeproxy.agent.observe.object_documents import Objects
+    from pykubeproxy.rules.context import RuleContext
     from pykubeproxy.sources import Client
     from pykubeproxy.sources.manifests import Manifests
 
@@ -97,8 +97,10 @@ def context_of(
     family: Family,
     addresses: tuple[str, ...] = (),
     api_servers: ApiServers = frozenset(),
-) -> RuleContext:
+) -> "RuleContext":
     """Return the rule context of any node, by default with the addresses of its Node, and all kernel features."""
+    from pykubeproxy.rules.context import KernelFacts, rule_context
+
     facts = KernelFacts(addresses=addresses or node.addresses)
     return rule_context(config, node.name, node, facts, family, api_servers)
 

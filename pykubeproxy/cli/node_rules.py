@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import click
 
 from pykubeproxy import kernel
-from pykubeproxy.cli.bundle_files import bundled_rules
 from pykubeproxy.cli.inputs import backend_to_read
-from pykubeproxy.cli.rules_files import read_rules
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.limit import TooManyRules
@@ -18,11 +16,12 @@ from pykubeproxy.kernel import TABLES, Backend, Iptables, KernelError
 from pykubeproxy.kernel.addresses import routes
 from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
-from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.ruleset import Counters, Ruleset
 
+# Most commands read live rules, so only the functions that need others import the modules for them.
 if TYPE_CHECKING:
     from pykubeproxy.bundle.read import Bundle
+    from pykubeproxy.rules.context import KernelFacts
 
 # The chains with rules for frontends.
 ROOTS = (
@@ -52,7 +51,7 @@ class NodeRules(Protocol):
 
     def with_facts(
         self, families: Sequence[Family], with_addresses: bool
-    ) -> Iterator[tuple[Ruleset, KernelFacts]]:
+    ) -> "Iterator[tuple[Ruleset, KernelFacts]]":
         """Yield the rules of these families and the facts about the kernel; addresses only on request, if known."""
 
 
@@ -77,8 +76,12 @@ def node_rules(
     if files and bundle:
         raise click.UsageError("--bundle cannot be combined with --rules; remove one of them")
     if bundle:
+        from pykubeproxy.cli.bundle_files import bundled_rules
+
         return bundled_rules(bundle, backend, addresses)
     if files:
+        from pykubeproxy.cli.rules_files import read_rules
+
         return read_rules(files, backend, addresses)
     if addresses:
         raise click.UsageError(
@@ -117,7 +120,7 @@ class LiveRules:
 
     def with_facts(
         self, families: Sequence[Family], with_addresses: bool
-    ) -> Iterator[tuple[Ruleset, KernelFacts]]:
+    ) -> "Iterator[tuple[Ruleset, KernelFacts]]":
         """Read the tables with service-proxy rules. Of both families, skip one that this kernel lacks."""
         # Importing the agent takes half a second.
         from pykubeproxy.agent.startup import kernel_facts

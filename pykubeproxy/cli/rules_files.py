@@ -8,7 +8,6 @@ from typing import IO, Literal, NamedTuple
 
 import click
 
-from pykubeproxy.cli.help import SOURCE, option
 from pykubeproxy.cli.terminal import click_errors
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.trace.packet import Host, Route
@@ -25,17 +24,6 @@ _GZIP = b"\x1f\x8b"
 _TAR, _TAR_AT = b"ustar", 257
 # PowerShell writes UTF-16.
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
-rules_option = option(
-    "--rules",
-    "files",
-    type=click.Path(allow_dash=True),
-    multiple=True,
-    metavar="FILE",
-    help='Read rules from output of iptables-save or ip6tables-save, plain or gzip, in FILE or "-" instead of the live'
-    " rules; this needs no root. Repeatable.",
-    group=SOURCE,
-)
 
 
 class SavedRules(NamedTuple):

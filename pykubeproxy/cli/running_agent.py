@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from pykubeproxy.agent.observe import object_documents, status
+from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.cli.client import DEFAULT_URL, Busy, NoAgent, NoAnswer, fetch
 from pykubeproxy.cli.help import SOURCE, option
@@ -83,6 +83,8 @@ def agent_state(url: str | None, **query: str) -> AgentState:
 
 def agent_backend() -> str:
     """Return the backend that the agent on this node writes; "" if there is none."""
+    from pykubeproxy.agent.observe import status  # most commands ask for objects only
+
     try:
         return status.decode(fetch(DEFAULT_URL, "/statusz", limit="0")).backend
     except (NoAgent, ValueError):

@@ -1,24 +1,25 @@
 """The sides of `pykubeproxy diff`: objects and a configuration, from which the rules of a node follow."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
 
-from pykubeproxy.bundle.read import Bundle
-from pykubeproxy.cli.bundle_agent import NoObjects, bundled_agent
 from pykubeproxy.cli.flags import read_config
 from pykubeproxy.cli.inputs import Source, agent_objects, all_objects, host_name, read_objects
 from pykubeproxy.cli.running_agent import AgentState
 from pykubeproxy.config import Config
-from pykubeproxy.inspect.fleet.model import FleetComparison
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.wording import listed
+
+# Most comparisons read no bundle, so only the functions that need one import the modules for it.
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
 
 _INFERRED = (
     "Note: the bundle does not have the configuration of the proxy, so its settings are inferred from its rules. To"
@@ -86,11 +87,13 @@ def of_agent(agent: AgentState, title: str = "objects and configuration of the a
     return Side(title, agent_objects(agent.objects), config)
 
 
-def of_bundle(bundle: Bundle, filename: str | None, config: Config, flags: Mapping[str, object]) -> Side:
+def of_bundle(bundle: "Bundle", filename: str | None, config: Config, flags: Mapping[str, object]) -> Side:
     """Return the side of a bundle's node: options come before what the bundle has. Raises ClickException.
 
     If neither has the configuration of the proxy, settings are inferred from its rules.
     """
+    from pykubeproxy.cli.bundle_agent import NoObjects, bundled_agent
+
     elsewhere = filename is not None or any(it in flags for it in ("kubeconfig", "master"))
     try:
         agent = bundled_agent(bundle)
@@ -121,6 +124,8 @@ def of_bundle(bundle: Bundle, filename: str | None, config: Config, flags: Mappi
 
 
 def _inferring(source: Source, proxy: str) -> Callable[[Ruleset], Ruleset]:
+    from pykubeproxy.inspect.fleet.model import FleetComparison
+
     comparison = FleetComparison(source.cluster)
     return lambda live: comparison.desired(source.node, live, proxy)
 

@@ -20,7 +20,6 @@ from pykubeproxy.agent.observe.status_text import (
     unwatched,
     waiting,
 )
-from pykubeproxy.cli.bundle_agent import bundled_status
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
@@ -56,7 +55,12 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
     if url is not None and bundle_file:
         raise click.UsageError("--bundle cannot be combined with --url; remove one of them")
     bundle = opened(bundle_file)
-    body = bundled_status(bundle) if bundle else _fetched(url or DEFAULT_URL, output)
+    if bundle:
+        from pykubeproxy.cli.bundle_agent import bundled_status
+
+        body = bundled_status(bundle)
+    else:
+        body = _fetched(url or DEFAULT_URL, output)
     try:
         agent = decode(body)
     except ValueError as error:

@@ -2,11 +2,10 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from pykubeproxy.bundle.read import Bundle
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.completion import destinations, namespaces, sources
 from pykubeproxy.cli.flags import (
@@ -17,12 +16,12 @@ from pykubeproxy.cli.flags import (
     node_address_option,
     protocol_option,
     read_config,
+    rules_option,
 )
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, objects_in, read_manifests
 from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, bundle_source, object_source
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.rules_files import rules_option
 from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.targets import (
@@ -41,12 +40,13 @@ from pykubeproxy.inspect.targets import (
 from pykubeproxy.inspect.trace import render as views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
-from pykubeproxy.inspect.trace.render_svg import svg
 from pykubeproxy.objects import Family, Node, Protocol
-from pykubeproxy.rules.difference import installed
-from pykubeproxy.rules.render import render
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
+
+# Most traces read live rules, so only the functions that need others import the modules for them.
+if TYPE_CHECKING:
+    from pykubeproxy.bundle.read import Bundle
 
 _NO_ADDRESSES = (
     "Note: rules match addresses of the node, which a file does not contain. Give each with --node-address."
@@ -172,6 +172,8 @@ def trace(
     if output == "json":
         echo_json(views.document(walked, names))
     elif output == "svg":
+        from pykubeproxy.inspect.trace.render_svg import svg
+
         click.echo(svg(walked), nl=False)
     else:
         echo_styled(views.text(walked, names))
@@ -181,7 +183,7 @@ def _rules_and_objects(
     config: Config,
     filename: str | None,
     files: tuple[str, ...],
-    bundle: Bundle | None,
+    bundle: "Bundle | None",
     addresses: tuple[str, ...],
 ) -> tuple[_ForPackets, ObjectSource]:
     """Return what reads the rules of a family, and where names are looked up."""
@@ -204,6 +206,9 @@ def _rules_and_objects(
 def _rendered(
     config: Config, cluster: Cluster, node: Node, addresses: tuple[str, ...], family: Family
 ) -> tuple[Ruleset, Host]:
+    from pykubeproxy.rules.difference import installed
+    from pykubeproxy.rules.render import render
+
     context = context_of(config, node, family, addresses)
     host = Host(frozenset((*(addresses or node.addresses), context.options.node_ip)))
     return installed(render(cluster, context), context.options), host

@@ -4,15 +4,20 @@ Another pod than the agent's has another account, and may have another address o
 nothing about the agent, so the check is skipped.
 """
 
+from typing import TYPE_CHECKING
+
 from pykubeproxy.inspect.preflight.report import Check, Finding
-from pykubeproxy.sources.access import EVENTS, Access
 from pykubeproxy.wording import listed
+
+# Most of it is the client of the API server, which the caller imports only if it asks one.
+if TYPE_CHECKING:
+    from pykubeproxy.sources.access import Access
 
 _API, _NODE, _RIGHTS = Check("api-server"), Check("node"), Check("permissions")
 _IN_ITS_POD = "Once the agent runs, run `pykubeproxy check` in its pod."
 
 
-def cluster(access: Access, node_name: str, as_agent: bool = True) -> tuple[Finding, ...]:
+def cluster(access: "Access", node_name: str, as_agent: bool = True) -> tuple[Finding, ...]:
     """Return the findings about an API server; `as_agent`: the agent uses this address and account."""
     return _answer(access, as_agent), _node(access, node_name, as_agent), _permissions(access, as_agent)
 
@@ -36,7 +41,7 @@ def _skipped(reason: str) -> tuple[Finding, ...]:
     return _NODE.skip(reason), _RIGHTS.skip(reason)
 
 
-def _answer(access: Access, as_agent: bool) -> Finding:
+def _answer(access: "Access", as_agent: bool) -> Finding:
     if access.answers and access.verified:
         return _API.ok(f"{access.server} answers")
     if access.answers:
@@ -50,7 +55,7 @@ def _answer(access: Access, as_agent: bool) -> Finding:
     return _API.fail(access.node_error, f"Try it from this node: curl -k {access.server}/livez")
 
 
-def _node(access: Access, node_name: str, as_agent: bool) -> Finding:
+def _node(access: "Access", node_name: str, as_agent: bool) -> Finding:
     if access.node_error:
         return _NODE.skip(f"cannot look up Node {node_name}")
     if access.node:
@@ -62,7 +67,9 @@ def _node(access: Access, node_name: str, as_agent: bool) -> Finding:
     return _NODE.fail(message, advice)
 
 
-def _permissions(access: Access, as_agent: bool) -> Finding:
+def _permissions(access: "Access", as_agent: bool) -> Finding:
+    from pykubeproxy.sources.access import EVENTS
+
     if access.review_error:
         return _RIGHTS.skip(f"unknown: {access.review_error}")
     if not as_agent:
