@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from pykubeproxy import garbage
 from pykubeproxy.agent.family import FamilyController, Synced
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.leftovers import LeftoverSchedule, remove_leftovers
 from pykubeproxy.agent.loopback import route_loopback
 from pykubeproxy.agent.mailbox import AddressesChanged, Mailbox, Message, Stop, Work, log_stop
-from pykubeproxy.agent.memory import settle_memory
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.agent.observe.sync_log import SyncLog
@@ -19,7 +19,7 @@ from pykubeproxy.agent.start_gate import StartGate
 from pykubeproxy.agent.startup import Families
 from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import ExternalWrite, KernelError
+from pykubeproxy.kernel import ExternalWrite, KernelError, system
 from pykubeproxy.objects import Event, Family, Key, Listed, Node
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
@@ -247,7 +247,8 @@ class Agent:
             services, slices = self._cluster.counts()
             log.info("rules in place", services=services, endpoint_slices=slices)
             self._remove_leftovers()
-            settle_memory()
+            garbage.collect_normally()
+            system.release_memory()
         return succeeded
 
     def _note_sync(self, family: FamilyController, synced: Synced | None) -> bool:

@@ -4,9 +4,9 @@ import socket
 
 import structlog
 
+from pykubeproxy import garbage
 from pykubeproxy.agent.config_file import ConfigFileWatch
 from pykubeproxy.agent.mailbox import Mailbox, log_stop
-from pykubeproxy.agent.memory import collect_garbage_rarely
 from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.agent.standby import take_over
 from pykubeproxy.agent.stop_signals import stop_on_signals
@@ -31,7 +31,7 @@ def serve(options: RunOptions) -> int:
     client = _client(config) if options.manifests is None else None
     with InstanceLock() if options.once else take_over(config, node_name, options.flags) as lock:
         stop_on_signals(mailbox, options.drain_log)
-        collect_garbage_rarely()
+        garbage.collect_rarely()
         watches = _watches(options, client, node_name)
         if not options.once:
             stop_on_thread_death(mailbox)

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 import msgspec
 
-from pykubeproxy import kernel
+from pykubeproxy import garbage, kernel
 from pykubeproxy.cli.client import NoAgent
 from pykubeproxy.cli.flags import CONTEXT_SETTINGS, config_options, output_option, read_config
-from pykubeproxy.cli.garbage import collect_garbage_rarely
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
 from pykubeproxy.cli.inputs import host_name, open_client
 from pykubeproxy.cli.running_agent import UnusableAnswer, agent_state, check_url, url_option
@@ -77,7 +76,7 @@ def check(node_port_range: tuple[int, int], url: str | None, output: str, flags:
     """
     check_url(url, flags)
     kernel.require_node()
-    collect_garbage_rarely()
+    garbage.collect_rarely()
     config, configuration, this_node = _configuration(url, flags)
     node_name = config.hostname_override or host_name()
     running = processes.namespace_processes()

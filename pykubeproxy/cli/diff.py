@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import click
 
+from pykubeproxy import garbage
 from pykubeproxy.cli import sides
 from pykubeproxy.cli.bundle_files import bundle_option, opened
 from pykubeproxy.cli.flags import (
@@ -16,7 +17,6 @@ from pykubeproxy.cli.flags import (
     read_config,
     rules_option,
 )
-from pykubeproxy.cli.garbage import collect_garbage_rarely
 from pykubeproxy.cli.help import DIFFERENT, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.node_rules import NodeRules, node_rules, rules_errors
 from pykubeproxy.cli.running_agent import ask_agent, url_option
@@ -131,7 +131,7 @@ def diff(
         )
     if bundle_file and url is not None:
         raise click.UsageError("--bundle cannot be combined with --url; remove one of them")
-    collect_garbage_rarely()
+    garbage.collect_rarely()
     config = read_config(flags)
     bundle = opened(bundle_file)
     if bundle:

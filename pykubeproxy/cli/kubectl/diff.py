@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from pykubeproxy import garbage
 from pykubeproxy.cli.flags import choice_option
-from pykubeproxy.cli.garbage import collect_garbage_rarely
 from pykubeproxy.cli.help import DIFFERENT, NOT_ANSWERED, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access, open_client
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
@@ -119,7 +119,7 @@ def diff(
     """
     if output == "rules" and len(nodes.names) != 1:
         raise click.UsageError("-o rules shows one node; give one --node NAME")
-    collect_garbage_rarely()
+    garbage.collect_rarely()
     client = open_client(server)
     wanted = list_nodes(client, nodes)
     with node_access(client, pods) as access:

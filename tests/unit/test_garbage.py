@@ -1,18 +1,18 @@
-"""The garbage collector before and after the first sync."""
+"""The thresholds of the garbage collector."""
 
 import gc
 
-from pykubeproxy.agent.memory import collect_garbage_rarely, settle_memory
+from pykubeproxy import garbage
 
 
-def test_garbage_is_collected_rarely_until_the_first_sync() -> None:
+def test_garbage_is_collected_rarely_until_asked_otherwise() -> None:
     """It is never disabled."""
     usual = gc.get_threshold()
     try:
-        collect_garbage_rarely()
+        garbage.collect_rarely()
         assert gc.isenabled()
         assert gc.get_threshold()[0] > usual[0] > 0
-        settle_memory()
+        garbage.collect_normally()
         assert gc.get_threshold() == usual
     finally:
         gc.set_threshold(*usual)
