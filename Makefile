@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Without compiled modules, each process that the tests start takes twice the CPU time.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell tests/setup/python.sh)
 VENV := .venv
 BIN := $(VENV)/bin
