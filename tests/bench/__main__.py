@@ -12,7 +12,7 @@ import click
 from pykubeproxy.lab.machine import LabError
 from tests.bench import alone, curves, figures, page, plan
 from tests.bench.changes import TimedOut
-from tests.bench.checkout import NoRevision, other_checkout, this_checkout
+from tests.bench.checkout import NoRevision, current_python, image_python, other_checkout, this_checkout
 from tests.bench.commands import CommandFailed
 from tests.bench.connects import Unreachable
 from tests.bench.environment import environment
@@ -50,7 +50,11 @@ def _parts(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Run a short form, to test the benchmark itself.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Run a short form with the current interpreter, to test the benchmark itself.",
+)
 @click.option(
     "--only", default=",".join(PARTS), show_default=True, callback=_parts, help="Measure only these parts."
 )
@@ -99,9 +103,11 @@ def main(
     report = new_report()
     try:
         with ExitStack() as stack:
-            programs = [Program(figures.OURS, this_checkout())]
+            interpreter = current_python if quick else image_python
+            programs = [Program(figures.OURS, this_checkout(interpreter))]
             if against:
-                programs.append(Program(figures.BEFORE, stack.enter_context(other_checkout(against))))
+                other = stack.enter_context(other_checkout(against, interpreter))
+                programs.append(Program(figures.BEFORE, other))
             if peer:
                 programs.append(Program(figures.PEER, binary=peer))
             bed = stack.enter_context(testbed())

@@ -1,11 +1,14 @@
 """Benchmark figures are compared with their targets."""
 
 import re
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.bench import figures as f
 from tests.bench import page
+from tests.bench.checkout import NoRevision, image_python
 from tests.bench.figures import Figure
 from tests.bench.plan import FULL_SCALE, PARTS, Effort, steps
 from tests.bench.report import Report, as_json, as_table
@@ -86,6 +89,23 @@ def test_the_page_has_all_tables() -> None:
     """Each marker of the page names a table, and each table has its place."""
     markers = re.findall(r"<!-- figures: (\w+) -->", page.PAGE.read_text())
     assert sorted(markers) == sorted(page.tables([]))
+
+
+def test_measures_with_the_packages_of_the_image(tmp_path: Path) -> None:
+    """Checkouts with the same requirements.txt share an environment, which is made once and has no other package."""
+    folders = [tmp_path / name for name in ("one", "same", "other")]
+    for folder, text in zip(folders, ("", "", "# other\n"), strict=True):
+        folder.mkdir()
+        (folder / "requirements.txt").write_text(text)
+    venvs = tmp_path / "venvs"
+    first = Path(image_python(folders[0], venvs))
+    assert not list(first.parents[1].glob("lib/*/site-packages/*"))
+    mark = first.with_name("mark")
+    mark.touch()
+    assert [image_python(it, venvs) == str(first) for it in folders] == [True, True, False]
+    assert mark.exists()
+    with pytest.raises(NoRevision, match=r"no requirements\.txt"):
+        image_python(tmp_path, venvs)
 
 
 def test_each_part_has_its_sizes() -> None:

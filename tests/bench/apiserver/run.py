@@ -15,7 +15,10 @@ from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.network import Namespace
 from tests.bench.apiserver.meter import Meter, Traffic
 from tests.bench.apiserver.server import Count
-from tests.bench.program import OURS, Program, Running, environment
+from tests.bench.checkout import image_python, this_checkout
+from tests.bench.environment import environment
+from tests.bench.figures import OURS
+from tests.bench.program import Program, Running
 from tests.bench.workload import Size
 
 _MODULE = "tests.bench.apiserver"
@@ -110,9 +113,10 @@ def measure_watches(size: Size, agents: int, changes: int, folder: Path) -> Meas
 
 def measure_processes(size: Size, agents: int, changes: int, folder: Path, lab: str) -> Measured:
     """Measure agents as they run on a node, each in a network namespace with nft tables. Needs root."""
+    program = Program(OURS, this_checkout(image_python), kubeconfig=True)
     with Server(size, folder) as server, Meter(server.port) as meter, ExitStack() as running:
         for number in range(agents):
-            agent = running.enter_context(_agent(meter, folder, lab, number))
+            agent = running.enter_context(_agent(program, meter, folder, lab, number))
             server.wait_watched(number + 1, agent.check)
         return _measured(server, meter, agents, changes, ())
 
@@ -154,7 +158,7 @@ def _quiet(meter: Meter) -> Traffic:
 
 
 @contextmanager
-def _agent(meter: Meter, folder: Path, lab: str, number: int) -> Iterator[Running]:
+def _agent(program: Program, meter: Meter, folder: Path, lab: str, number: int) -> Iterator[Running]:
     """Run one agent in a namespace, whose loopback interface leads to the API server."""
     node = Namespace(lab, f"node{number}")
     with node.entered():
@@ -162,11 +166,13 @@ def _agent(meter: Meter, folder: Path, lab: str, number: int) -> Iterator[Runnin
     own = folder / node.role
     own.mkdir()
     configuration, log = own / "config.yaml", own / "log"
-    configuration.write_text(yaml.safe_dump(Program("pykubeproxy", OURS).configuration("nft", path)))
+    assert program.checkout is not None
+    configuration.write_text(yaml.safe_dump(program.configuration("nft", path)))
+    variables = {**environment("nft", own), **program.checkout.environment}
     with log.open("wb") as output:
-        command = [*OURS, "--config", str(configuration)]
-        process = node.spawn(command, output=output, environment=environment("nft", own))
-    running = Running(process, log)
+        started = time.monotonic()
+        process = node.spawn(program.agent(configuration), output=output, environment=variables)
+    running = Running(process, log, started)
     try:
         yield running
         running.check()
