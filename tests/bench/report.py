@@ -11,7 +11,7 @@ import msgspec
 
 from tests.bench import figures as f
 from tests.bench.figures import Figure, comparable, of_program, show
-from tests.bench.targets import Verdict, judge
+from tests.bench.targets import Verdict, judge, missing
 
 _LABEL = 37
 _NOTES = 110
@@ -142,7 +142,7 @@ def _wrapped(text: str) -> list[str]:
 
 def _outcome(verdict: Verdict) -> str:
     if verdict.ratio is None:
-        return "no figure"
+        return missing(verdict.target)
     return "met" if verdict.reached else f"missed {verdict.ratio:.2f}x"
 
 

@@ -90,6 +90,17 @@ TARGETS = (
 )
 
 
+def missing(target: Target) -> str:
+    """Return what to measure so that the target can be judged."""
+    if target.of == f.PEER:
+        return "needs --peer"
+    if target.of == f.ALONE and target.name in (f.FIRST_LIST, f.HELP):
+        return "needs part launch"
+    if target.of == FEWEST:
+        return "needs --services"
+    return f"{_SHORT.get(target.of, target.of)} missing"
+
+
 def judge(figures: Sequence[Figure]) -> list[Verdict]:
     """Compare pykubeproxy's figures with their targets."""
     return [

@@ -52,6 +52,19 @@ def test_compares_with_the_tools_alone() -> None:
     assert [verdict.reached for verdict in judge([change, fast])] == [False]
 
 
+def test_the_table_says_what_a_target_needs() -> None:
+    """A target without the figure that it depends on names the option or part that measures it."""
+    figures = [
+        figure(f.START, 1.0, backend="legacy"),
+        figure(f.FIRST_LIST, 0.3, size=Size(0, 1)),
+        figure(f.REPAIR_ALL, 1.0),
+    ]
+    rows = {line.split(",")[0]: line for line in as_table(Report({}, figures, []))}
+    assert rows["start"].endswith("≤ 1 x kube-proxy      needs --peer")
+    assert rows["first list requested"].endswith("≤ 2.5 x alone         needs part launch")
+    assert rows["repair"].endswith("≤ 1.2 x alone         alone missing")
+
+
 def test_a_limit_may_add_seconds() -> None:
     """A start may take 1.2 times the time of iptables-restore alone and 0.8 s."""
     (verdict,) = judge([figure(f.START, 3.4), figure(f.START, 2.0, program=f.ALONE)])
