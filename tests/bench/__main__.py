@@ -208,11 +208,7 @@ def _publish(report: Report, out: Path) -> None:
     (out / "bench.json").write_bytes(as_json(report))
     (out / "bench.md").write_text(page.as_markdown(report.figures))
     click.echo(table)
-    try:
-        drawn = curves.draw(report.figures, out)
-    except ImportError:
-        click.echo("no curves: matplotlib is not installed; run pip install --group bench", err=True)
-        drawn = []
+    drawn = curves.draw(report.figures, out)
     click.echo(" ".join(map(str, (out / "bench.json", *drawn))))
 
 

@@ -1,5 +1,7 @@
 """Draw start time, memory and first-packet time over the number of Services, as PNG."""
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,10 @@ Lines = dict[str, dict[int, float]]
 
 
 def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Draw the curves that have at least two points. Raise ImportError without matplotlib."""
+    """Draw the curves that have at least two points. Without matplotlib, print how to install it."""
+    if not importlib.util.find_spec("matplotlib"):
+        print("no curves: matplotlib is not installed; run pip install --group bench", file=sys.stderr)
+        return []
     starts = [it for it in figures if it.size.endpoints == f.GROWTH_FROM.endpoints and not it.variant]
     curves = {
         folder / "start.png": ("seconds from the start to all rules", _lines(starts, f.START)),

@@ -1,23 +1,28 @@
-"""Write the figures into docs/performance.md: `python -m tests.bench.page build/bench/bench.json`.
+"""Write the figures into docs/performance.md: `python -m tests.bench.page build/bench/bench.json [MORE.json]`.
 
-Each table of the page stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+Each table of the page stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`. Cells without a figure in
+these files keep their text.
 """
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tests.bench import curves
 from tests.bench import figures as f
 from tests.bench.figures import Figure, show
+from tests.bench.plan import FULL_SCALE
+from tests.bench.report import Report, as_table
 from tests.bench.targets import judge
 from tests.bench.workload import Size
 
 PAGE = Path(__file__).parents[2] / "docs/performance.md"
-_PART = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+CURVES = Path("build/bench")
+_PART = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
 _BACKENDS = ("nft", "legacy")
 _COLUMNS = (f.OURS, f.PEER, f.ALONE)
 _SIZES = (*(Size(number, 10) for number in (1000, 2000, 5000, 10_000)), Size(20_000, 5))
@@ -71,21 +76,38 @@ def as_markdown(figures: Sequence[Figure]) -> str:
 
 
 def filled(page: str, figures: Sequence[Figure]) -> str:
-    """Return the page with the tables between its markers replaced. Raise KeyError for an unknown name."""
+    """Return the page with new figures in the tables between its markers. Raise KeyError for an unknown name."""
     made = tables(figures)
-    return _PART.sub(lambda match: "\n".join((match[1], *made[match[2]], "", match[3])), page)
+    return _PART.sub(
+        lambda match: "\n".join((match[1], *_kept(made[match[2]], match[3].splitlines()), "", match[4])), page
+    )
 
 
-def read(report: bytes) -> list[Figure]:
-    """Return the figures of a bench.json."""
-    found: list[dict[str, Any]] = msgspec.json.decode(report)["figures"]
-    return [
-        Figure(
-            **{name: it[name] for name in Figure.__struct_fields__}
-            | {"size": Size.read(it["size"]), "runs": tuple(it["runs"])}
-        )
-        for it in found
-    ]
+def _kept(table: Sequence[str], former: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a table; empty cells have the text of the former table. Omit rows without any text."""
+    headings = _cells(table[0])
+    rows = [_cells(line) for line in former if line.startswith("|")]
+    texts = {(row[0], heading): text for row in rows for heading, text in zip(rows[0], row, strict=True)}
+    yield from table[:2]
+    for label, *cells in map(_cells, table[2:]):
+        merged = [cell or texts.get((label, it), "") for it, cell in zip(headings[1:], cells, strict=True)]
+        if any(merged):
+            yield _row(label, *merged)
+
+
+def read(reports: Iterable[bytes]) -> Report:
+    """Return the content of several bench.json as one report. Runs of the same figure count together."""
+    together = Report({}, [], [])
+    for report in reports:
+        content: dict[str, Any] = msgspec.json.decode(report)
+        together.host = content["host"]
+        together.notes += content["notes"]
+        for it in content["figures"]:
+            fields = {name: it[name] for name in Figure.__struct_fields__}
+            if it["name"] != f.GROWTH:
+                together.add(Figure(**fields | {"size": Size.read(it["size"]), "runs": tuple(it["runs"])}))
+    together.figures += f.growth(together.figures)
+    return together
 
 
 def _summary(figures: Sequence[Figure]) -> Iterator[str]:
@@ -99,8 +121,7 @@ def _summary(figures: Sequence[Figure]) -> Iterator[str]:
             for backend in _BACKENDS
             for program in _COLUMNS
         ]
-        if any(cells):
-            yield _row(label, *cells)
+        yield _row(label, *cells)
 
 
 def _starts(figures: Sequence[Figure]) -> Iterator[str]:
@@ -118,7 +139,7 @@ def _changes(figures: Sequence[Figure]) -> Iterator[str]:
     columns = ((f.CHANGE, f.OURS), (f.CHANGE, f.ALONE), (f.CHURN, f.OURS), (f.IDLE, f.OURS))
     yield _row("backend and services", *headings)
     yield _row("---", *["---"] * 4)
-    for size in sorted({it.size for it in figures if it.name == f.CHANGE}):
+    for size in FULL_SCALE.changes:
         for backend in _BACKENDS:
             cells = (_cell(figures, backend, program, name, size, "") for name, program in columns)
             yield _row(f"{backend}, {size}", *cells)
@@ -135,18 +156,20 @@ def _commands(figures: Sequence[Figure]) -> Iterator[str]:
             if (it.figure.backend, it.figure.name, it.figure.size, it.figure.variant)
             == ("nft", name, size, variant)
         ]
-        target = targets[0].target.text("s") if targets else ""
-        met = {True: "yes", False: "no", None: ""}[targets[0].reached if targets else None]
-        yield _row(
-            label, *(_cell(figures, "nft", it, name, size, variant) for it in (f.OURS, f.ALONE)), target, met
-        )
+        times = [_cell(figures, "nft", it, name, size, variant) for it in (f.OURS, f.ALONE)]
+        if not targets:
+            yield _row(label, *times, "", "")
+        elif targets[0].reached is None:  # without the figure of the target, the row stays as it is
+            yield _row(label, "", "", "", "")
+        else:
+            yield _row(label, *times, targets[0].target.text("s"), "yes" if targets[0].reached else "no")
 
 
 def _first(figures: Sequence[Figure]) -> Iterator[str]:
     modes = [(backend, mode) for backend in _BACKENDS for mode in ("flat", "tree")]
     yield _row("services", *(f"{backend}, {mode}" for backend, mode in modes), "to a pod", "without rules")
     yield _row("---", *["---"] * 6)
-    for size in sorted({it.size for it in figures if it.name == f.FIRST}):
+    for size in (Size(number, f.FIRST_ENDPOINTS) for number in FULL_SCALE.services):
         cells = [_cell(figures, backend, f.OURS, f.FIRST, size, mode) for backend, mode in modes]
         pods = [_cell(figures, "nft", f.OURS, name, size, "tree") for name in (f.PAST, f.POD)]
         yield _row(str(size.services), *cells, *pods)
@@ -167,9 +190,16 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.removeprefix("|").removesuffix("|").split("|")]
+
+
 def main() -> None:
-    figures = read(Path(sys.argv[1]).read_bytes())
-    PAGE.write_text(filled(PAGE.read_text(), figures))
+    report = read(Path(path).read_bytes() for path in sys.argv[1:])
+    PAGE.write_text(filled(PAGE.read_text(), report.figures))
+    print("\n".join(as_table(report)))
+    CURVES.mkdir(parents=True, exist_ok=True)
+    curves.draw(report.figures, CURVES)
 
 
 if __name__ == "__main__":

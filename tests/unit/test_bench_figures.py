@@ -87,15 +87,42 @@ def test_growth_counts_the_time_of_a_rule_above_that_of_no_service() -> None:
 
 
 def test_the_page_is_filled_from_the_json() -> None:
-    """A table between markers is replaced; figures that were not measured leave an empty cell."""
+    """Cells of a table between markers get the new figures; others keep their text, and rows without any are omitted."""
     figures = [figure(f.START, 6.5), figure(f.START, 5.0, program=f.ALONE)]
-    read = page.read(as_json(Report({}, figures, [])))
+    read = page.read([as_json(Report({}, figures, []))]).figures
     assert read == figures
-    text = "before\n<!-- figures: summary -->\nold\n<!-- end of figures -->\nafter\n"
-    lines = page.filled(text, read).splitlines()
-    assert "| Start with 5000x10 | 6.50 s |  | 5.00 s |  |  |  |" in lines
-    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
+    former = [
+        *page.tables([])["summary"][:2],
+        "| Start with 5000x10 | 9.99 s | 42.0 s |  |  |  | 2.00 s |",
+        "| Memory at 5000x10 | 88 MB |  |  |  |  |  |",
+        "| No such row | 1 |  |  |  |  |  |",
+    ]
+    text = "\n".join(
+        ("before", "<!-- figures: summary -->", "", *former, "", "<!-- end of figures -->", "after")
+    )
+    assert page.filled(text, read).splitlines() == [
+        "before",
+        "<!-- figures: summary -->",
+        "",
+        *former[:2],
+        "| Start with 5000x10 | 6.50 s | 42.0 s | 5.00 s |  |  | 2.00 s |",
+        "| Memory at 5000x10 | 88 MB |  |  |  |  |  |",
+        "",
+        "<!-- end of figures -->",
+        "after",
+    ]
     assert page.filled(page.filled(text, read), read) == page.filled(text, read)
+
+
+def test_reports_of_parts_are_read_as_one() -> None:
+    """Runs of the same figure count together, and the time per rule follows from all starts."""
+    starts = [figure(f.START, 5.0), figure(f.START, 12.0, size=Size(10_000, 10)), figure(f.START, 7.0)]
+    reports = [Report({}, [it, *f.growth([it])], [f"note {it.value}"]) for it in starts]
+    together = page.read(map(as_json, reports))
+    assert together.figures[:2] == [figure(f.START, 5.0, 7.0), starts[1]]
+    (growth,) = together.figures[2:]
+    assert (growth.name, growth.value) == (f.GROWTH, 1.0)
+    assert together.notes == ["note 5.0", "note 12.0", "note 7.0"]
 
 
 def test_the_page_has_all_tables() -> None:
