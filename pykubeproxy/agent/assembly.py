@@ -3,6 +3,7 @@
 import structlog
 
 import pykubeproxy
+from pykubeproxy.agent import RunOptions
 from pykubeproxy.agent.config_file import ConfigFileWatch
 from pykubeproxy.agent.flow_cleaner import FlowCleaner
 from pykubeproxy.agent.loop import Agent
@@ -12,7 +13,6 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
-from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.agent.startup import Families, open_families
 from pykubeproxy.agent.threads import start_thread
 from pykubeproxy.kernel import InstanceLock, watch_addresses

@@ -5,9 +5,9 @@ import socket
 import structlog
 
 from pykubeproxy import garbage
+from pykubeproxy.agent import RunOptions
 from pykubeproxy.agent.config_file import ConfigFileWatch
 from pykubeproxy.agent.mailbox import Mailbox, log_stop
-from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.agent.standby import take_over
 from pykubeproxy.agent.stop_signals import stop_on_signals
 from pykubeproxy.agent.threads import start_thread, stop_on_thread_death

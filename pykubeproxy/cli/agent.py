@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import msgspec
 import structlog
 
-from pykubeproxy.agent.errors import BindFailed
+from pykubeproxy.agent import BindFailed, RunOptions
 from pykubeproxy.agent.process import serve
-from pykubeproxy.agent.run_options import RunOptions
 from pykubeproxy.cli.log_queue import LogQueue
-from pykubeproxy.config import Loaded
+from pykubeproxy.config import Config, Loaded
 from pykubeproxy.kernel import AlreadyRunning, KernelError
 from pykubeproxy.sources import SourceError
 
@@ -39,3 +38,18 @@ def start(
     except (KernelError, SourceError, BindFailed) as error:
         log.error("agent failed", error=str(error))
         return OCCUPIED if isinstance(error, AlreadyRunning) else 1
+
+
+def init(config: Config) -> None:
+    """Do what needs the node's privileges, so that the agent can run without them."""
+    # Only --init-only needs these before the agent asks for the lists.
+    from pykubeproxy.agent.loopback import set_up_loopback
+    from pykubeproxy.agent.node_setup import provide_modules, set_up
+
+    set_up(config)
+    try:
+        backend = provide_modules(config)
+    except KernelError as error:
+        log.warning("kernel modules not loaded, route_localnet not set", error=str(error))
+    else:
+        set_up_loopback(config, backend)

@@ -61,16 +61,14 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
         from pykubeproxy.cli.cleanup import clean_up_alone
 
         sys.exit(0 if clean_up_alone(all_modes=True) else 1)
-    if is_on(flags, "init-only"):
-        from pykubeproxy.cli.init_only import init
-
-        init(_load(flags)[0].config)
-        return
-    # Before the configuration is read, so that the agent misses no change of it.
-    from pykubeproxy.cli.agent import start
+    # Import it before reading the configuration, so that the agent misses no change of the file.
+    from pykubeproxy.cli import agent
 
     loaded, log_queue = _load(flags)
-    sys.exit(start(loaded, flags, manifests, once, log_queue))
+    if is_on(flags, "init-only"):
+        agent.init(loaded.config)
+    else:
+        sys.exit(agent.start(loaded, flags, manifests, once, log_queue))
 
 
 def _require_node() -> None:

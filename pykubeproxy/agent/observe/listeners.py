@@ -6,7 +6,7 @@ import threading
 import structlog
 
 from pykubeproxy import http
-from pykubeproxy.agent.errors import BindFailed
+from pykubeproxy.agent import BindFailed
 from pykubeproxy.config import Address, Config
 from pykubeproxy.http.server import Server
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from pykubeproxy.agent.errors import BindFailed
+from pykubeproxy.agent import BindFailed
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.health import Health, health_pages
 from pykubeproxy.agent.observe.healthchecks import DesiredChecks, HealthChecks, listening_hosts

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent import node_setup
 from pykubeproxy.agent.node_setup import KernelSetting, set_up, settings
-from pykubeproxy.cli import init_only, logs
+from pykubeproxy.cli import logs
 from pykubeproxy.cli import run as run_command
 from pykubeproxy.config import Config, load
 from pykubeproxy.kernel import Backend, Missing
@@ -179,8 +179,8 @@ def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: Config) -> Backend:
         raise Missing("iptables-restore", "iptables")
 
-    monkeypatch.setattr(init_only, "provide_modules", missing)
-    monkeypatch.setattr(init_only, "set_up", made.append)
+    monkeypatch.setattr(node_setup, "provide_modules", missing)
+    monkeypatch.setattr(node_setup, "set_up", made.append)
     monkeypatch.setattr(logs, "set_up", lambda _: None)
     with capture_logs() as lines:
         assert CliRunner().invoke(run_command.run, ["--init-only"]).exit_code == 0

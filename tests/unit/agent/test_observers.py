@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.agent.errors import BindFailed
+from pykubeproxy.agent import BindFailed
 from pykubeproxy.agent.observe import listeners
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.config import load
