@@ -1,7 +1,7 @@
 """The interface of the agent to Linux: iptables, conntrack, nfacct, nf_tables, addresses, processes, kernel settings.
 
-It calls command-line tools and netlink, and makes no decision about rules. The package imports the modules of its names
-on use, so that a start need not wait for all of them.
+It calls command-line tools and netlink, and makes no decision about rules. Each name is imported at its first use, so
+that the agent asks for the lists before it imports most of the package.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Read the addresses, interfaces and routes of the calling thread's network namespace, and watch the addresses.
 
-Import pyroute2 only where it is needed: the import takes 0.1 s, most commands do without it, and only the extra `node`
-installs it.
+Only removing an interface and reading all routing tables (`routing.py`) need pyroute2: import it there, because that takes
+0.1 s, and only the extra `node` installs it.
 """
 
 import contextlib

@@ -82,12 +82,12 @@ def probe_features(iptables: Iptables) -> Features:
     backend, family = iptables.backend, iptables.family
     missing = [f"kernel module {module}" for module in _missing_modules(backend, family)]
     optional = [name for name in _OPTIONAL if kernel_has(backend, family, name)]
-    helps = _helps(iptables, (*_MATCHES, *optional))
-    missing += [f"iptables extension {name}" for name in (*_MATCHES, *_TARGETS) if name not in helps]
+    texts = _help_texts(iptables, (*_MATCHES, *optional))
+    missing += [f"iptables extension {name}" for name in (*_MATCHES, *_TARGETS) if name not in texts]
     return Features(
-        random_fully="--random-fully" in helps.get("MASQUERADE", ""),
-        nfacct="nfacct" in helps,
-        sctp="sctp" in helps,
+        random_fully="--random-fully" in texts.get("MASQUERADE", ""),
+        nfacct="nfacct" in texts,
+        sctp="sctp" in texts,
         absent=tuple(dict.fromkeys(missing)),
     )
 
@@ -161,10 +161,10 @@ def _missing_modules(backend: Backend, family: Family) -> list[str]:
     ]
 
 
-def _helps(iptables: Iptables, matches: Collection[str]) -> dict[str, str]:
-    """Return the help texts of these matches and of the targets that rules use, by name, as far as iptables has them.
+def _help_texts(iptables: Iptables, matches: Collection[str]) -> dict[str, str]:
+    """Return help texts by name, for those of these matches and of the targets in rules that iptables has.
 
-    One command asks for all matches and DNAT; if iptables lacks one of them, one command asks for each.
+    One command asks for all matches and DNAT together; if iptables lacks one of them, ask for each on its own.
     """
     options = {name: ("-m", name) for name in matches} | {name: ("-j", name) for name in _TARGETS}
     together = [*matches, "DNAT"]

@@ -1,6 +1,7 @@
-"""Read addresses, interfaces and routes over rtnetlink; importing pyroute2 for them takes 0.1 s and 12 MB.
+"""Read addresses, interfaces and routes over rtnetlink, without pyroute2, whose import takes 0.1 s and 12 MB.
 
-Everything works on the network namespace of the calling thread, and raises OSError as netfilter does.
+Everything works on the network namespace of the calling thread. Raises OSError with the kernel's error number, and
+TimeoutError.
 """
 
 import socket
@@ -40,7 +41,7 @@ class Address(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A route to a network, "" for every destination, and the index of its interface, 0 if there is none."""
+    """A route of a table; `destination` is "" for a default route, `interface` is an index, 0 if there is none."""
 
     destination: str
     prefix_length: int
@@ -77,7 +78,7 @@ def routes(family: int) -> Iterator[Route]:
             (index,) = _INDEX.unpack(found[_RTA_OIF])
         elif _RTA_MULTIPATH in found:
             *_, index = _NEXT_HOP.unpack_from(found[_RTA_MULTIPATH])
-        if _RTA_TABLE in found:  # the field above has one byte
+        if _RTA_TABLE in found:  # the field of the header has one byte
             (table,) = _INDEX.unpack(found[_RTA_TABLE])
         if kind == family:
             packed = found.get(_RTA_DST)
