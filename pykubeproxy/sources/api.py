@@ -211,11 +211,11 @@ class ApiWatch:
     def _list(self, verbs: str) -> Listed:
         """Return the complete state. If a permission is missing, messages name these `verbs`.
 
-        It may come from the server's cache, which is cheap when all nodes list at once: the first one in any state
-        (resourceVersion 0), later ones in one that is not older than emitted events.
+        Read it from the server's cache, which is cheap when all nodes list at once: first at any version
+        (resourceVersion 0), later at a version that is not older than emitted events.
         """
         latest: _Query = {"limit": _PAGE_SIZE}
-        # At a version, the cache serves only lists without a limit.
+        # With a limit, most servers read a list at a version from etcd.
         cached: _Query = (
             {"resourceVersion": self._version} if self._version else latest | {"resourceVersion": "0"}
         )

@@ -14,7 +14,7 @@ _MOUNT = "let the kubelet mount it (automountServiceAccountToken), or set --kube
 
 
 class ServiceAccount(msgspec.Struct, frozen=True):
-    """The URL of the API server, the path of its certificate authority, and a token, which expires."""
+    """The URL of the API server, the path of its certificate authority, and a token, which expires after some time."""
 
     url: str
     ca_file: str
@@ -22,7 +22,7 @@ class ServiceAccount(msgspec.Struct, frozen=True):
 
 
 def read(environment: Mapping[str, str]) -> ServiceAccount:
-    """Return the service account. The kubelet sets variables in `environment` and mounts files. Raises SourceError."""
+    """Return the service account, from the `environment` and the files that the kubelet gives a pod. Raises SourceError."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
         raise SourceError(f"no API server configured: {_ADVICE}")

@@ -13,7 +13,7 @@ MAX_LINE = 16 << 20
 MAX_LIST = 1 << 28
 # A comma separates two values. Each may take 75 bytes of memory, even if it is only a digit.
 MAX_LIST_COMMAS = 1 << 22
-# Items of a list are decoded when this much text has arrived, in bytes.
+# Decode items of a list when this many bytes have arrived.
 _BATCH = 1 << 18
 _ITEMS = b'"items":['
 _LONGEST_FIELD = 64
@@ -99,9 +99,9 @@ def page(
     limit: int = MAX_LIST,
     max_commas: int = MAX_LIST_COMMAS,
 ) -> ListMeta:
-    """Read a page of a list of this kind, and pass its items to `take` in batches while further ones arrive.
+    """Read a page of a list of this kind, and pass its items to `take` in batches while the rest arrives.
 
-    Raises TooLarge, and Failure if it is not such a page; it may have passed items before.
+    Raises TooLarge above `limit` bytes or `max_commas`, and Failure if it is no such page; `take` may have items by then.
     """
     text = _PageText()
     for piece in _limited(body, limit, max_commas):
@@ -120,26 +120,26 @@ def page(
 
 
 class _PageText:
-    """The text of a page, from which complete items are taken while the rest arrives."""
+    """Take complete items out of the text of a page while the rest arrives."""
 
     def __init__(self) -> None:
-        self._head = b""  # all before the first item, if that is as the API server writes it
+        self._head = b""  # the text before the first item; empty until a valid one has arrived
         self._text = bytearray()
-        self._due = _BATCH
+        self._due = _BATCH  # the length of the text at which to look for items
 
     def add(self, piece: bytes) -> list[msgspec.Raw]:
-        """Add a piece and return the items that are complete now; none if too little has arrived since the last ones."""
+        """Add a piece, and return the complete items; none if too little text has arrived since the last ones."""
         self._text += piece
-        # No object is longer than MAX_LINE: do not copy such a text as well.
+        # An object is shorter than MAX_LINE, so a longer text has no items to find: do not copy it.
         if not self._due <= len(self._text) <= MAX_LINE:
             return []
         items = self._take() if self._head or self._split_head() else []
-        # Read text again only when it has doubled, however often it seems to contain items.
+        # Look again when the text has doubled, so that a text without items is not read for each piece.
         self._due = max(_BATCH, 2 * len(self._text))
         return items
 
     def rest(self) -> bytearray:
-        """Return the page without the items that `add` returned; the last call."""
+        """Return the page without the items that `add` has returned. Call it last."""
         self._text[:0] = self._head
         return self._text
 
@@ -155,7 +155,7 @@ class _PageText:
         return True
 
     def _take(self) -> list[msgspec.Raw]:
-        # Items begin with the same field. The same text may stand inside an item, but then a bracket is open before it.
+        # All items begin with the same field. If this is text inside an item, a bracket is open, and decoding fails.
         field = self._text[: self._text.find(b":", 0, _LONGEST_FIELD) + 1]
         end = self._text.rfind(b"}," + field) + 1
         try:
