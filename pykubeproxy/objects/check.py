@@ -23,8 +23,9 @@ _OCTET = r"(?:[1-9]?[0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 _IPV4 = r"\.".join([_OCTET] * 4)
 _GROUP = "(?:0|[1-9a-f][0-9a-f]{0,3})"
 _GROUPS = f"{_GROUP}(?::{_GROUP})*"
-# Addresses that begin with "::" may be IPv4-mapped. In any other, only "::" stands for zeros next to each other, and for at
-# least two: it leaves at most six groups, and at most seven colons, the seventh only at the end.
+# Canonical addresses, except those that begin with "::", which may be IPv4-mapped. "::" stands for two groups of zeros or
+# more, and no other groups of zeros are next to each other. So "::" leaves at most six groups, and at most seven colons,
+# the seventh only at the end.
 _IPV6 = (
     r"(?!.*(?:\b0::?0\b|\b0::|::0\b))"
     rf"(?:(?!(?:[^:]*:){{7}}.){_GROUPS}::(?:{_GROUPS})?|{_GROUP}(?::{_GROUP}){{7}})"

@@ -21,7 +21,8 @@ def accepted(
 ) -> tuple[_Out, ...]:
     """Return what `read` makes of each numbered entry of a list; add the invalid ones to `rejected`.
 
-    `field` is the list, such as "spec.ports"; Invalid names the field below an entry, such as ".port".
+    `field` is the path of the list, such as "spec.ports". `read` raises Invalid with the path below the entry, such as
+    ".port"; `skipped` says what is skipped then.
     """
     found = []
     for number, entry in entries:

@@ -64,7 +64,7 @@ class AppliedPort(msgspec.Struct, frozen=True):
     def of(cls, port: DesiredPort, chains: Collection[tuple[str, Rules]]) -> "AppliedPort":
         """Return the digests of a port with these chains."""
         return cls(
-            # A copy: the name itself lies in memory between endpoints, of which the pages could not be freed.
+            # A copy: the name itself lies between endpoints in memory, and would keep their pages from being freed.
             name=msgspec.structs.replace(port.name),
             endpoints=port.endpoints,
             names=" ".join(chain for chain, _ in chains),

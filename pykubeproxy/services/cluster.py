@@ -23,8 +23,8 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.services.endpoints import slice_skip_reason
 
-# For each changed Service, the families in which its rules may change, and how many objects have changed there. Services
-# may share a counter: do not change it.
+# For each changed Service, the families in which its rules may change, and how many objects have changed there. Do not
+# modify a counter: Services share it.
 ChangedServices = dict[Key, Counter[Family]]
 
 _NO_FAMILY: frozenset[Family] = frozenset()
@@ -39,9 +39,9 @@ def families_of(object_: Service | EndpointSlice) -> frozenset[Family]:
     return _ONLY[object_.family] if object_.family and usable else _NO_FAMILY
 
 
-# Called for each object of a list, and a Counter takes a microsecond.
+# Cached because each object of a list needs it, and a new Counter takes a microsecond.
 @functools.cache
-def _once(families: frozenset[Family]) -> Counter[Family]:
+def _one_in(families: frozenset[Family]) -> Counter[Family]:
     """Return a count of one object in each of these families."""
     return Counter(families)
 
@@ -119,13 +119,13 @@ class Cluster:
                 if before == object_:
                     return {}
                 self._services[key] = object_
-                return {key: _once(families_of(object_).union(families_of(before) if before else ()))}
+                return {key: _one_in(families_of(object_).union(families_of(before) if before else ()))}
             case EndpointSlice():
                 if self._slices.get(key) == object_:
                     return {}
                 # A changed label moves the slice to another Service; both are affected.
                 changes = self._remove(Kind.ENDPOINT_SLICE, key)
-                service_key, counts = object_.service_key, _once(families_of(object_))
+                service_key, counts = object_.service_key, _one_in(families_of(object_))
                 self._slices[key] = object_
                 self._slices_of.setdefault(service_key, {})[object_.name] = object_
                 # The union of two counters is their maximum: one object has changed.
@@ -138,7 +138,7 @@ class Cluster:
                 return {}
             case Kind.SERVICE:
                 service = self._services.pop(key, None)
-                return {key: _once(families_of(service))} if service else {}
+                return {key: _one_in(families_of(service))} if service else {}
             case Kind.ENDPOINT_SLICE:
                 slice_ = self._slices.pop(key, None)
                 if slice_ is None:
@@ -147,7 +147,7 @@ class Cluster:
                 del siblings[slice_.name]
                 if not siblings:
                     del self._slices_of[slice_.service_key]
-                return {slice_.service_key: _once(families_of(slice_))}
+                return {slice_.service_key: _one_in(families_of(slice_))}
 
 
 def _with_last_known(node: Node, before: Node | None) -> Node:
