@@ -11,7 +11,7 @@ import structlog
 
 from pykubeproxy.objects import Event
 
-if TYPE_CHECKING:  # the mailbox takes events before these are imported
+if TYPE_CHECKING:  # the mailbox receives events before these are imported
     from pykubeproxy.agent.observe.query import Query
     from pykubeproxy.kernel import ExternalWrite
 

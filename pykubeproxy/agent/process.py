@@ -1,4 +1,4 @@
-"""Run the agent as a process: take the instance lock, ask for the objects, and stop on signals."""
+"""Run the agent as a process: take the instance lock, stop on signals, and ask for the lists before the rest starts."""
 
 import socket
 
@@ -36,7 +36,7 @@ def serve(options: RunOptions) -> int:
         if not options.once:
             stop_on_thread_death(mailbox)
             _start(watches, mailbox)
-        # While the lists arrive: most of the agent's modules.
+        # Import most of the agent while the lists arrive.
         from pykubeproxy.agent.assembly import run_agent
 
         if stop := mailbox.stop():

@@ -57,7 +57,7 @@ class _Standby:
             from pykubeproxy.agent.standby_pages import StandbyPages
 
             self._close = StandbyPages(self._config, self._node_name, self._flags, lambda: self.holder).close
-            import_module("pykubeproxy.agent.assembly")  # now, so that taking over is quick
+            import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
 
     def close(self) -> None:
         """Close the addresses."""

@@ -15,7 +15,7 @@ from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 
-# Importing these takes long, so only the functions that need them do.
+# Only the functions that need these import them, because that takes long.
 if TYPE_CHECKING:
     from pykubeproxy.agent.observe.object_documents import Objects
     from pykubeproxy.rules.context import RuleContext

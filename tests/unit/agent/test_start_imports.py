@@ -11,7 +11,7 @@ import pytest
 
 from pykubeproxy import kernel
 
-# Packages and modules that the first request needs not. Each takes 5 to 160 ms to import.
+# Packages and modules that the first request does not need. Each takes 5 to 160 ms to import.
 UNUSED = {
     "h11",
     "kubernetes",
