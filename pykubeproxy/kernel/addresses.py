@@ -1,7 +1,6 @@
 """Read the addresses, interfaces and routes of the calling thread's network namespace, and watch the addresses.
 
-Only removing an interface and reading all routing tables (`routing.py`) need pyroute2: import it there, because that takes
-0.1 s, and only the extra `node` installs it.
+Functions that need pyroute2 import it themselves: the import takes 0.1 s and 12 MB, and only the extra `node` installs it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Read addresses, interfaces and routes over rtnetlink, without pyroute2, whose import takes 0.1 s and 12 MB.
+"""Read addresses, interfaces and routes over rtnetlink, without pyroute2.
 
 Everything works on the network namespace of the calling thread. Raises OSError with the kernel's error number, and
 TimeoutError.
