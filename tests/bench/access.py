@@ -1,11 +1,11 @@
 """Let programs reach the API server as in a pod, with the files of a service account, or with a kubeconfig."""
 
-import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.server import CERTIFICATE, KEY
+from tests.fakes.certificates import write_certificate
 
 # Mount a tmpfs on /run, with the service account and the directory of the benchmark; the machine's own /run stays as it is.
 _MOUNTS = """
@@ -19,12 +19,9 @@ exec cat
 """
 
 
-def write_certificate(folder: Path, address: str) -> None:
+def write_credentials(folder: Path, address: str) -> None:
     """Write the API server's certificate for an address, its key, and the token of the service account."""
-    options = ("-keyout", str(folder / KEY), "-out", str(folder / CERTIFICATE))
-    names = ("-subj", "/CN=bench", "-addext", f"subjectAltName=IP:{address}")
-    kind = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2")
-    subprocess.run([*kind, *names, *options], check=True, capture_output=True)
+    write_certificate(folder / CERTIFICATE, folder / KEY, address)
     (folder / "token").write_text("of-the-pod")
 
 

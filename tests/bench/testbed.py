@@ -21,7 +21,7 @@ from pykubeproxy.lab.apiserver.server import kubeconfig
 from pykubeproxy.lab.machine import RunDirectory, check_requirements, start_janitor
 from pykubeproxy.lab.network import Namespace
 from tests.bench import server, workload
-from tests.bench.access import Pod, write_certificate
+from tests.bench.access import Pod, write_credentials
 from tests.bench.connects import Pods
 from tests.bench.workload import Size
 
@@ -47,7 +47,7 @@ class Testbed:
             self.pods = Pods()
         self.bare = Namespace(name, "bare")
         self._connect(self.bare, "bare", _BARE_LINK)
-        write_certificate(directory, _API_ADDRESS)
+        write_credentials(directory, _API_ADDRESS)
         self.pod = Pod(directory)
 
     def _connect(self, node: Namespace, interface: str, link: tuple[tuple[str, str], ...]) -> None:

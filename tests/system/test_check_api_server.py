@@ -19,7 +19,7 @@ from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.sources import Client
 from pykubeproxy.sources.access import access
 from tests.fakes.canned import CannedServer, whole
-from tests.fakes.certificates import certificate
+from tests.fakes.certificates import certificate, write_certificate
 from tests.fakes.cluster import node, server, unverified
 from tests.fakes.process import CHECK, inside_a_namespace, run_check
 
@@ -247,11 +247,7 @@ def check_in_a_pod(url: str, files: Path, code: int, agent: bool = False) -> dic
 def test_a_debug_pod_may_list_nothing_and_the_check_passes(tmp_path: Path) -> None:
     """All else is checked. In the agent's pod, the same permissions fail."""
     key, certificate = tmp_path / "key", tmp_path / "ca.crt"
-    openssl = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
-    )
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*openssl.split(), *names], check=True, capture_output=True)
+    write_certificate(certificate, key)
     (tmp_path / "both").write_text(key.read_text() + certificate.read_text())
     with inside_a_namespace(), api(lambda _: False, nodes=403, tls=tmp_path / "both") as (url, _):
         subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)

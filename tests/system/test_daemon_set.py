@@ -4,7 +4,6 @@ Arguments, environment, mounts and capabilities come from the manifests; the roo
 """
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.certificates import write_certificate
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, saved
@@ -74,15 +74,7 @@ def started(
 @pytest.fixture(params=["nft", "legacy"])
 def pod_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return the pod's files: a token, the cluster's certificate and the ConfigMap's configuration."""
-    openssl = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
-    )
-    files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "ca.crt")]
-    subprocess.run(
-        [*shlex.split(openssl), "-addext", "subjectAltName=IP:127.0.0.1", *files],
-        check=True,
-        capture_output=True,
-    )
+    write_certificate(tmp_path / "ca.crt", tmp_path / "key")
     (tmp_path / "token").write_text("of-the-account")
     config = yaml.safe_load((BASE / "config.conf").read_text())
     # The kubelet sets this for node-critical pods; the test keeps the current value.

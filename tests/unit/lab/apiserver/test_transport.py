@@ -2,12 +2,12 @@
 
 import socket
 import ssl
-import subprocess
 
 import pytest
 import urllib3
 
 from pykubeproxy.lab.apiserver import ApiServer
+from tests.fakes.certificates import certificate
 
 
 def raw(server, data):
@@ -84,20 +84,12 @@ def test_discovery(server, client):
 
 def test_tls(tmp_path, client_of, service):
     """With a certificate it speaks TLS; watches and dropped connections work there as well."""
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=lab"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    with ApiServer(tls=(certificate, key)) as server:
+    made, key = certificate(tmp_path)
+    with ApiServer(tls=(made, key)) as server:
         assert server.url.startswith("https://")
-        assert str(certificate) in server.kubeconfig(tmp_path / "config").read_text()
+        assert str(made) in server.kubeconfig(tmp_path / "config").read_text()
         client = client_of(server)
-        client.pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cafile=str(certificate)))
+        client.pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cafile=str(made)))
         events = client.watch("/api/v1/services?watch=1&timeoutSeconds=60")
         server.store.create(service("a"))
         assert next(events)["object"]["metadata"]["name"] == "a"
