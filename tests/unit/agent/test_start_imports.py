@@ -89,7 +89,9 @@ def test_the_whole_agent_needs_no_kubernetes_client() -> None:
 def typed_names() -> list[tuple[str, str]]:
     """The modules and names that `kernel` declares for mypy."""
     tree = ast.parse(Path(str(kernel.__file__)).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    # Type checkers accept any name of a module that has this function.
+    assert not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+    block, _ = (node for node in tree.body if isinstance(node, ast.If))
     return [
         (str(it.module), name.name)
         for it in block.body
