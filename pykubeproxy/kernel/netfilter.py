@@ -21,6 +21,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _TYPE_MASK = 0x3FFF  # the two upper bits are flags
 REQUEST, ACK, CREATE, EXCLUSIVE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x300
+_DUMP_INTERRUPTED = 0x10
 # The kernel returns up to 32 KiB for each read of a dump.
 _READ = 65536
 
@@ -32,7 +33,7 @@ def request(message: int, flags: int, family: int, attributes: bytes, seconds: f
     """
     with _sent(_message(message, flags, family, attributes), seconds) as connection:
         answer = connection.recv(_READ)
-    if _length_and_type(answer)[1] != _NLMSG_ERROR:
+    if _length_type_flags(answer)[1] != _NLMSG_ERROR:
         return answer[_HEADER.size + _NFGENMSG.size :]
     _raise_if_error(answer)
     return b""
@@ -60,15 +61,22 @@ def dump(message: int, family: int, attributes: bytes, seconds: float = 5) -> It
     return (raw[_NFGENMSG.size :] for raw in dump_messages(NETLINK_NETFILTER, message, body, seconds))
 
 
-def dump_messages(protocol: int, message: int, body: bytes, seconds: float = 5) -> Iterator[bytes]:
-    """Yield the body of each message of a dump, as `dump` does, over any netlink protocol."""
+def dump_messages(
+    protocol: int, message: int, body: bytes, seconds: float = 5, *, consistent: bool = False
+) -> Iterator[bytes]:
+    """Yield the body of each message of a dump, as `dump` does, over any netlink protocol.
+
+    If `consistent`, raise InterruptedError when the kernel reports changes during the dump.
+    """
     query = _HEADER.pack(_HEADER.size + len(body), message, DUMP | REQUEST, 1, 0) + body
     with _sent(query, seconds, protocol) as connection:
         while True:
             answer = connection.recv(_READ)
             start = 0
             while start < len(answer):
-                length, kind = _length_and_type(answer, start)
+                length, kind, flags = _length_type_flags(answer, start)
+                if consistent and flags & _DUMP_INTERRUPTED:
+                    raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
                 if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                     _raise_if_error(answer[start:])
                     return
@@ -120,17 +128,17 @@ def _sent(messages: bytes, seconds: float, protocol: int = NETLINK_NETFILTER) ->
     return connection
 
 
-def _length_and_type(answer: bytes, start: int = 0) -> tuple[int, int]:
-    """Return length and type of a message. Raises OSError if it is malformed, on which a reader would loop."""
+def _length_type_flags(answer: bytes, start: int = 0) -> tuple[int, int, int]:
+    """Return the start of a message's header. Raises OSError if it is malformed, on which a reader would loop."""
     if len(answer) >= start + _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(answer, start)
+        length, kind, flags, *_ = _HEADER.unpack_from(answer, start)
         if length >= _HEADER.size:
-            return length, kind
+            return length, kind, flags
     raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 def _raise_if_error(answer: bytes) -> None:
-    _length_and_type(answer)
+    _length_type_flags(answer)
     raw = answer[_HEADER.size : _HEADER.size + 4]
     code = -int.from_bytes(raw, sys.byteorder, signed=True)
     if len(raw) < 4 or not 0 <= code < 4096:

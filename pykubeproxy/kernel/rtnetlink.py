@@ -6,7 +6,8 @@ TimeoutError.
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from pykubeproxy.kernel.netfilter import attributes, dump_messages
@@ -22,6 +23,7 @@ _ADDRESS = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NEXT_HOP = struct.Struct("=HBBi")
 _INDEX = struct.Struct("=I")
+_TRIES = 5
 
 
 class Link(NamedTuple):
@@ -51,7 +53,7 @@ class Route(NamedTuple):
 
 def links() -> Iterator[Link]:
     """Yield all interfaces."""
-    for raw in _dump(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for raw in _dump_consistently(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         found = attributes(raw[_LINK.size :])
         kind = attributes(found.get(_IFLA_LINKINFO, b"")).get(_IFLA_INFO_KIND, b"")
         yield Link(_LINK.unpack_from(raw)[2], _text(found[_IFLA_IFNAME]), _text(kind))
@@ -59,7 +61,7 @@ def links() -> Iterator[Link]:
 
 def addresses(family: int) -> Iterator[Address]:
     """Yield the addresses of an address family, such as AF_INET."""
-    for raw in _dump(_GET_ADDRESS, _ADDRESS.pack(family, 0, 0, 0, 0)):
+    for raw in _dump_consistently(_GET_ADDRESS, _ADDRESS.pack(family, 0, 0, 0, 0)):
         kind, length, _, _, index = _ADDRESS.unpack_from(raw)
         found = attributes(raw[_ADDRESS.size :])
         # On a point-to-point link, IFA_ADDRESS is the peer's.
@@ -70,7 +72,8 @@ def addresses(family: int) -> Iterator[Address]:
 
 def routes(family: int) -> Iterator[Route]:
     """Yield the routes of an address family in all tables, a multipath route with its first next hop."""
-    for raw in _dump(_GET_ROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+    body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+    for raw in dump_messages(socket.NETLINK_ROUTE, _GET_ROUTE, body):
         kind, length, _, _, table, *_ = _ROUTE.unpack_from(raw)
         found = attributes(raw[_ROUTE.size :])
         index = 0
@@ -85,7 +88,11 @@ def routes(family: int) -> Iterator[Route]:
             yield Route(socket.inet_ntop(family, packed) if packed else "", length, index, table)
 
 
-def _dump(message: int, body: bytes) -> Iterator[bytes]:
+def _dump_consistently(message: int, body: bytes) -> Iterable[bytes]:
+    """Dump again, a few times, if there were changes: the kernel then skips objects that did not change, too."""
+    for _ in range(_TRIES):
+        with suppress(InterruptedError):
+            return tuple(dump_messages(socket.NETLINK_ROUTE, message, body, consistent=True))
     return dump_messages(socket.NETLINK_ROUTE, message, body)
 
 
