@@ -7,6 +7,7 @@ from urllib3 import HTTPHeaderDict
 from urllib3.util import make_headers
 
 from pykubeproxy.sources.proxies import user_of
+from pykubeproxy.sources.watch import SourceError
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
@@ -39,10 +40,18 @@ class Credentials(msgspec.Struct, frozen=True):
     compression: bool = True
 
     def headers(self) -> HTTPHeaderDict:
-        """Return the headers that authenticate a request, if there is a token or user name, and those to impersonate."""
+        """Return the headers that authenticate a request, if there is a token or user name, and those to impersonate.
+
+        Raises SourceError.
+        """
         headers = HTTPHeaderDict(self.impersonation)
         user, password = user_of(self.server.url)
         if authorization := self.authorization():
+            # The HTTP client's own error would show the token.
+            if not (authorization.isascii() and authorization.isprintable()):
+                raise SourceError(
+                    "invalid token: it has a line break or another character illegal in a header"
+                )
             headers["authorization"] = authorization
         elif user:
             headers.update(make_headers(basic_auth=f"{user}:{password}"))

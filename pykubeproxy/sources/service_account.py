@@ -31,17 +31,25 @@ def read(environment: Mapping[str, str]) -> ServiceAccount:
         raise SourceError(f"no API server configured: KUBERNETES_SERVICE_PORT is not set; {_ADVICE}")
     url = server_url(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", tls=True)
     ca_file = _FOLDER / "ca.crt"
-    _text(ca_file)
-    return ServiceAccount(url, str(ca_file), _text(_FOLDER / "token"))
-
-
-def _text(file: Path) -> str:
-    """Return the text of a file without the line break at its end, which is illegal in a header. Raises SourceError."""
+    _content(ca_file)
+    file = _FOLDER / "token"
     try:
-        text = file.read_text().strip()
-        reason = "it is empty"
-    except (OSError, UnicodeDecodeError) as error:
-        text, reason = "", getattr(error, "strerror", None) or "it is not text"
-    if not text:
-        raise SourceError(f"cannot read the service account in {file}: {reason}; {_MOUNT}")
-    return text
+        # A line break at its end is illegal in a header.
+        return ServiceAccount(url, str(ca_file), _content(file).decode().strip())
+    except UnicodeDecodeError:
+        raise _unreadable(file, "it is not text") from None
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a file. Raises SourceError if it is empty or cannot be read."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error.strerror or str(error)) from None
+    if not content.strip():
+        raise _unreadable(file, "it is empty")
+    return content
+
+
+def _unreadable(file: Path, reason: str) -> SourceError:
+    return SourceError(f"cannot read the service account in {file}: {reason}; {_MOUNT}")

@@ -162,16 +162,34 @@ def test_token_that_is_missing_for_a_moment(pod: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["token", "ca.crt"])
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(None, "No such file or directory"), (b"", "it is empty"), (b"\xff", "it is not text")],
-)
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\n", "it is empty")])
 def test_unusable_service_account(pod: Path, name: str, content: bytes | None, reason: str) -> None:
     """The error names the file and what to do."""
     (pod / name).unlink() if content is None else (pod / name).write_bytes(content)
     expected = f"{pod / name}: {reason}; let the kubelet mount it (automountServiceAccountToken), or set"
     with pytest.raises(SourceError, match=re.escape(expected)):
         load("", "")
+
+
+def test_service_account_with_a_token_that_is_not_text(pod: Path) -> None:
+    (pod / "token").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match="token: it is not text; let the kubelet mount it"):
+        load("", "")
+
+
+def test_service_account_whose_certificates_have_comments_that_are_not_utf_8(pod: Path) -> None:
+    """OpenSSL reads such files."""
+    (pod / "ca.crt").write_bytes(b"# caf\xe9\ncertificate")
+    assert load("", "").server.ca_file == str(pod / "ca.crt")
+
+
+@pytest.mark.parametrize("token", ["first\nsecret", "secret\N{ZERO WIDTH NO-BREAK SPACE}", "\0secret"])
+def test_illegal_token_is_not_shown(pod: Path, tmp_path: Path, token: str) -> None:
+    (pod / "token").write_text(token)
+    for it in (load("", ""), load(kubeconfig(tmp_path, token=token), "")):
+        with pytest.raises(SourceError, match="invalid token: it has a line break") as error:
+            it.headers()
+        assert "secret" not in str(error.value)
 
 
 def test_pod_without_a_port(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
