@@ -1,9 +1,11 @@
 """`pykubeproxy run`: run the agent."""
 
+import atexit
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -68,7 +70,13 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     if is_on(flags, "init-only"):
         agent.init(loaded.config)
     else:
-        sys.exit(agent.start(loaded, flags, manifests, once, log_queue))
+        _end(agent.start(loaded, flags, manifests, once, log_queue))
+
+
+def _end(code: int) -> NoReturn:
+    """End the process; threads may be inside OpenSSL, which then crashes if it cleans up as the process exits."""
+    atexit._run_exitfuncs()  # they write the log and remove temporary files
+    os._exit(code)
 
 
 def _require_node() -> None:
