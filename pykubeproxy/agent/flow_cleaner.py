@@ -11,8 +11,7 @@ import structlog
 
 from pykubeproxy.agent.observe.sync_log import ENDPOINTS, SYNCS
 from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.kernel import conntrack
-from pykubeproxy.kernel.addresses import local_address_lookup
+from pykubeproxy.kernel import conntrack, rtnetlink
 from pykubeproxy.kernel.conntrack import Flow
 from pykubeproxy.objects import Family, address_and_port
 from pykubeproxy.services.flows import Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
@@ -87,20 +86,19 @@ class FlowCleaner:
     def _clean(self, flush: Flush) -> None:
         started = time.monotonic()
         deleted = 0
-        with local_address_lookup() as is_local:
-            latest, frontends = flush, StaleFlowFilter(flush, is_local)
-            for flow in conntrack.udp_flows(flush.family):
+        latest, frontends = flush, StaleFlowFilter(flush, rtnetlink.is_local)
+        for flow in conntrack.udp_flows(flush.family):
+            if not frontends.is_stale(flow.destination, flow.reply_source):
+                continue
+            # A sync may have added endpoints since: their flows are not stale.
+            if (newer := self._pending.get(flush.family, latest)) is not latest:
+                latest, frontends = newer, StaleFlowFilter(newer.merged_with(flush), rtnetlink.is_local)
                 if not frontends.is_stale(flow.destination, flow.reply_source):
                     continue
-                # A sync may have added endpoints since: their flows are not stale.
-                if (newer := self._pending.get(flush.family, latest)) is not latest:
-                    latest, frontends = newer, StaleFlowFilter(newer.merged_with(flush), is_local)
-                    if not frontends.is_stale(flow.destination, flow.reply_source):
-                        continue
-                if conntrack.delete(flow):
-                    deleted += 1
-                    if self.verbosity >= ENDPOINTS:
-                        _log_deleted(flow)
+            if conntrack.delete(flow):
+                deleted += 1
+                if self.verbosity >= ENDPOINTS:
+                    _log_deleted(flow)
         seconds = time.monotonic() - started
         if self.verbosity >= SYNCS:
             log.info(

@@ -5,7 +5,6 @@ Functions that need pyroute2 import it themselves: the import takes 0.1 s and 12
 
 import contextlib
 import errno
-import ipaddress
 import select
 import socket
 import threading
@@ -16,7 +15,7 @@ import msgspec
 
 from pykubeproxy.kernel import rtnetlink
 from pykubeproxy.kernel.errors import KernelError
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.kernel.requirements import require_linux, require_node
 from pykubeproxy.objects import Family
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 # linux/rtnetlink.h: RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR
 _ADDRESS_GROUPS = 0x10 | 0x100
-_RT_TABLE_MAIN, _RTN_LOCAL = 254, 2
+_RT_TABLE_MAIN = 254
 UNSPECIFIED = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - not bound to
 
 
@@ -86,28 +85,6 @@ def routes(family: Family) -> tuple[NetworkRoute, ...]:
             for it in rtnetlink.routes(ADDRESS_FAMILY[family])
             if it.table == _RT_TABLE_MAIN
         )
-
-
-@contextlib.contextmanager
-def local_address_lookup() -> Iterator[Callable[[bytes], bool]]:
-    """Yield a function that returns whether an address, in network order, is local, as `-m addrtype --dst-type LOCAL`.
-
-    An address is local if its route has type local: interface addresses, 127.0.0.0/8, and ranges with such a route. A
-    lookup takes about 0.2 ms.
-    """
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    with IPRoute() as route:
-
-        def is_local(address: bytes) -> bool:
-            try:
-                answers = route.route("get", dst=str(ipaddress.ip_address(address)))
-                return any(answer["type"] == _RTN_LOCAL for answer in answers)
-            except NetlinkError:  # no route
-                return False
-
-        yield is_local
 
 
 def watch_addresses(changed: Callable[[], None]) -> None:

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel import netfilter, netlink
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 
 # An address in network order, of 4 or 16 bytes, and a port.
@@ -76,7 +76,7 @@ def delete(flow: Flow) -> bool:
     if original[:4] != _HEADER.pack(_TUPLE[family].size, _ORIGINAL | _NESTED):
         raise ValueError("this flow does not come from udp_flows")
     try:
-        netfilter.request(_DELETE, netfilter.ACK, ADDRESS_FAMILY[family], original)
+        netfilter.request(_DELETE, netlink.ACK, ADDRESS_FAMILY[family], original)
     except FileNotFoundError:
         return False
     return True
@@ -89,8 +89,8 @@ def load() -> None:
 
 def _protocol_filter(protocol: int) -> bytes:
     """Return the attributes that limit a dump to one protocol."""
-    number = netfilter.attribute(_PROTO_NUM, bytes((protocol,)))
-    original = netfilter.attribute(_TUPLE_PROTO | _NESTED, number)
-    flags = netfilter.attribute(_FILTER_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
-    flags += netfilter.attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", 0))
-    return netfilter.attribute(_ORIGINAL | _NESTED, original) + netfilter.attribute(_FILTER | _NESTED, flags)
+    number = netlink.attribute(_PROTO_NUM, bytes((protocol,)))
+    original = netlink.attribute(_TUPLE_PROTO | _NESTED, number)
+    flags = netlink.attribute(_FILTER_ORIGINAL_FLAGS, struct.pack("=I", _BY_PROTOCOL))
+    flags += netlink.attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", 0))
+    return netlink.attribute(_ORIGINAL | _NESTED, original) + netlink.attribute(_FILTER | _NESTED, flags)

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY, attributes
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, attributes
 from pykubeproxy.objects import Family, address_and_port
 
 # linux/netfilter/nfnetlink_conntrack.h

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel import netfilter, netlink
 from pykubeproxy.kernel.errors import Failed, KernelError, Missing, NotPermitted
 from pykubeproxy.kernel.iptables import Iptables
 from pykubeproxy.kernel.legacy import get_xtables_option
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.system import SettingError, read_setting
 from pykubeproxy.kernel.tools import Backend, find_tools
@@ -202,9 +202,9 @@ def kernel_has(backend: Backend, family: Family, name: str, *, target: bool = Fa
 
 
 def _request_nft(family: Family, name: str, revision: int, target: bool) -> None:
-    body = netfilter.string_attribute(_NAME, name)
-    body += netfilter.attribute(_REVISION, struct.pack(">I", revision))
-    body += netfilter.attribute(_TYPE, struct.pack(">I", target))
+    body = netlink.string_attribute(_NAME, name)
+    body += netlink.attribute(_REVISION, struct.pack(">I", revision))
+    body += netlink.attribute(_TYPE, struct.pack(">I", target))
     netfilter.request(_COMPAT_GET, 0, ADDRESS_FAMILY[family], body)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from pykubeproxy.kernel.errors import Failed, NotPermitted
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.kernel.runner import Runner
 from pykubeproxy.kernel.system import LIBC, libc_error
 from pykubeproxy.objects import Family

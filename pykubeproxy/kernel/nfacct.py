@@ -5,7 +5,7 @@ iptables rejects a rule that names a missing counter. Each network namespace has
 
 import errno
 
-from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel import netfilter, netlink
 from pykubeproxy.rules.ruleset import Count
 
 # linux/netfilter/nfnetlink_acct.h
@@ -18,9 +18,9 @@ def ensure(name: str) -> str:
 
     Names have up to 31 bytes.
     """
-    flags = netfilter.ACK | netfilter.CREATE | netfilter.EXCLUSIVE
+    flags = netlink.ACK | netlink.CREATE | netlink.EXCLUSIVE
     try:
-        netfilter.request(_NEW, flags, 0, netfilter.string_attribute(_NAME, name))
+        netfilter.request(_NEW, flags, 0, netlink.string_attribute(_NAME, name))
     except FileExistsError:
         pass
     except OSError as error:
@@ -33,7 +33,7 @@ def ensure(name: str) -> str:
 def read(name: str) -> Count | None:
     """Return the value of a counter, None if there is none or it cannot be read."""
     try:
-        answer = netfilter.attributes(netfilter.request(_GET, 0, 0, netfilter.string_attribute(_NAME, name)))
+        answer = netlink.attributes(netfilter.request(_GET, 0, 0, netlink.string_attribute(_NAME, name)))
         return Count(*(int.from_bytes(answer[kind], "big") for kind in (_PACKETS, _BYTES)))
     except (OSError, KeyError):
         return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pykubeproxy.kernel import netfilter
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY, string_attribute
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY, string_attribute
 from pykubeproxy.objects import Family
 
 # linux/netfilter/nf_tables.h

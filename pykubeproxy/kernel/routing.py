@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pykubeproxy.kernel.addresses import UNSPECIFIED, interface_names, open_iproute
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 
 # linux/rtnetlink.h

@@ -4,13 +4,15 @@ Everything works on the network namespace of the calling thread. Raises OSError 
 TimeoutError.
 """
 
+import errno
 import socket
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from pykubeproxy.kernel.netfilter import attributes, dump_messages
+from pykubeproxy.kernel import netlink
+from pykubeproxy.kernel.netlink import attributes
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
 _GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
@@ -23,6 +25,11 @@ _ADDRESS = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NEXT_HOP = struct.Struct("=HBBi")
 _INDEX = struct.Struct("=I")
+_LOCAL = 2  # RTN_LOCAL
+# No route; routes of type blackhole, prohibit and unreachable; no IPv6.
+_NOT_ROUTED = frozenset(
+    (errno.ENETUNREACH, errno.EINVAL, errno.EACCES, errno.EHOSTUNREACH, errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
+)
 _TRIES = 5
 
 
@@ -73,7 +80,7 @@ def addresses(family: int) -> Iterator[Address]:
 def routes(family: int) -> Iterator[Route]:
     """Yield the routes of an address family in all tables, a multipath route with its first next hop."""
     body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
-    for raw in dump_messages(socket.NETLINK_ROUTE, _GET_ROUTE, body):
+    for raw in netlink.dump(socket.NETLINK_ROUTE, _GET_ROUTE, body):
         kind, length, _, _, table, *_ = _ROUTE.unpack_from(raw)
         found = attributes(raw[_ROUTE.size :])
         index = 0
@@ -88,12 +95,28 @@ def routes(family: int) -> Iterator[Route]:
             yield Route(socket.inet_ntop(family, packed) if packed else "", length, index, table)
 
 
+def is_local(address: bytes) -> bool:
+    """Return whether the route to an address, of 4 or 16 bytes in network order, has type local.
+
+    As `-m addrtype --dst-type LOCAL`: interface addresses, 127.0.0.0/8, and ranges with such a route are local.
+    """
+    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    query = _ROUTE.pack(family, 8 * len(address), 0, 0, 0, 0, 0, 0, 0) + netlink.attribute(_RTA_DST, address)
+    try:
+        answer = netlink.request(socket.NETLINK_ROUTE, netlink.message(_GET_ROUTE, 0, query))
+    except OSError as error:
+        if error.errno in _NOT_ROUTED:
+            return False
+        raise
+    return bool(_ROUTE.unpack_from(answer)[7] == _LOCAL)
+
+
 def _dump_consistently(message: int, body: bytes) -> Iterable[bytes]:
     """Dump again, a few times, if there were changes: the kernel then skips objects that did not change, too."""
     for _ in range(_TRIES):
         with suppress(InterruptedError):
-            return tuple(dump_messages(socket.NETLINK_ROUTE, message, body, consistent=True))
-    return dump_messages(socket.NETLINK_ROUTE, message, body)
+            return tuple(netlink.dump(socket.NETLINK_ROUTE, message, body, consistent=True))
+    return netlink.dump(socket.NETLINK_ROUTE, message, body)
 
 
 def _text(raw: bytes) -> str:

@@ -13,9 +13,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
-from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel import netfilter, netlink
 from pykubeproxy.kernel.external_write import TABLES, ExternalWrite, TableCounts
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.ruleset import BUILT_IN, ChainKey
 
@@ -37,9 +37,7 @@ _NAME_AT = {
 _GENERATION, _PROCESS, _PROCESS_NAME = 1, 2, 3
 _FAMILIES = {int(domain): family for family, domain in ADDRESS_FAMILY.items()}
 _OURS = b"KUBE-"
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _NUMBER = struct.Struct(">I")
-_READ = 65536
 # The receive buffer, in bytes as the kernel counts them: enough for some thousands of rules.
 _BUFFER = 4 << 20
 # Stop listening while we write more characters than this: for 60,000 rules, the events take the kernel a tenth of the
@@ -122,7 +120,7 @@ class NftWatch:
         """Read all events that have arrived."""
         while True:
             try:
-                self._read(self._socket.recv(_READ))
+                self._read(self._socket.recv(netlink.READ))
             except BlockingIOError:
                 return
             except OSError as error:
@@ -135,7 +133,7 @@ class NftWatch:
     def _read(self, messages: bytes) -> None:
         start = 0
         while start < len(messages):
-            length, kind, _, _, port = _HEADER.unpack_from(messages, start)
+            length, kind, _, _, port = netlink.HEADER.unpack_from(messages, start)
             message = messages[start : start + length]
             if kind == _NEW_GENERATION:
                 self._ended(message, port)
@@ -147,10 +145,10 @@ class NftWatch:
 
     def _note(self, kind: int, message: bytes) -> None:
         """Note a chain or rule that was added or deleted. In chains of others only deleted jumps to ours matter."""
-        family = _FAMILIES.get(message[_HEADER.size])
+        family = _FAMILIES.get(message[netlink.HEADER.size])
         if family is None or not (kind == _NEW_CHAIN or _OURS in message):
             return
-        values = netfilter.attributes(message[_HEADER.size + 4 :])
+        values = netlink.attributes(message[netlink.HEADER.size + 4 :])
         key = ChainKey(_text(values.get(_TABLE, b"")), _text(values.get(_NAME_AT[kind], b"")))
         if key.table not in TABLES:
             return
@@ -171,7 +169,7 @@ class NftWatch:
         # iptables lets the kernel choose its netlink port: the process id in our pid namespace, if that is free.
         if port in self._own:
             return
-        values = netfilter.attributes(message[_HEADER.size + 4 :])
+        values = netlink.attributes(message[netlink.HEADER.size + 4 :])
         writer = f'"{_text(values.get(_PROCESS_NAME, b""))}" (process {_number(values.get(_PROCESS, b""))})'
         for family, keys in touched.items():
             tables = frozenset(key.table for key in keys if not key.chain)
@@ -204,7 +202,7 @@ class _WriteSize:
 def _generation() -> int:
     """Return the number of the last transaction in this network namespace."""
     answer = netfilter.request(_GET_GENERATION, 0, socket.AF_UNSPEC, b"")
-    return _number(netfilter.attributes(answer)[_GENERATION])
+    return _number(netlink.attributes(answer)[_GENERATION])
 
 
 def _text(raw: bytes) -> str:

@@ -27,7 +27,8 @@ from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.inspect.trace.render import text as trace_text
 from pykubeproxy.inspect.trace.render_svg import svg
 from pykubeproxy.inspect.trace.rule import compile_rule
-from pykubeproxy.kernel import conntrack, ipset, netfilter, nfacct, nftables
+from pykubeproxy.kernel import conntrack, ipset, nfacct, nftables
+from pykubeproxy.kernel.netlink import attributes
 from pykubeproxy.objects import Family, Kind, Undecodable, Updated, decode
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -229,8 +230,11 @@ def netlink(raw: bytes) -> None:
         lambda: nfacct.read("name"),
         ipset.names,
         lambda: ipset.ports("name"),
-        lambda: netfilter.attributes(raw),
+        lambda: attributes(raw),
     )
     for question in questions:
-        with mock.patch.object(netfilter, "_sent", lambda *_: _Answers(raw)), contextlib.suppress(OSError):
+        with (
+            mock.patch("pykubeproxy.kernel.netlink._connection", lambda *_: _Answers(raw)),
+            contextlib.suppress(OSError),
+        ):
             question()

@@ -11,7 +11,7 @@ import msgspec
 from pykubeproxy import config
 from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.bundle.layout import FILES, TABLES
-from pykubeproxy.kernel import netfilter
+from pykubeproxy.kernel import netlink
 from pykubeproxy.objects import Family, Kind, Node
 from tests.cases import NAMES, expected, load_case
 from tests.fakes.bundles import sections_of, written
@@ -129,7 +129,7 @@ def _flow() -> bytes:
     """A UDP flow as the kernel writes it."""
 
     def of(kind: int, value: bytes) -> bytes:
-        return netfilter.attribute(kind, value)
+        return netlink.attribute(kind, value)
 
     def ends(kind: int) -> bytes:
         addresses = of(1 | 0x8000, of(1, b"\x0a\0\0\1") + of(2, b"\x0a\0\0\2"))

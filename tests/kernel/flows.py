@@ -4,7 +4,7 @@ import ipaddress
 import socket
 import struct
 
-from pykubeproxy.kernel import Runner, netfilter
+from pykubeproxy.kernel import Runner, netlink
 from pykubeproxy.objects import Family
 
 NESTED = 0x8000
@@ -65,15 +65,15 @@ def fill(family: Family, count: int) -> None:
 def _new(domain: int, base: bytes, number: int, *, is_last: bool) -> bytes:
     client = base + struct.pack(">I", 0x0A000001 + number // 60000), 1024 + number % 60000
     resolver = base + ipaddress.ip_address("11.0.0.1").packed, 53
-    attribute = netfilter.attribute
+    attribute = netlink.attribute
     body = bytes((domain, 0, 0, 0)) + _tuple(1, client, resolver) + _tuple(2, resolver, client)
     body += attribute(3, struct.pack(">I", 1 << 3)) + attribute(7, struct.pack(">I", 600))
-    flags = netfilter.REQUEST | netfilter.CREATE | netfilter.EXCLUSIVE | (netfilter.ACK if is_last else 0)
+    flags = netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE | (netlink.ACK if is_last else 0)
     return struct.pack("=IHHII", 16 + len(body), 1 << 8, flags, 1, 0) + body
 
 
 def _tuple(kind: int, source: tuple[bytes, int], destination: tuple[bytes, int]) -> bytes:
-    attribute = netfilter.attribute
+    attribute = netlink.attribute
     first = 1 if len(source[0]) == 4 else 3
     addresses = attribute(first, source[0]) + attribute(first + 1, destination[0])
     ports = attribute(1, b"\x11") + attribute(2, struct.pack(">H", source[1]))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from pykubeproxy.kernel import KernelError, Runner, local_addresses, netfilter, rtnetlink, watch_addresses
+from pykubeproxy.kernel import KernelError, Runner, local_addresses, netlink, rtnetlink, watch_addresses
 from pykubeproxy.kernel.addresses import LocalAddress
-from pykubeproxy.kernel.netfilter import ADDRESS_FAMILY
+from pykubeproxy.kernel.netlink import ADDRESS_FAMILY
 from pykubeproxy.objects import Family
 
 pytestmark = pytest.mark.root
@@ -67,7 +67,7 @@ def test_addresses_removed_during_a_dump_hide_no_others(
     """The kernel continues at a position in its list, and says that the list has changed."""
     commands = "".join(f"addr add 10.2.0.{number}/32 dev eth9\n" for number in range(1, 251))
     assert runner.run(("ip", "-batch", "-"), commands).exit_code == 0
-    begin, removed = netfilter._sent, iter(["10.2.0.1/32", "10.2.0.2/32"])
+    begin, removed = netlink._connection, iter(["10.2.0.1/32", "10.2.0.2/32"])
 
     def begin_and_remove(*arguments: Any) -> socket.socket:
         connection = begin(*arguments)
@@ -75,7 +75,7 @@ def test_addresses_removed_during_a_dump_hide_no_others(
             ip("addr", "del", address, "dev", "eth9")
         return connection
 
-    monkeypatch.setattr(netfilter, "_sent", begin_and_remove)
+    monkeypatch.setattr(netlink, "_connection", begin_and_remove)
     found = [it.address for it in rtnetlink.addresses(socket.AF_INET)]
     assert sorted(found) == sorted(["127.0.0.1", *(f"10.2.0.{number}" for number in range(3, 251))])
 

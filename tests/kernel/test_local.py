@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from pykubeproxy.kernel import Runner
-from pykubeproxy.kernel.addresses import local_address_lookup
+from pykubeproxy.kernel.rtnetlink import is_local
 
 pytestmark = pytest.mark.root
 
@@ -37,5 +37,4 @@ def test_local_addresses_by_routing(inside: str, runner: Runner) -> None:
         "fd08::1": False,
         "224.0.0.1": False,
     }
-    with local_address_lookup() as is_local:
-        assert {it: is_local(ipaddress.ip_address(it).packed) for it in expected} == expected
+    assert {it: is_local(ipaddress.ip_address(it).packed) for it in expected} == expected
