@@ -84,6 +84,7 @@ class AppliedState:
         self._chains: dict[ChainKey, AppliedChain] = {}
         self._unclaimed: dict[str, int] = {}
         self._referenced: frozenset[str] = frozenset()
+        self._may_hold_foreign_rules = False  # as read from live tables
 
     # Read.
 
@@ -154,9 +155,9 @@ class AppliedState:
     def may_refer_back(self, name: str) -> bool:
         """Return whether a chain of table nat may refer to one before it in `chains_below`.
 
-        Branches may. As long as there are unclaimed chains, all may except those of endpoints, which refer to none.
+        Branches may. Unclaimed chains may too, and so may all that others have changed; those of endpoints refer to none.
         """
-        if self._unclaimed:
+        if self._may_hold_foreign_rules:
             return not names.is_endpoint_chain(name)
         return _nat(name) in self._chains
 
@@ -191,6 +192,7 @@ class AppliedState:
 
         Owners stay as they are; chains without an owner are unclaimed.
         """
+        self._may_hold_foreign_rules = True
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
         self._unclaimed = {key.chain: hash(rules) for key, rules in ours.items() if names.is_owned(key.chain)}
         self._referenced = frozenset(key.chain for key in referenced_by_others(live) if key.table == "nat")
@@ -216,6 +218,7 @@ class AppliedState:
 
         Returns the Services and the shared chains that must be rendered for the next update to restore them.
         """
+        self._may_hold_foreign_rules = True
         owned = {key.chain for key in changed if key.table == "nat"}
         services = {
             service
@@ -247,7 +250,7 @@ class AppliedState:
         for root, tree in update.trees.items():
             for name, rules in tree.chains:
                 self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
-        self._unclaimed = {}
+        self._unclaimed, self._may_hold_foreign_rules = {}, False
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):

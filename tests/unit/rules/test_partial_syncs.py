@@ -5,15 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pykubeproxy.agent.drift.schedule import DriftScope
 from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.agent.sync.write import SyncFailed
 from pykubeproxy.config import load
-from pykubeproxy.kernel import Backend
-from pykubeproxy.objects import Event, Family
+from pykubeproxy.kernel import TABLES, Backend
+from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import PortName
 from tests.fakes.iptables import FakeIptables
+from tests.objects import service, slice_of
 from tests.strategies import NODE, events
 
 pytestmark = pytest.mark.usefixtures("small_trees")
@@ -113,3 +118,26 @@ def test_a_changed_node_port_address_rewrites_one_chain() -> None:
     )
     assert live.texts[-1].splitlines()[:2] == ["*nat", ":KUBE-SERVICES - [0:0]"]
     assert live.texts[-1].count(":KUBE-") == 1
+
+
+@pytest.mark.parametrize("detected", [True, False])
+def test_chains_with_a_foreign_rule_between_them_are_deleted(detected: bool) -> None:
+    """A rule of others may lead from a chain back to one that small blocks would delete before."""
+    cluster, live = Cluster(), empty_tables()
+    synced = FamilyTables(live, 1)
+    first, second = Port("a", Protocol.TCP, 80), Port("b", Protocol.TCP, 81)
+    endpoint_ports = (EndpointPort("a", Protocol.TCP, 8080), EndpointPort("b", Protocol.TCP, 8081))
+    created = service(ports=(first, second)), slice_of("10.244.1.1", ports=endpoint_ports)
+    changed = {key for it in created for key in cluster.apply(Updated(it))}
+    rules_context = context((), False)
+    synced.sync(cluster, changed, rules_context)
+    earlier, later = (cluster_chain(PortName("ns", "web", name, "TCP")) for name in ("a", "b"))
+    live.restore(f"*nat\n-A {later} -j {earlier}\nCOMMIT\n")
+    cluster.apply(Deleted(Kind.SERVICE, created[0].key))
+    if detected:
+        synced.detect_drift(DriftScope(0.0, frozenset(TABLES)))
+    else:
+        with pytest.raises(SyncFailed):
+            synced.sync(cluster, changed, rules_context)
+    synced.sync(cluster, changed, rules_context)
+    assert not any(key.chain.startswith(("KUBE-SVC-", "KUBE-SEP-")) for key in live.save().chains)
