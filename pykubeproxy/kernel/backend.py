@@ -5,7 +5,6 @@ from typing import Literal
 
 from pykubeproxy.kernel import nftables
 from pykubeproxy.kernel.errors import KernelError, Missing
-from pykubeproxy.kernel.external_write import TABLES
 from pykubeproxy.kernel.iptables import Iptables, open_iptables
 from pykubeproxy.kernel.legacy import entries
 from pykubeproxy.kernel.runner import Runner
@@ -15,6 +14,7 @@ from pykubeproxy.rules.ruleset import KUBELET_HINTS, ChainKey
 
 # With more entries, iptables-legacy takes 0.1 s or more to look up a chain.
 _LARGE = 5000
+_ALL_TABLES = ("raw", "mangle", "nat", "filter", "security")
 
 
 def choose_backend(
@@ -81,9 +81,11 @@ def _may_have_rules(iptables: Iptables) -> bool:
         return True
     family = iptables.family
     if iptables.backend is Backend.LEGACY:
-        return any(entries(family, table) for table in TABLES)
+        size = sum(entries(family, table) for table in _ALL_TABLES)
+        # An empty chain has entries too.
+        return size >= _LARGE or (size > 0 and _count_rules(iptables) > 0)
     try:
-        return any(nftables.has_rules(family, table) for table in TABLES)
+        return any(nftables.has_rules(family, table) for table in _ALL_TABLES)
     except OSError:
         return True
 

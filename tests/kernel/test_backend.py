@@ -47,12 +47,29 @@ def test_only_backend_with_rules_wins(
     inside: str, iptables: Iptables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rules are not counted, which takes seconds for a large table."""
+    monkeypatch.setattr(backend_module, "_LARGE", 1)
     monkeypatch.setattr(backend_module, "_count_rules", lambda iptables: pytest.fail(f"counted {iptables}"))
     iptables.restore(SOME_RULES)
     assert choose_backend("auto") is iptables.backend
     open_iptables(OTHER[iptables.backend], iptables.family).restore(SOME_RULES)
     with pytest.raises(pytest.fail.Exception, match="counted"):
         choose_backend("auto")
+
+
+@pytest.mark.usefixtures("inside")
+def test_empty_chains_do_not_decide(iptables: Iptables) -> None:
+    """Nor does the number of entries of iptables-legacy, which counts chains."""
+    iptables.restore("*nat\n:SOME - [0:0]\nCOMMIT\n")
+    assert choose_backend("auto") is default_backend(Runner())
+
+
+@pytest.mark.usefixtures("inside")
+def test_rules_of_all_tables_count(iptables: Iptables) -> None:
+    """Also those of tables that hold no rules of a proxy."""
+    other = open_iptables(OTHER[iptables.backend], iptables.family)
+    other.restore("*nat\n-A OUTPUT -j ACCEPT\nCOMMIT\n")
+    iptables.restore("*raw\n-A OUTPUT -j ACCEPT\n-A OUTPUT -j ACCEPT\nCOMMIT\n")
+    assert choose_backend("auto") is iptables.backend
 
 
 def test_empty_node_uses_the_plain_command(runner: Runner) -> None:
