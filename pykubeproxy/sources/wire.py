@@ -157,7 +157,7 @@ class _PageText:
     def _take(self) -> list[msgspec.Raw]:
         # All items begin with the same field. If this is text inside an item, a bracket is open, and decoding fails.
         field = self._text[: self._text.find(b":", 0, _LONGEST_FIELD) + 1]
-        end = self._text.rfind(b"}," + field) + 1
+        end = self._text.rfind(b"}," + field) + 1 if field else 0
         try:
             items = _items.decode(b"".join((b"[", self._text[:end], b"]")))
         except (ValueError, RecursionError):

@@ -139,6 +139,14 @@ def test_nothing_is_passed_of_a_page_that_may_be_no_list(
     assert not passed
 
 
+def test_comma_after_the_last_item_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after items that begin with no field, whose borders are unknown."""
+    monkeypatch.setattr(wire, "_BATCH", 1)
+    head = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":['
+    with pytest.raises(Failure, match="no list of Services"):
+        wire.page(iter([head, b'"%s",{"a":1},' % (b"x" * 80), b"]}"]), Kind.SERVICE, [].extend)
+
+
 def test_text_is_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What seems to be the end of an item may be none, for the whole length of a page."""
     monkeypatch.setattr(wire, "_BATCH", 10)
