@@ -58,14 +58,13 @@ class DriftSchedule:
 
     def due(self) -> float:
         """Return when the next check is due."""
-        debounced = self._suspect.since + _DEBOUNCE if self._suspect else math.inf
-        return max(min(debounced, self._next_full_check), self._not_before)
+        return max(min(self._debounced(), self._next_full_check), self._not_before)
 
     def next_missing_check(self) -> float:
         """Return when to check `suspected` for missing rules only; infinity if not before the next full check of it."""
         if self._suspect is None or not self._written_since:
             return math.inf
-        return max(self._suspect.since + _DEBOUNCE, self._next_missing_check)
+        return max(self._debounced(), self._next_missing_check)
 
     @property
     def suspected(self) -> DriftScope | None:
@@ -134,6 +133,15 @@ class DriftSchedule:
             before.chains | scope.chains,
             tuple(dict.fromkeys((*before.writers, *scope.writers)))[:_MOST_WRITERS],
         )
+
+    def _debounced(self) -> float:
+        """Return when the debounce of the external writes ends; infinity if there were none.
+
+        Do not wait after lost events: writing more rules than the watch can follow takes longer than the debounce.
+        """
+        if self._suspect is None:
+            return math.inf
+        return self._suspect.since + (0.0 if self._suspect.tables.issuperset(TABLES) else _DEBOUNCE)
 
     def _backoff(self) -> float:
         further = self._repairs - _REPAIRS_AT_ONCE

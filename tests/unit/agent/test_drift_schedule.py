@@ -35,6 +35,18 @@ def test_external_writes_are_debounced() -> None:
     assert schedule.due() == PERIOD
 
 
+def test_a_write_to_unknown_tables_is_checked_at_once() -> None:
+    """Such as a flush of thousands of rules."""
+    schedule = new_schedule()
+    schedule.external_write(write(OURS), 10.0)
+    schedule.external_write(ExternalWrite.anywhere(IPV4), 10.02)
+    assert schedule.next_missing_check() == schedule.due() == 10.0
+    scope = schedule.take(10.02)
+    schedule.checked(scope, 0.2, 10.22)
+    schedule.external_write(ExternalWrite.anywhere(IPV4), 10.23)
+    assert schedule.due() == pytest.approx(11.22)
+
+
 @pytest.mark.parametrize("chain", [ChainKey("nat", "KUBE-MARK-DROP"), ChainKey("nat", "KUBE-KUBELET-CANARY")])
 def test_the_kubelets_chains_are_ignored(chain: ChainKey) -> None:
     """Their names start like ours."""
