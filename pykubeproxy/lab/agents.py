@@ -31,15 +31,15 @@ class AgentEnded(RuntimeError):
 
 
 class Agent:
-    """The agent of one node; `settings` are fields of KubeProxyConfiguration."""
+    """The agent of one node; `server` is the URL of the API server, `settings` are fields of KubeProxyConfiguration."""
 
-    def __init__(self, node: Namespace, directory: Path, kubeconfig: Path, settings: Object) -> None:
+    def __init__(self, node: Namespace, directory: Path, server: str, settings: Object) -> None:
         self.node = node
+        self._server = server
         self._environment = node_environment(directory, node.role)
         base: Object = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "clientConnection": {"kubeconfig": str(kubeconfig)},
             "hostnameOverride": node.role,
             "clusterCIDR": ",".join(CLUSTER_CIDRS),
             # The size of the conntrack table belongs to the whole machine.
@@ -68,7 +68,7 @@ class Agent:
     def start(self, settings: Object | None = None) -> None:
         """Start the process with `settings` merged over the lab's."""
         self._configuration.write_text(yaml.dump(merged(self._settings, settings or {})))
-        command = [*COMMAND, "run", "--config", str(self._configuration)]
+        command = [*COMMAND, "run", "--config", str(self._configuration), "--master", self._server]
         with self.log_file.open("ab") as log:
             self._process = self.node.spawn(command, output=log, environment=self._environment)
 

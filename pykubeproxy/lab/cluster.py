@@ -128,7 +128,7 @@ class Lab:
         threading.Thread(target=self._controller.follow, name="slices", daemon=True).start()
         self.directory.kubeconfig.write_text(server.kubeconfig(self.api.url))
         for name, node in self.network.nodes.items():
-            self.agents[name] = Agent(node, self.logs, self.directory.kubeconfig, self._settings)
+            self.agents[name] = Agent(node, self.logs, self.api.url, self._settings)
             if self._start_agents:
                 self.agents[name].start()
         self._publisher = Publisher(self.api, self._published_pods)

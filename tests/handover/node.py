@@ -46,8 +46,7 @@ class Node:
         self.crowd.create(range(_CROWD))
         self.agent = lab.agents[NODE]
         (logs := lab.logs / "second").mkdir()
-        kubeconfig = lab.directory.path / "kubeconfig"
-        self._spare = Agent(self.agent.node, logs, kubeconfig, {"iptables": {"minSyncPeriod": "200ms"}})
+        self._spare = Agent(self.agent.node, logs, lab.api.url, {"iptables": {"minSyncPeriod": "200ms"}})
         self._seed = seed
         self._created: set[int] = set()
 

@@ -23,10 +23,12 @@ def plan(backend: Backend, captures: Path, *chosen: HandOver) -> Plan:
     return Plan(backend, random.randrange(1 << 32), 0, RATE, chosen, StandIn(), captures)
 
 
-@pytest.mark.parametrize("backend", Backend, ids=lambda it: it.value)
-def test_no_connection_fails_over_any_handover(backend: Backend, tmp_path: Path) -> None:
-    """Through cluster IPs, node ports, external and load-balancer addresses, in both families, while endpoints change."""
-    seen = prove(plan(backend, tmp_path, *handovers.ALL))
+def test_no_connection_fails_over_any_handover(tmp_path: Path) -> None:
+    """Through cluster IPs, node ports, external and load-balancer addresses, in both families, while endpoints change.
+
+    One of the hand-overs, which come in random order, changes the backend.
+    """
+    seen = prove(plan(random.choice([*Backend]), tmp_path, *handovers.ALL))
     assert not seen.failures
     assert len([name for name in seen.counts if not name.startswith(("held ", "slow "))]) == 26
     assert min(count for name, count in seen.counts.items() if not name.startswith("slow ")) > 50
