@@ -53,7 +53,7 @@ class NetworkRoute(NamedTuple):
 def local_addresses(family: Family) -> tuple[LocalAddress, ...]:
     """Return all addresses of a family, link-local ones too, sorted. Raises KernelError."""
     with _kernel_errors("read the addresses of this node"):
-        names = {link.interface: link.name for link in rtnetlink.links()}
+        names = interface_names()
         addresses = [
             LocalAddress(it.address, it.prefix_length, names.get(it.interface, ""))
             for it in rtnetlink.addresses(ADDRESS_FAMILY[family])
@@ -77,7 +77,7 @@ def remove_interface(name: str) -> None:
 def routes(family: Family) -> tuple[NetworkRoute, ...]:
     """Return the routes of the main table, a multipath route with its first next hop. Raises KernelError."""
     with _kernel_errors("read the routes of this node"):
-        names = {link.interface: link.name for link in rtnetlink.links()}
+        names = interface_names()
         return tuple(
             NetworkRoute(
                 f"{it.destination or UNSPECIFIED[family]}/{it.prefix_length}", names.get(it.interface, "")
@@ -144,6 +144,6 @@ def open_iproute(task: str) -> Iterator["IPRoute"]:
         raise KernelError(f"cannot {task}: {error}") from error
 
 
-def interface_names(route: "IPRoute") -> dict[int, str]:
-    """Return the names of all interfaces by index."""
-    return {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
+def interface_names() -> dict[int, str]:
+    """Return the names of all interfaces by index. Raises OSError."""
+    return {link.interface: link.name for link in rtnetlink.links()}

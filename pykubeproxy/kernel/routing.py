@@ -45,7 +45,7 @@ class RoutingRule(NamedTuple):
 def all_routes(family: Family) -> Iterator[TableRoute]:
     """Yield the routes of all tables, each next hop of a multipath route as one. Raises KernelError."""
     with open_iproute("read the routes of this node") as route:
-        names = interface_names(route)
+        names = interface_names()
         for message in route.get_routes(family=ADDRESS_FAMILY[family]):
             network = f"{message.get_attr('RTA_DST') or UNSPECIFIED[family]}/{message['dst_len']}"
             kind = _KINDS[message["type"]] if message["type"] < len(_KINDS) else str(message["type"])
