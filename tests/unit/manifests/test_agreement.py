@@ -60,11 +60,10 @@ def test_ports_and_probes_exist(path: Path) -> None:
     ports = {it["name"]: it["containerPort"] for it in agent["ports"]}
     assert ports == {"healthz": config.health_address.port, "metrics": config.metrics_address.port}
     assert ports == {"healthz": HEALTH_PORT, "metrics": METRICS_PORT}
-    assert config.health_address.host == "0.0.0.0"  # the kubelet probes the node's address
     page = health_pages(Health([], 30.0), lambda *_: None)
     for probe in ("livenessProbe", "readinessProbe"):
         ask = agent[probe]["httpGet"]
-        assert ask["port"] == "healthz"
+        assert (ask["host"], ask["port"]) == ("127.0.0.1", "healthz")
         assert page(Request(ask["path"])).status != 404
     assert page(Request("/other")).status == 404
 
