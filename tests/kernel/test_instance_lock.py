@@ -186,6 +186,26 @@ def test_a_holder_in_another_container_is_awaited(inside: str) -> None:
         other.communicate("\n")
 
 
+def test_a_holder_in_a_container_knows_that_another_one_waits(inside: str) -> None:
+    """Without its pid, and not for longer than it waits."""
+    program = (
+        "from pykubeproxy.kernel import InstanceLock; lock = InstanceLock(); print('held', flush=True)\n"
+    )
+    program += "while True: input(); print(*lock.waiting(), flush=True)"
+    with holding(program, *IN_A_CONTAINER) as first:
+
+        def waiting() -> str:
+            assert first.stdin is not None
+            first.stdin.write("\n")
+            first.stdin.flush()
+            return line(first)
+
+        with started(WAIT) as other:
+            line(other)
+            eventually(lambda: waiting() == "in another container")
+        assert waiting() == ""
+
+
 def test_the_holder_knows_who_waits(inside: str) -> None:
     """Not those that only asked who holds it, nor those that have ended; `close` ends the wait."""
     lock = InstanceLock()
