@@ -1,4 +1,4 @@
-"""Limit reports about objects, so that nobody who changes objects all the time fills the log or hides other reports."""
+"""Limit reports about objects, so that a user who changes objects all the time does not hide other reports."""
 
 import math
 from collections import Counter

@@ -90,7 +90,7 @@ def _path() -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open the file, which nobody but root may open; create it and its folder if they are missing."""
+    """Open the file, so that no other user can open it; create it and its folder if they are missing."""
     path.parent.mkdir(0o700, exist_ok=True)
     path.parent.chmod(0o700)  # the kubelet creates it with mode 0755
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -257,7 +257,7 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 def protect_lock_file(path: str) -> None:
-    """Let no other user open the file that iptables-legacy locks: whoever may read it can hold the lock.
+    """Let no other user open the file that iptables-legacy locks: a user who may read it can hold the lock.
 
     Raises OSError. Does nothing if it is missing: iptables creates it with this mode.
     """
