@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import EndpointSlice, Family, Key, Service, Updated
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers, PortName
+from pykubeproxy.services.ports import PortName, ReservedAddresses
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 
 HERE, ELSEWHERE = "node1", "node2"
@@ -19,10 +19,10 @@ def report(
     gone: Iterable[PortName] = (),
     rules_written: dict[str, int] | None = None,
     rules: dict[str, int] | None = None,
-    api_servers: ApiServers = frozenset(),
+    reserved: ReservedAddresses | None = None,
 ) -> SyncReport:
     """Return the report of a sync on node1 for these Services."""
-    resolved = _resolved(objects, family, api_servers)
+    resolved = _resolved(objects, family, reserved)
     return SyncReport(
         family=family,
         full=full,
@@ -45,7 +45,7 @@ def port_names(*objects: Service | EndpointSlice, family: Family = Family.IPV4) 
 
 
 def _resolved(
-    objects: Iterable[Service | EndpointSlice], family: Family, api_servers: ApiServers = frozenset()
+    objects: Iterable[Service | EndpointSlice], family: Family, reserved: ReservedAddresses | None = None
 ) -> tuple[ResolvedPort, ...]:
     cluster = Cluster()
     keys: set[Key] = set()
@@ -53,7 +53,5 @@ def _resolved(
         keys.update(cluster.apply(Updated(object_)))
     here = NodeTopology(HERE)
     return tuple(
-        item
-        for key in sorted(keys)
-        for item in resolve_ports(cluster, key, family, here, api_servers=api_servers)
+        item for key in sorted(keys) for item in resolve_ports(cluster, key, family, here, reserved=reserved)
     )

@@ -69,6 +69,7 @@ class Agent:
         self._leftovers = LeftoverSchedule(config.iptables.sync_period, now)
         self._sync_log = SyncLog(config.logging.verbosity)
         self._cluster = Cluster()
+        observers.know_uids(self._cluster.service_uid)
         self._node: Node | None = None
         self._in_sync = False  # since the first successful sync
         self._next_retry = now + config.iptables.sync_period

@@ -12,7 +12,8 @@ import msgspec
 import structlog
 
 from pykubeproxy.config import Config, Conntrack
-from pykubeproxy.kernel import Backend, choose_backend, conntrack, load_modules, system
+from pykubeproxy.kernel import Backend, Runner, choose_backend, conntrack, load_modules, system
+from pykubeproxy.kernel.runner import protect_lock_file
 
 # The highest nf_conntrack_max for the number of cores, as in kube-proxy: an entry takes 320 bytes.
 _HIGHEST_BY_CORES = 1048576
@@ -43,12 +44,17 @@ def settings(config: Config, cores: int) -> tuple[KernelSetting, ...]:
     )
 
 
-def provide_modules(config: Config) -> Backend:
-    """Load the kernel modules that rules need, as far as permitted, and return the backend.
+def prepare_backend(config: Config) -> Backend:
+    """Load the kernel modules that rules need and protect the lock of iptables-legacy, as far as permitted.
 
-    Raises Missing without iptables.
+    Return the backend. Raises Missing without iptables.
     """
     backend = choose_backend(config.iptables_backend.value)
+    lock_file = Runner().lock_file
+    try:
+        protect_lock_file(lock_file)
+    except OSError as failure:
+        log.warning("xtables lock not protected", file=lock_file, error=failure.strerror, advice="chmod 600")
     if error := load_modules(backend):
         # `probe_features` reports modules that are still missing.
         log.debug("kernel modules not loaded", error=error)

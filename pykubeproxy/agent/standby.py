@@ -9,7 +9,7 @@ from types import FrameType
 import structlog
 
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import InstanceLock
+from pykubeproxy.kernel import InstanceLock, lock_holder
 
 log = structlog.get_logger()
 
@@ -24,8 +24,8 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
         signal.signal(number, _end)
     standby, begun = _Standby(config, node_name, flags), time.monotonic()
     try:
-        lock = InstanceLock.when_free(standby.waits_for)
-        if standby.holder:
+        lock = InstanceLock(standby.begin)
+        if standby.waits:
             log.info("taking over from another agent", waited=round(time.monotonic() - begun, 3))
         return lock
     except SystemExit:
@@ -40,24 +40,23 @@ def _end(_: int, __: FrameType | None) -> None:
 
 
 class _Standby:
-    """An agent that waits for the end of another one, `holder`."""
+    """An agent that waits for the end of another one, once `waits` is set."""
 
     def __init__(self, config: Config, node_name: str, flags: Mapping[str, object]) -> None:
         self._config = config
         self._node_name = node_name
         self._flags = flags
-        self.holder = ""
+        self.waits = False
         self._close: Callable[[], None] = lambda: None
 
-    def waits_for(self, holder: str) -> None:
-        """Note which agent runs. At the first call, open the health and metrics addresses."""
-        log.info("waiting for another agent", holder=holder)
-        before, self.holder = self.holder, holder
-        if not before:
-            from pykubeproxy.agent.standby_pages import StandbyPages
+    def begin(self) -> None:
+        """Log which agent runs, and open the health and metrics addresses."""
+        self.waits = True
+        log.info("waiting for another agent", holder=lock_holder())
+        from pykubeproxy.agent.standby_pages import StandbyPages
 
-            self._close = StandbyPages(self._config, self._node_name, self._flags, lambda: self.holder).close
-            import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
+        self._close = StandbyPages(self._config, self._node_name, self._flags, lock_holder).close
+        import_module("pykubeproxy.agent.assembly")  # so that taking over is quick
 
     def close(self) -> None:
         """Close the addresses."""

@@ -7,7 +7,7 @@ import structlog
 
 from pykubeproxy import kernel
 from pykubeproxy.agent.loopback import guard_loopback
-from pykubeproxy.agent.node_setup import provide_modules
+from pykubeproxy.agent.node_setup import prepare_backend
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import nfacct, system
@@ -62,7 +62,7 @@ def open_families(
 
     `on_write` is called for writes of other programs to the tables, `progress` whenever a command starts, reads or writes.
     """
-    backend = provide_modules(config)
+    backend = prepare_backend(config)
     watch = _watch(backend, on_write) if on_write else None
     reasons = {family: kernel.unsupported_reason(backend, family) for family in Family}
     opened = tuple(

@@ -44,11 +44,11 @@ def init(config: Config) -> None:
     """Do what needs the node's privileges, so that the agent can run without them."""
     # Only --init-only needs these before the agent asks for the lists.
     from pykubeproxy.agent.loopback import set_up_loopback
-    from pykubeproxy.agent.node_setup import provide_modules, set_up
+    from pykubeproxy.agent.node_setup import prepare_backend, set_up
 
     set_up(config)
     try:
-        backend = provide_modules(config)
+        backend = prepare_backend(config)
     except KernelError as error:
         log.warning("kernel modules not loaded, route_localnet not set", error=str(error))
     else:

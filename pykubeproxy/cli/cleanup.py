@@ -18,6 +18,7 @@ from pykubeproxy.kernel import (
     Iptables,
     KernelError,
     Missing,
+    NoLock,
     NotANode,
     NotPermitted,
     Runner,
@@ -78,7 +79,7 @@ def cleanup(dry_run: bool, all_modes: bool, verbose: bool, output: str) -> None:
 
 def clean_up_alone(verbose: bool = False, as_json: bool = False, all_modes: bool = False) -> bool:
     """Clean up while holding the instance lock. Raises ClickException if an agent runs in this network namespace."""
-    with click_errors(AlreadyRunning), InstanceLock():
+    with click_errors(AlreadyRunning, NoLock), InstanceLock():
         return clean_up(verbose=verbose, as_json=as_json, all_modes=all_modes)
 
 

@@ -1,8 +1,12 @@
-"""Write log lines to standard error, as text or as one JSON object a line."""
+"""Write log lines to standard error, as text or as one JSON object a line; limit those about the same objects."""
 
 import atexit
 import logging
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO, cast
 
@@ -11,14 +15,28 @@ import structlog
 from pykubeproxy.cli.log_queue import LogQueue
 from pykubeproxy.cli.terminal import guarded
 from pykubeproxy.config import LogFormat
+from pykubeproxy.objects import Key
+from pykubeproxy.report_limit import ReportLimit
 
 # How long to wait at exit for a stalled reader of the log, in seconds.
 _EXIT_SECONDS = 1.0
+# Lines about objects in each period of this many seconds: for each object and kind of line, each namespace, each kind.
+_PERIOD, _PER_OBJECT, _PER_NAMESPACE, _IN_ALL = 60.0, 3, 20, 100
+# How many namespaces a summary names.
+_MOST_NAMESPACES = 5
+
+log = structlog.get_logger()
 
 
 def set_up(format_: LogFormat) -> None:
-    """Configure the log format of this process."""
+    """Configure the log format of this process.
+
+    A line about an object that others may change names it as `about`, which is not written. Beyond some such lines, only
+    their number is logged.
+    """
+    limited = LimitedLines()
     shared: list[structlog.typing.Processor] = [
+        limited,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -41,6 +59,7 @@ def set_up(format_: LogFormat) -> None:
         cache_logger_on_first_use=False,
     )
     atexit.register(_flush_stderr)
+    atexit.register(limited.summarize)
 
 
 def queue_stderr() -> LogQueue | None:
@@ -63,6 +82,43 @@ def _flush_stderr() -> None:
         sys.stderr.flush()
     except OSError:
         sys.stderr = cast("TextIO", None)
+
+
+class LimitedLines:
+    """Omit lines about objects beyond the limit, and log how many at the end of the period. Any thread may call it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._limit = ReportLimit(_PERIOD, _PER_OBJECT, _PER_NAMESPACE, _IN_ALL)
+        self._lock = threading.Lock()
+        self._omitted: dict[str, Counter[str]] = {}  # by line and namespace
+
+    def __call__(
+        self, _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Return a line without `about`. Raises DropEvent for a line beyond the limit."""
+        about: Key | None = event.pop("about", None)
+        if about is None:
+            return event
+        with self._lock:
+            if self._limit.admits(event["event"], about, self._clock()):
+                return event
+            if not self._omitted:
+                timer = threading.Timer(_PERIOD, self.summarize)
+                timer.name, timer.daemon = "log-limit", True
+                timer.start()
+            self._omitted.setdefault(event["event"], Counter())[about.namespace] += 1
+        raise structlog.DropEvent
+
+    def summarize(self) -> None:
+        """Log how many lines were omitted since the last summary."""
+        with self._lock:
+            omitted, self._omitted = self._omitted, {}
+        for line, namespaces in omitted.items():
+            named = [namespace for namespace, _ in namespaces.most_common(_MOST_NAMESPACES) if namespace]
+            log.warning(
+                "similar log lines omitted", line=line, lines=namespaces.total(), namespaces=", ".join(named)
+            )
 
 
 # The renderer quotes and escapes values with one of these characters.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         probe_features,
         unsupported_reason,
     )
-    from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock
+    from pykubeproxy.kernel.instance_lock import AlreadyRunning, InstanceLock, NoLock, lock_holder
     from pykubeproxy.kernel.iptables import Iptables, Tables, open_iptables
     from pykubeproxy.kernel.live import live_ruleset, live_ruleset_about
     from pykubeproxy.kernel.requirements import NotANode, require_linux, require_node
@@ -57,7 +57,7 @@ _NAMES = {
         "probe_features",
         "unsupported_reason",
     ),
-    "instance_lock": ("AlreadyRunning", "InstanceLock"),
+    "instance_lock": ("AlreadyRunning", "InstanceLock", "NoLock", "lock_holder"),
     "iptables": ("Iptables", "Tables", "open_iptables"),
     "live": ("live_ruleset", "live_ruleset_about"),
     "requirements": ("NotANode", "require_linux", "require_node"),

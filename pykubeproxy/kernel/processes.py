@@ -1,5 +1,6 @@
-"""Find the processes and TCP listeners of the calling thread's network namespace."""
+"""Find the processes and TCP listeners of the calling thread's network namespace, and processes that lock a file."""
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -64,6 +65,22 @@ def capabilities(other: Process) -> frozenset[str] | None:
         return system.capabilities(_PROC / str(other.pid) / "status")
     except OSError:
         return None
+
+
+def lockers(file: Path, waiting: bool = False, locks: Path = _PROC / "locks") -> tuple[int, ...]:
+    """Return the processes that lock a file with flock, or wait for that; 0 for one of another pid namespace.
+
+    The kernel does not show a holder of another pid namespace. A line of /proc/locks:
+    `1: FLOCK  ADVISORY  WRITE 5518 fe:00:2146497 0 EOF`; `1: -> FLOCK …` waits.
+    """
+    try:
+        status = file.stat()
+        entries = [line.split()[1:] for line in locks.read_text().splitlines()]
+    except OSError:
+        return ()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    words = [entry[1:] if waiting else entry for entry in entries if (entry[:1] == ["->"]) is waiting]
+    return tuple(int(it[3]) for it in words if len(it) > 4 and it[0] == "FLOCK" and it[4] == place)
 
 
 def process(pid: int) -> Process | None:

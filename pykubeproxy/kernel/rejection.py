@@ -1,12 +1,11 @@
 """Turn the exit code and standard error of iptables-restore into an error that names the line."""
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from pykubeproxy.kernel.errors import Failed, KernelError, LockHeld, NotPermitted, Rejected
-from pykubeproxy.kernel.processes import process
+from pykubeproxy.kernel.processes import lockers, process
 from pykubeproxy.kernel.system import capabilities
 
 # The forms in which iptables 1.6 to 1.8 name a line:
@@ -67,7 +66,7 @@ def explain(command: str, exit_code: int, stderr: str, lock_file: str, read: Inp
 
 
 def _lock_held(lock_file: str) -> LockHeld:
-    pid = holder(lock_file)
+    pid = next((pid for pid in lockers(Path(lock_file)) if pid > 0), None)
     running = process(pid) if pid else None
     return LockHeld(lock_file, pid, " ".join(running.arguments)[:_LONGEST_COMMAND] if running else "")
 
@@ -94,20 +93,3 @@ def _message(stderr: str) -> str:
     lines = [_PROGRAM.sub("", line.strip()) for line in stderr.splitlines()]
     reasons = [line for line in lines if line and not _NOISE.match(line)]
     return re.sub(r"^line \d+ (?=failed$)", "", "; ".join(reasons))
-
-
-def holder(lock_file: str, locks: str = "/proc/locks") -> int | None:
-    """Return the process that locks a file; None if the kernel does not report it or the process is not visible.
-
-    A line of /proc/locks: `1: FLOCK  ADVISORY  WRITE 5518 fe:00:2146497 0 EOF`; one with `->` only waits.
-    """
-    try:
-        status = Path(lock_file).stat()
-        entries = [line.split() for line in Path(locks).read_text().splitlines()]
-    except OSError:
-        return None
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    holders = (
-        int(entry[4]) for entry in entries if len(entry) > 5 and entry[1] == "FLOCK" and entry[5] == place
-    )
-    return next((pid for pid in holders if pid > 0), None)

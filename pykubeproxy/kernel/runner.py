@@ -7,6 +7,7 @@ import os
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -253,6 +254,22 @@ class Runner(msgspec.Struct, frozen=True):
         folders = [*filter(None, merged.get("PATH", os.defpath).split(os.pathsep))]
         folders += [folder for folder in _SYSTEM_FOLDERS if folder not in folders]
         return {**merged, "PATH": os.pathsep.join(folders)}
+
+
+def protect_lock_file(path: str) -> None:
+    """Let no other user open the file that iptables-legacy locks: a user who may read it can hold the lock.
+
+    Raises OSError. Does nothing if it is missing: iptables creates it with this mode.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        if stat.S_ISREG(os.fstat(file).st_mode):  # XTABLES_LOCKFILE may name /dev/null
+            os.fchmod(file, 0o600)
+    finally:
+        os.close(file)
 
 
 def kill_commands() -> None:

@@ -34,6 +34,8 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 _OS_LABEL = "kubernetes.io/os"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 
+# An API server sets 36 characters; a manifest may have anything.
+_LONGEST_UID = 64
 # The default of kube-apiserver, in seconds.
 _DEFAULT_AFFINITY = 10800
 _MAX_AFFINITY = 86400
@@ -138,6 +140,7 @@ def _service(service: wire.Service) -> Service:
         proxy_name=labels.get(PROXY_NAME_LABEL),
         headless=headless,
         rejected=tuple(rejected),
+        uid=meta.uid if meta.uid and len(meta.uid) <= _LONGEST_UID else "",
     )
 
 

@@ -85,6 +85,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     - `proxy_name`: the label service.kubernetes.io/service-proxy-name, None if missing
     - `headless`: clusterIP is "None"
     - `rejected`: values that the other fields omit
+    - `uid`: for events about it, "" if unknown
     """
 
     namespace: str
@@ -102,6 +103,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     proxy_name: str | None = None
     headless: bool = False
     rejected: tuple[RejectedValue, ...] = ()
+    uid: str = ""
 
     @property
     def key(self) -> Key:

@@ -9,6 +9,7 @@ import msgspec
 class Metadata(msgspec.Struct, gc=False):
     name: str
     namespace: str | None = None
+    uid: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletionTimestamp: str | None = None  # noqa: N815

@@ -1,7 +1,7 @@
 """The context of a family's rules: what they depend on besides Services and EndpointSlices."""
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -11,7 +11,7 @@ from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers
+from pykubeproxy.services.ports import ApiServers, Reserved, ReservedAddresses
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from pykubeproxy.services.size import Oversized, oversized
 
@@ -36,7 +36,7 @@ class RuleContext(msgspec.Struct, frozen=True):
     """The context of the rules of one family, from the configuration, the Node object and the kernel.
 
     A Service with more than `max_service_pairs` is not served; 0 means any number.
-    `api_servers` are the addresses at which this node reaches its API servers; see `service_ports`.
+    For `reserved` see `service_ports`.
     """
 
     node: NodeTopology
@@ -44,13 +44,13 @@ class RuleContext(msgspec.Struct, frozen=True):
     node_port_jumps: tuple[str, ...]
     allow_external_ips: bool = True
     max_service_pairs: int = 0
-    api_servers: ApiServers = frozenset()
+    reserved: ReservedAddresses = {}
 
     def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...] | Oversized:
         """Return the resolved ports of one Service, or why it is too large to be served."""
         family = self.options.family
         return oversized(cluster, service, family, self.max_service_pairs) or resolve_ports(
-            cluster, service, family, self.node, self.allow_external_ips, self.api_servers
+            cluster, service, family, self.node, self.allow_external_ips, self.reserved
         )
 
 
@@ -87,8 +87,20 @@ def rule_context(
         node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
         max_service_pairs=config.max_service_pairs,
-        api_servers=api_servers_of(api_servers, family),
+        reserved={
+            **dict.fromkeys(_own_pages(config, node, family), Reserved.OWN_PAGES),
+            **dict.fromkeys(api_servers_of(api_servers, family), Reserved.API_SERVER),
+        },
     )
+
+
+def _own_pages(config: Config, node: Node | None, family: Family) -> Iterator[tuple[str, int]]:
+    """Yield the addresses of one family and the ports at which clients outside of the node reach the agent's pages."""
+    own = {*(node.addresses if node else ()), *node_ips(config, node).values()}
+    for page in (config.health_address, config.metrics_address):
+        if page:
+            hosts = own if page.host in _UNSPECIFIED else {page.host}
+            yield from ((host, page.port) for host in hosts if family_of(host) is family)
 
 
 def api_servers_of(found: ApiServers, family: Family) -> ApiServers:

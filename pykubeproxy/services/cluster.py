@@ -81,6 +81,11 @@ class Cluster:
     def service(self, key: Key) -> Service | None:
         return self._services.get(key)
 
+    def service_uid(self, key: Key) -> str:
+        """Return the UID of a Service, "" if it is unknown. Any thread may call this."""
+        service = self._services.get(key)
+        return service.uid if service else ""
+
     def services(self) -> Iterator[Service]:
         return iter(self._services.values())
 

@@ -1,6 +1,8 @@
 """Service ports: one per port of a Service and address family."""
 
 import enum
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,6 +10,24 @@ from pykubeproxy.objects import Family, Key, Port, Protocol, Service, family_of
 
 # Canonical IP addresses and the TCP ports at which this node reaches its API servers.
 ApiServers = frozenset[tuple[str, int]]
+
+
+class Reserved(enum.Enum):
+    """Why no external IP and no load balancer IP is served at an address and TCP port."""
+
+    API_SERVER = "this node reaches the API server there"
+    OWN_PAGES = "the agent serves its health or metrics there"
+
+
+# By canonical IP address and TCP port.
+ReservedAddresses = Mapping[tuple[str, int], Reserved]
+
+
+class SkippedIP(NamedTuple):
+    """An external IP or load balancer IP that gets no rules at the port of a Service."""
+
+    address: str
+    reason: Reserved
 
 
 class PortName(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -42,8 +62,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     - `node_port`, `health_check_node_port`: 0 if unset
     - `source_ranges`: the clients allowed at load balancer IPs; None for all
     - `external_local`: false where external traffic cannot reach the Service
-    - `skipped_ips`: external IPs and load balancer IPs that get no rules, because this node reaches an API server at that
-      address and port
+    - `skipped_ips`: external IPs and load balancer IPs that get no rules, because that address and port are reserved
     """
 
     name: PortName
@@ -58,7 +77,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     external_local: bool
     affinity_seconds: int | None
     health_check_node_port: int
-    skipped_ips: tuple[str, ...] = ()
+    skipped_ips: tuple[SkippedIP, ...] = ()
 
     @property
     def externally_accessible(self) -> bool:
@@ -95,14 +114,15 @@ def service_ports(
     service: Service,
     family: Family,
     allow_external_ips: bool = True,
-    api_servers: ApiServers = frozenset(),
+    reserved: ReservedAddresses | None = None,
 ) -> tuple[ServicePort, ...] | ServiceSkipReason:
     """Return the service ports of a Service in one family, or why there are none.
 
-    Skip external IPs and load balancer IPs that with their port are in `api_servers`: a Service could redirect the
-    agent's own connection, and the agent would never hear that the Service is gone. Cluster IPs are never skipped,
-    because the API server allocates them, one of them for itself.
+    Skip external IPs and load balancer IPs that with their port are `reserved`: a Service could redirect the agent's own
+    connection to the API server, and the agent would never hear that the Service is gone; or the probes of the agent's
+    health. Cluster IPs are never skipped, because the API server allocates them, one of them for itself.
     """
+    reserved = reserved or {}
     cluster_ip = _cluster_ip(service, family)
     if isinstance(cluster_ip, ServiceSkipReason):
         return cluster_ip
@@ -116,8 +136,8 @@ def service_ports(
     external_local = service.external_local and external
     has_health_check = service.type == "LoadBalancer" and external_local
 
-    def skips(ip: str, port: Port) -> bool:
-        return port.protocol is Protocol.TCP and (ip, port.port) in api_servers
+    def reason(ip: str, port: Port) -> Reserved | None:
+        return reserved.get((ip, port.port)) if port.protocol is Protocol.TCP else None
 
     return tuple(
         ServicePort(
@@ -126,15 +146,19 @@ def service_ports(
             cluster_ip=cluster_ip,
             port=port.port,
             node_port=port.node_port,
-            external_ips=tuple([ip for ip in external_ips if not skips(ip, port)]),
-            load_balancer_ips=tuple([ip for ip in load_balancer_ips if not skips(ip, port)]),
+            external_ips=tuple([ip for ip in external_ips if not reason(ip, port)]),
+            load_balancer_ips=tuple([ip for ip in load_balancer_ips if not reason(ip, port)]),
             source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
             affinity_seconds=service.affinity_seconds,
             health_check_node_port=service.health_check_node_port if has_health_check else 0,
             skipped_ips=tuple(
-                [ip for ip in dict.fromkeys((*external_ips, *load_balancer_ips)) if skips(ip, port)]
+                [
+                    SkippedIP(ip, why)
+                    for ip in dict.fromkeys((*external_ips, *load_balancer_ips))
+                    if (why := reason(ip, port))
+                ]
             ),
         )
         for port in service.ports

@@ -8,7 +8,7 @@ import msgspec
 from pykubeproxy.objects import Endpoint, Family, Key
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, resolve_endpoints, slice_ports
-from pykubeproxy.services.ports import ApiServers, ServicePort, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import ReservedAddresses, ServicePort, ServiceSkipReason, service_ports
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ def resolve_ports(
     family: Family,
     node: NodeTopology,
     allow_external_ips: bool = True,
-    api_servers: ApiServers = frozenset(),
+    reserved: ReservedAddresses | None = None,
 ) -> tuple[ResolvedPort, ...]:
     """Return the resolved ports of one Service in one family; none if the Service is missing or skipped.
 
@@ -213,7 +213,7 @@ def resolve_ports(
     service = cluster.service(key)
     if service is None:
         return ()
-    ports = service_ports(service, family, allow_external_ips, api_servers)
+    ports = service_ports(service, family, allow_external_ips, reserved)
     if isinstance(ports, ServiceSkipReason):
         return ()
     slices = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]

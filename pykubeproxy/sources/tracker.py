@@ -90,7 +90,7 @@ class ObjectTracker:
             meta = wire.meta(raw)
             key, version = meta.key(self._kind), meta.resourceVersion or ""
             if self._rejected.get(key) != version:
-                log.warning("object skipped", reason=str(error), version=version)
+                log.warning("object skipped", about=key, reason=str(error), version=version)
             rejected[key] = self._rejected[key] = version
             return None
         self._log_remark(decoded)
@@ -102,5 +102,5 @@ class ObjectTracker:
         if not text:
             self._remarks.pop(decoded.key, None)
         elif text != self._remarks.get(decoded.key):
-            log.warning("invalid values skipped", reason=text)
+            log.warning("invalid values skipped", about=decoded.key, reason=text)
             self._remarks[decoded.key] = text

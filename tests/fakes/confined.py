@@ -8,16 +8,18 @@ from pathlib import Path
 
 from tests.fakes.process import PROGRAM
 
-# Make all mounts read-only in a new mount namespace, including /proc/sys, as a container runtime does. Only the lock of
-# the legacy tables stays writable, as in the DaemonSet.
+# Make all mounts read-only in a new mount namespace, including /proc/sys, as a container runtime does. Only the locks of
+# the legacy tables and of agents stay writable, as in the DaemonSet.
 _CONFINE = r"""
 set -eu
 lock=$1; capabilities=$2; shift 2
 mount --bind "$lock" "$lock"
+mkdir -p /run/pykubeproxy
+mount --bind /run/pykubeproxy /run/pykubeproxy
 mount --bind /proc/sys /proc/sys
 cut -d' ' -f5 /proc/self/mountinfo | while read -r place; do
     case $place in
-    "$lock" | /dev | /dev/* | /proc) ;;
+    "$lock" | /run/pykubeproxy | /dev | /dev/* | /proc) ;;
     *) mount -o remount,bind,ro "$place" 2>/dev/null || echo "$place cannot be made read-only" >&2 ;;
     esac
 done

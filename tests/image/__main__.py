@@ -132,7 +132,7 @@ def _run_agent(podman: Podman, backend: str) -> None:
     network = f"--network=ns:/run/netns/{namespace}"
     flags = (f"--config={_CONFIG}", f"--iptables-backend={backend}")
     objects = ("--manifests=/mnt/tests/data/manifests/explain.yaml", "--hostname-override=node1", "--once")
-    # The lock file is the only file that the containers write.
+    # The containers write no files but those of locks.
     agent = (*_AGENT, *_VOLUMES, network, "--tmpfs=/run")
     try:
         script = f"echo 1 >/proc/sys/net/ipv4/ip_forward; exec pykubeproxy run --init-only {' '.join(flags)}"

@@ -6,7 +6,8 @@ import pytest
 
 from pykubeproxy.kernel import Failed, NotPermitted, Rejected
 from pykubeproxy.kernel.errors import LockHeld
-from pykubeproxy.kernel.rejection import Input, explain, holder
+from pykubeproxy.kernel.processes import lockers
+from pykubeproxy.kernel.rejection import Input, explain
 
 TEXT = "*nat\n:A - [0:0]\n-A A -j B\n-A A -m nope -j ACCEPT\n-A A -j ACCEPT\nCOMMIT\n"
 
@@ -125,8 +126,8 @@ def test_lock_holder_in_another_pid_namespace_has_no_pid() -> None:
     assert "not visible" in str(error)
 
 
-def test_lock_holder_is_not_a_waiting_process(tmp_path: Path) -> None:
-    """/proc/locks lists both."""
+def test_processes_that_lock_a_file_or_wait_for_it(tmp_path: Path) -> None:
+    """/proc/locks lists both; a process of another pid namespace has the pid 0."""
     lock = tmp_path / "lock"
     lock.touch()
     status = lock.stat()
@@ -135,8 +136,10 @@ def test_lock_holder_is_not_a_waiting_process(tmp_path: Path) -> None:
     locks.write_text(
         f"1: FLOCK  ADVISORY  WRITE 77 00:01:{status.st_ino + 1} 0 EOF\n"
         f"2: POSIX  ADVISORY  WRITE 78 {place} 0 EOF\n"
-        f"3: -> FLOCK  ADVISORY  WRITE 79 {place} 0 EOF\n"
         f"4: FLOCK  ADVISORY  WRITE 80 {place} 0 EOF\n"
+        f"4: -> FLOCK  ADVISORY  WRITE 79 {place} 0 EOF\n"
+        f"4:  -> FLOCK  ADVISORY  WRITE 0 {place} 0 EOF\n"
     )
-    assert holder(str(lock), str(locks)) == 80
-    assert holder(str(tmp_path / "none"), str(locks)) is None
+    assert lockers(lock, locks=locks) == (80,)
+    assert lockers(lock, waiting=True, locks=locks) == (79, 0)
+    assert lockers(tmp_path / "none", locks=locks) == ()

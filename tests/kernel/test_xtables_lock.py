@@ -2,13 +2,19 @@
 
 import fcntl
 import os
+import stat
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from pykubeproxy.agent.node_setup import prepare_backend
+from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Runner, open_iptables, tools
 from pykubeproxy.kernel.errors import LockHeld
+from pykubeproxy.kernel.runner import protect_lock_file
 from pykubeproxy.objects import Family
 
 TEXT = "*nat\n:A - [0:0]\nCOMMIT\n"
@@ -27,6 +33,50 @@ def test_a_held_lock_is_an_error_with_its_holder(runner: Runner, monkeypatch: py
     assert runner.lock_file in str(held.value)
     legacy.restore(TEXT)
     assert legacy.legacy_tables() == {"nat"}
+
+
+@pytest.mark.root
+def test_other_users_cannot_lock_the_file_once_an_agent_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stays the same file, because other programs hold its lock. The kubelet creates it with mode 0644."""
+    with tempfile.TemporaryDirectory() as folder:  # `tmp_path` is closed to other users
+        Path(folder).chmod(0o755)
+        _check_protection(Path(folder) / "xtables.lock", monkeypatch)
+
+
+def _check_protection(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.touch(0o644)
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(file))
+    lock = ("flock", "--nonblock", str(file), "true")
+    assert subprocess.run(lock, user=65534, extra_groups=()).returncode == 0
+    before = file.stat()
+    prepare_backend(load(None, {}).config)
+    assert file.stat().st_ino == before.st_ino
+    refused = subprocess.run(lock, user=65534, extra_groups=(), capture_output=True, text=True)
+    assert "Permission denied" in refused.stderr
+    assert subprocess.run(lock).returncode == 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["missing", "link", "device"])
+def test_only_a_lock_file_is_protected(tmp_path: Path, kind: str) -> None:
+    """Not what a link names, nor /dev/null."""
+    target, file = tmp_path / "target", tmp_path / "xtables.lock"
+    target.touch(0o644)
+    if kind == "link":
+        file.symlink_to(target)
+        with pytest.raises(OSError, match="symbolic links"):
+            protect_lock_file(str(file))
+    elif kind == "device":
+        os.mknod(file, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        file.chmod(0o666)
+        protect_lock_file(str(file))
+        assert file.stat().st_mode & 0o777 == 0o666
+    else:
+        protect_lock_file(str(file))
+        assert not file.exists()
+    assert target.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.root

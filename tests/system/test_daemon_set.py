@@ -27,10 +27,11 @@ BASE = PROJECT / "manifests/base"
 ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 _TIMEOUT = 60.0  # seconds
 PROGRAM = [sys.executable, "-c", "from pykubeproxy.cli import main; main()"]
-# A mount namespace with a service account, a configuration and a lock file; all else is read-only.
+# A mount namespace with a service account, a configuration and the files of locks; all else is read-only.
 MOUNTS = f"""
 mount -t tmpfs tmpfs /run; mkdir -p {ACCOUNT}; cp "$GIVEN"/token "$GIVEN"/ca.crt {ACCOUNT}/
 touch /run/xtables.lock; mount --bind /run/xtables.lock /run/xtables.lock
+mkdir /run/pykubeproxy; mount --bind /run/pykubeproxy /run/pykubeproxy
 mkdir /run/given; cp "$GIVEN"/config.conf /run/given/
 mount -t tmpfs tmpfs /var/lib; mkdir /var/lib/kube-proxy; mount --bind /run/given /var/lib/kube-proxy
 mount -o remount,bind,ro /run; mount -o remount,bind,ro /

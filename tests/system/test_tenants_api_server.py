@@ -16,7 +16,8 @@ from pykubeproxy.cli.explain import explain
 from pykubeproxy.lab.apiserver import EVENTS, SERVICES
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
-from tests.fakes.process import METRICS, PROGRAM, answers, inside_a_namespace, running, saved
+from tests.fakes.http_client import fetch
+from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running, saved
 from tests.fakes.victim import Victim, victim
 
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["nft", "legacy"])]
@@ -67,7 +68,7 @@ def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
         eventually(lambda: "--dport 9 " in to_server(backend), 20)
         assert f"--dport {made.api.port} " not in to_server(backend)
         assert reconnected(made) <= allowed
-        assert made.log.read_text().count("api server address skipped") == 1
+        assert made.log.read_text().count("external address skipped") == 1
 
         def recorded() -> list[str]:
             found = made.api.store.list(EVENTS)
@@ -88,6 +89,27 @@ def test_a_service_at_the_address_of_the_api_server_cuts_off_no_agent(
             made.change(20)
             made.api.store.delete(SERVICES, "default", "attacker")
             eventually(lambda: SERVER not in rules(backend), 20)
+
+
+def test_a_service_at_the_health_port_of_the_node_breaks_no_probe(backend: str, tmp_path: Path) -> None:
+    """Neither those of the kubelet over loopback, nor those of others at the node's address. The rest is served."""
+    flags = (f"--healthz-bind-address={SERVER}:{HEALTH}", "--metrics-bind-address=0.0.0.0:10249")
+    with victim(backend, tmp_path, *flags, server_address=SERVER) as made:
+        made.api.store.replace(node("node1", SERVER), part="status")
+        numbers = {"healthz": HEALTH, "metrics": METRICS, "other": 9}
+        target = [{"name": name, "port": 8080} for name in numbers]
+        made.api.store.create({**slice_of("attacker", "10.244.66.66"), "ports": target})
+        ports = [{"name": name, "port": number} for name, number in numbers.items()]
+        made.api.store.create(service("attacker", clusterIP="10.96.6.6", ports=ports, externalIPs=[SERVER]))
+        eventually(lambda: "--dport 9 " in to_server(backend), 20)
+        for host in ("127.0.0.1", SERVER):
+            assert fetch(HEALTH, "/livez", host=host).status == 200
+        assert fetch(METRICS, "/healthz", host=SERVER).status == 200
+        assert "--dport 102" not in to_server(backend)
+        explained = " ".join(CliRunner().invoke(explain, ["default/attacker"]).stdout.split())
+        for port in (HEALTH, METRICS):
+            reason = "the agent serves its health or metrics there"
+            assert f"{SERVER}:{port} is not served: {reason}." in explained
 
 
 def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tmp_path: Path) -> None:
@@ -119,7 +141,7 @@ def test_a_client_at_the_cluster_ip_of_the_api_server_is_served(backend: str, tm
             )
             eventually(lambda: "-d 10.96.6.6/32" in rules(backend), 20)
             assert reconnected(made) <= allowed
-            assert "api server address skipped" in (tmp_path / "second.log").read_text()
+            assert "external address skipped" in (tmp_path / "second.log").read_text()
 
 
 def test_rules_of_an_earlier_proxy_at_the_address_of_the_api_server_are_deleted(

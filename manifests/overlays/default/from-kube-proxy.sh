@@ -29,6 +29,6 @@ grep -q '^oomScoreAdj:' config.conf || echo 'oomScoreAdj: -997' >>config.conf
 printf '# The address of the API server.\n%s\n%s\n' \
     "KUBERNETES_SERVICE_HOST=${server//[\[\]]/}" "KUBERNETES_SERVICE_PORT=$port" >api-server.env
 echo "wrote config.conf and api-server.env for the API server at $server, port $port"
-if grep -E '^ *healthzBindAddress:' config.conf | grep -Evq '(""|(0\.0\.0\.0|\[?::]?):10256)"? *$'; then
-    echo "warning: healthzBindAddress in config.conf must allow the pods' probes, which use the node's address, port 10256" >&2
+if grep -E '^ *healthzBindAddress: *"?(\[[^]]*]|[0-9.]*):[0-9]+"? *$' config.conf | grep -vq ':10256"\? *$'; then
+    echo "warning: healthzBindAddress in config.conf must have port 10256, which the pods' probes use" >&2
 fi

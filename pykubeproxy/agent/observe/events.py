@@ -1,10 +1,8 @@
 """Kubernetes Events on Nodes and Services, sent to the API server."""
 
-import contextlib
-import itertools
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -12,6 +10,8 @@ import msgspec
 import structlog
 
 from pykubeproxy.objects import Family, Key
+from pykubeproxy.report_limit import ReportLimit
+from pykubeproxy.services.ports import Reserved
 from pykubeproxy.sources.client import Client, TokenBucket
 from pykubeproxy.sources.failures import Failure
 
@@ -19,14 +19,14 @@ _WARNING = "Warning"
 _CONTROLLER = "kube-proxy"
 # Limits of the API server, in characters; the name leaves room for a unique suffix.
 _LONGEST_NOTE, _LONGEST_NAME, _LONGEST_INSTANCE = 1024, 230, 128
-# Further events are dropped while this many are queued. Rate in events per second.
-_LONGEST_QUEUE = 100
+# Further events of a namespace are dropped while this many wait. Rate in events per second.
+_MOST_WAITING = 100
 _RATE, _BURST = 1.0, 10
+# Events in each period of this many seconds: for each object and reason, and for each namespace of Services.
+_PERIOD, _PER_OBJECT, _PER_NAMESPACE = 600.0, 3, 10
 # Seconds before each retry, and per request.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TIMEOUT = 5.0
-# The maximum to read of a list of one Service, in pieces of up to 64 KiB.
-_MOST_PIECES = 64
 _BIND_FAILED = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 
 log = structlog.get_logger()
@@ -47,7 +47,12 @@ class KubernetesEvent(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Drop events, for an agent without an API server. Any thread may call a recorder; it never raises."""
+    """Drop events, for an agent without an API server. Any thread may call a recorder; it never raises.
+
+    `uid_of` returns the UID of a Service, "" if unknown; `kubectl describe` selects events by it.
+    """
+
+    uid_of: Callable[[Key], str] = staticmethod(lambda _: "")
 
     def record(self, event: KubernetesEvent) -> None:
         """Queue an event without blocking; it may be dropped."""
@@ -56,8 +61,28 @@ class Recorder:
         """Wait up to this time for queued events to be sent, then drop the rest."""
 
 
+class _Recorded(msgspec.Struct, frozen=True):
+    """An event, when it was recorded in ns since 1970, and how many times since it was last sent."""
+
+    ns: int
+    event: KubernetesEvent
+    uid: str
+    times: int = 1
+
+
+class _Namespace(msgspec.Struct):
+    """The events of a namespace that wait to be sent, and those that wait for the next period."""
+
+    queued: deque[_Recorded] = msgspec.field(default_factory=deque)
+    held: dict[tuple[Key, str], _Recorded] = {}
+
+
 class ApiRecorder(Recorder):
-    """Create events on the API server, from a separate thread; log those that fail."""
+    """Create events on the API server, from a separate thread; log those that fail.
+
+    Beyond a limit for each object and each namespace, only the last event of each object and reason is sent, once the
+    period is over, with the number of events. Namespaces take turns.
+    """
 
     def __init__(
         self,
@@ -65,69 +90,114 @@ class ApiRecorder(Recorder):
         node_name: str,
         pauses: tuple[float, ...] = _PAUSES,
         clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._instance = f"{_CONTROLLER}-{node_name}"[:_LONGEST_INSTANCE]
         self._pauses = pauses
         self._clock = clock
+        self._monotonic = monotonic
         self._limiter = TokenBucket(_RATE, _BURST)
-        self._queue: queue.Queue[tuple[int, KubernetesEvent] | None] = queue.Queue(_LONGEST_QUEUE)
+        self._limit = ReportLimit(_PERIOD, _PER_OBJECT, _PER_NAMESPACE)
+        self._changed = threading.Condition()
+        self._namespaces: dict[str, _Namespace] = {}
+        self._draining = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
     def record(self, event: KubernetesEvent) -> None:
-        try:
-            self._queue.put_nowait((self._clock(), event))
-        except queue.Full:
-            log.warning("event dropped, queue full", reason=event.reason, note=event.note)
+        recorded = _Recorded(
+            self._clock(), event, self.uid_of(event.regarding) if event.kind == "Service" else ""
+        )
+        with self._changed:
+            self._release()
+            added = self._add(recorded)
+            self._changed.notify()
+        if not added:
+            log.warning("event dropped", about=event.regarding, reason=event.reason, note=event.note)
 
     def close(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=seconds)
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+        self._thread.join(seconds)
         self._closing.set()
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None and not self._closing.is_set():
-            self._limiter.wait()
-            self._create(*item)
+    def _add(self, recorded: _Recorded) -> bool:
+        """Queue or hold an event. Return whether there was room."""
+        event = recorded.event
+        about, key = event.regarding, (event.regarding, event.reason)
+        waiting = self._namespaces.setdefault(about.namespace, _Namespace())
+        if before := waiting.held.get(key):
+            waiting.held[key] = msgspec.structs.replace(recorded, times=before.times + recorded.times)
+        elif len(waiting.queued) < _MOST_WAITING and self._limit.admits(
+            event.reason, about, self._monotonic()
+        ):
+            waiting.queued.append(recorded)
+        elif len(waiting.held) < _MOST_WAITING:
+            waiting.held[key] = recorded
+        else:
+            return False
+        return True
 
-    def _create(self, ns: int, event: KubernetesEvent) -> None:
+    def _run(self) -> None:
+        while (recorded := self._next()) and not self._closing.is_set():
+            self._limiter.wait()
+            self._create(recorded)
+
+    def _next(self) -> _Recorded | None:
+        """Wait for the next event to send. Return None once the recorder closes and all queued events were sent."""
+        with self._changed:
+            while True:
+                self._release()
+                for name, waiting in tuple(self._namespaces.items()):
+                    if waiting.queued or not waiting.held:
+                        del self._namespaces[name]
+                    if waiting.queued:
+                        recorded = waiting.queued.popleft()
+                        self._namespaces[name] = waiting  # behind the others
+                        return recorded
+                if self._draining:
+                    return None
+                self._changed.wait(
+                    max(0.0, self._limit.ends - self._monotonic()) if self._namespaces else None
+                )
+
+    def _release(self) -> None:
+        """In a new period, queue the events that waited for it, as far as its limit allows."""
+        if self._monotonic() < self._limit.ends:
+            return
+        for waiting in self._namespaces.values():
+            held, waiting.held = waiting.held, {}
+            for recorded in held.values():
+                self._add(recorded)
+
+    def _create(self, recorded: _Recorded) -> None:
+        event = recorded.event
         path = f"/apis/events.k8s.io/v1/namespaces/{event.regarding.namespace or 'default'}/events"
-        body = as_object(event, ns, self._instance, self._uid(event))
+        body = as_object(event, recorded.ns, self._instance, recorded.uid, recorded.times)
+        fields = {"about": event.regarding, "reason": event.reason, "note": event.note}
         for pause in (*self._pauses, None):
             try:
                 self._client.post(path, body, resource="events", idle=_TIMEOUT)
                 return
             except Failure as failure:
                 if pause is None or failure.persistent:
-                    log.warning("event not sent", reason=event.reason, note=event.note, error=str(failure))
+                    log.warning("event not sent", **fields, error=str(failure))
                     return
                 if self._closing.wait(max(pause, failure.retry_after)):
                     return
 
-    def _uid(self, event: KubernetesEvent) -> str:
-        """Return the UID of the Service that an event is about, "" if unknown; `kubectl describe` selects by it.
 
-        The agent keeps no UIDs. A proxy's role may list Services, but not get one.
-        """
-        if event.kind != "Service":
-            return ""
-        path = f"/api/v1/namespaces/{event.regarding.namespace}/services"
-        query = {"fieldSelector": f"metadata.name={event.regarding.name}"}
-        try:
-            with self._client.stream(path, query, resource="services", idle=_TIMEOUT) as pieces:
-                body = b"".join(itertools.islice(pieces, _MOST_PIECES))
-            return str(msgspec.json.decode(body)["items"][0]["metadata"]["uid"])
-        except (Failure, ValueError, LookupError, TypeError, RecursionError):
-            return ""
+def as_object(
+    event: KubernetesEvent, ns: int, instance: str, uid: str = "", times: int = 1
+) -> dict[str, object]:
+    """Return the Event object of events.k8s.io/v1; `ns` is its time in ns since 1970, `uid` that of its Service.
 
-
-def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> dict[str, object]:
-    """Return the Event object of events.k8s.io/v1; `ns` is its time in ns since 1970, `uid` that of its Service."""
-    about = event.regarding
+    It stands for that many `times`.
+    """
+    about, ending = event.regarding, f" ({times} times since the last such event)" if times > 1 else ""
     # kubectl and the kubelet use a node's name as its UID in events.
     regarding = {"namespace": about.namespace, "uid": uid} if about.namespace else {"uid": about.name}
     return {
@@ -149,7 +219,7 @@ def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> 
             **{field: value for field, value in regarding.items() if value},
         },
         "type": event.type,
-        "note": event.note[:_LONGEST_NOTE],
+        "note": event.note[: _LONGEST_NOTE - len(ending)] + ending,
     }
 
 
@@ -175,12 +245,11 @@ def service_quarantined(node_name: str, service: Key, reason: str) -> Kubernetes
     return KubernetesEvent("Service", service, _WARNING, "ServiceQuarantined", "Sync", note)
 
 
-def address_skipped(node_name: str, service: Key, addresses: Sequence[str]) -> KubernetesEvent:
+def address_skipped(
+    node_name: str, service: Key, addresses: Sequence[str], reason: Reserved
+) -> KubernetesEvent:
     """Return the event that this node does not serve these addresses and ports of a Service."""
-    note = (
-        f"node {node_name} does not serve {service} at {', '.join(addresses)}:"
-        " this node reaches the API server at the same address and port"
-    )
+    note = f"node {node_name} does not serve {service} at {', '.join(addresses)}: {reason.value}"
     return KubernetesEvent("Service", service, _WARNING, "AddressSkipped", "Sync", note)
 
 

@@ -23,8 +23,6 @@ _EVERY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - loa
 _CONNECTIONS = 64
 # File descriptors for other things: about 160 connections of clients, watches, netlink, pipes to commands.
 _RESERVE = 256
-# Each syncPeriod, to leave room in the queue of events. The others follow later.
-_MOST_REPORTS = 25
 _LIMIT_REACHED = "the agent may not open more files; raise its limit of open files"
 
 log = structlog.get_logger()
@@ -130,7 +128,6 @@ class HealthChecks:
         self._desired: set[_CheckListener] = set()
         self._close: dict[_CheckListener, Callable[[], None]] = {}
         self._reported: set[_CheckListener | Key] = set()
-        self._reports_left = _MOST_REPORTS
         self._limited = False  # and the limit was logged
 
     def apply(self, checks: Mapping[Key, Check], hosts: Iterable[str]) -> None:
@@ -148,8 +145,7 @@ class HealthChecks:
         self._open()
 
     def retry(self) -> None:
-        """Open the ports that are not open yet, and report those that were not reported; call every syncPeriod."""
-        self._reports_left = _MOST_REPORTS
+        """Open the ports that are not open yet; call every syncPeriod."""
         if self._limited and not self._unserved:
             self._limited = False
             log.info("health check ports no longer limited")
@@ -165,24 +161,17 @@ class HealthChecks:
             try:
                 self._close[listener] = self._server.listen(listener.host, listener.port, page)
             except OSError as error:
-                if self._may_report(listener):
+                if listener not in self._reported:
+                    self._reported.add(listener)
                     self._report(listener, error.strerror or str(error))
             else:
                 self._reported.discard(listener)
         self._report_unserved()
 
-    def _may_report(self, subject: _CheckListener | Key) -> bool:
-        """Return whether to report this now, and count it."""
-        if subject in self._reported or not self._reports_left:
-            return False
-        self._reported.add(subject)
-        self._reports_left -= 1
-        return True
-
     def _report(self, listener: _CheckListener, reason: str) -> None:
         service, port, host = listener
         fields = {"service": str(service), "address": host or "all", "port": port}
-        log.error("health check bind failed, retrying", **fields, reason=reason)
+        log.error("health check bind failed, retrying", about=service, **fields, reason=reason)
         self._recorder.record(port_taken(self._node_name, service, port, reason))
 
     def _report_unserved(self) -> None:
@@ -194,7 +183,8 @@ class HealthChecks:
                 unserved=len(self._unserved),
                 reason=_LIMIT_REACHED,
             )
-        for service in filter(self._may_report, self._unserved):
+        for service in [it for it in self._unserved if it not in self._reported]:
+            self._reported.add(service)
             port = self._checks[service].port
             self._recorder.record(port_taken(self._node_name, service, port, _LIMIT_REACHED))
 

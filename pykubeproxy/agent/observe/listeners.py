@@ -10,6 +10,8 @@ from pykubeproxy.agent import BindFailed
 from pykubeproxy.config import Address, Config
 from pykubeproxy.http.server import Server
 
+# The kubelet's probes and our commands use it, also on a node with IPv6 only: no Service can redirect it.
+_LOOPBACK = "127.0.0.1"
 # The pause between two attempts to bind.
 _RETRY_SECONDS = 5.0
 
@@ -25,16 +27,18 @@ class Listeners:
         self._closing = threading.Event()
 
     def open(self, config: Config, health: http.Handler, metrics: http.Handler) -> None:
-        """Serve the pages at the addresses of the configuration, and those of metrics on loopback too.
+        """Serve the pages at the addresses of the configuration, and on loopback too, for probes and commands.
 
         If a bind fails, retry in a thread until it works. With `hard_fail`, raises BindFailed instead.
         """
-        if config.health_address:
-            self._open("health", config.health_address, health, "healthzBindAddress")
-        if config.metrics_address:
-            self._open("metrics", config.metrics_address, metrics, "metricsBindAddress")
-            if local := _loopback_address(config.metrics_address):
-                self._open("metrics-loopback", local, metrics)
+        for name, address, page, setting in (
+            ("health", config.health_address, health, "healthzBindAddress"),
+            ("metrics", config.metrics_address, metrics, "metricsBindAddress"),
+        ):
+            if address:
+                self._open(name, address, page, setting)
+                if not ipaddress.ip_address(address.host).is_unspecified and address.host != _LOOPBACK:
+                    self._open(f"{name}-loopback", Address(_LOOPBACK, address.port), page)
 
     def close(self) -> None:
         """Close all servers and end the retries."""
@@ -61,12 +65,6 @@ class Listeners:
             if not _listen(server, address, page):
                 log.info("bind succeeded", server=name, address=str(address))
                 return
-
-
-def _loopback_address(address: Address) -> Address | None:
-    """Return where clients on this node reach the port of `address` over loopback, None if `address` serves them."""
-    host = ipaddress.ip_address(address.host)
-    return None if host.is_unspecified or host.is_loopback else Address("127.0.0.1", address.port)
 
 
 def _listen(server: Server, address: Address, page: http.Handler) -> str:

@@ -93,6 +93,10 @@ class Observers:
             raise
         self.recorder.record(events.starting(self._node_name))
 
+    def know_uids(self, uid_of: Callable[[Key], str]) -> None:
+        """Have events name the UID of their Service, which `uid_of` returns."""
+        self.recorder.uid_of = uid_of
+
     def progress(self) -> None:
         """Note that the loop starts a step of its work; call it often."""
         self._heartbeat.progress()
@@ -104,7 +108,7 @@ class Observers:
     def event_applied(self, event: Event, changes: ChangedServices) -> None:
         """Note that an event was applied to the cluster, with these changes."""
         if event == Deleted(Kind.NODE, Key("", self._node_name)):
-            log.warning("node deleted, serving with its last state", node=self._node_name)
+            log.warning("node deleted, serving with its last state", about=event.key, node=self._node_name)
         self._latencies.event_applied(event)
         self.metrics.event_applied(event, changes)
 

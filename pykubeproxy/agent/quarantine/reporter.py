@@ -7,9 +7,6 @@ from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import Family
 from pykubeproxy.services.ports import PortName
 
-# A missing kernel feature may affect hundreds of services: log and record this many of one sync.
-_MOST = 20
-
 log = structlog.get_logger()
 
 
@@ -28,12 +25,11 @@ class QuarantineReporter:
         now = {port.port_name: port for port in report.quarantined}
         self._known[family] = frozenset(now)
         new = [port for name, port in now.items() if name not in before]
-        if others := len(new[_MOST:]):
-            log.error("more service ports quarantined", family=family.value, service_ports=others)
-        for quarantined in new[:_MOST]:
+        for quarantined in new:
             name = quarantined.port_name
             log.error(
                 "service quarantined",
+                about=name.service_key,
                 service=str(name),
                 protocol=name.protocol,
                 family=family.value,
@@ -47,5 +43,10 @@ class QuarantineReporter:
                 )
         existing = {item.port.name.service_key for item in report.resolved}
         for name in sorted(name for name in before - now.keys() if name.service_key in existing):
-            log.info("service released from quarantine", service=str(name), family=family.value)
+            log.info(
+                "service released from quarantine",
+                about=name.service_key,
+                service=str(name),
+                family=family.value,
+            )
         return bool(new)

@@ -137,7 +137,7 @@ def explain(cluster: Cluster, service: Service, contexts: Mapping[Family, RuleCo
     """Explain a Service in each family that has a context."""
     ports: list[PortExplanation] = []
     found = {
-        family: service_ports(service, family, on.allow_external_ips, on.api_servers)
+        family: service_ports(service, family, on.allow_external_ips, on.reserved)
         for family, on in contexts.items()
     }
     skipped = {family: reason for family, reason in found.items() if isinstance(reason, ServiceSkipReason)}

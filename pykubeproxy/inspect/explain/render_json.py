@@ -16,7 +16,6 @@ from pykubeproxy.inspect.explain.model import (
     differences,
 )
 from pykubeproxy.inspect.explain.render_text import (
-    API_SERVER_ADDRESS,
     endpoint_reason,
     ignored_hints_message,
     notes,
@@ -55,9 +54,9 @@ def document(
       "family", "policy", "address", "port", "used", "reason", "message"}]}}
 
     "services" has one entry for each service port and family. "skippedValues" lists invalid values of the Services, and
-    addresses that the agent does not serve at this port, because it reaches the API server there. With --node or
-    --zone, "differences" lists the endpoints that only one of the two nodes uses, with the reasons on this node. Keys
-    may be added.
+    addresses that the agent does not serve at this port, because it needs them itself. With --node or --zone,
+    "differences" lists the endpoints that only one of the two nodes uses, with the reasons on this node. Keys may be
+    added.
     """
     return {
         "apiVersion": API_VERSION,
@@ -83,9 +82,9 @@ def _skipped_values(explanation: Explanation) -> Iterator[dict[str, object]]:
         (rejected.field, rejected.value, None, rejected.reason) for rejected in service.rejected
     ]
     for port in (it.port for it in explanation.ports):
-        for ip in port.skipped_ips:
+        for ip, reason in port.skipped_ips:
             field = "spec.externalIPs" if ip in service.external_ips else "status.loadBalancer.ingress"
-            skipped.append((field, ip, port.port, API_SERVER_ADDRESS))
+            skipped.append((field, ip, port.port, reason.value))
     for field, value, number, message in skipped:
         entry = {"field": field, "value": value, "port": number, "message": message}
         yield {**_service(service), **entry}

@@ -15,8 +15,6 @@ from pykubeproxy.services.ports import ServiceSkipReason
 from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
 from pykubeproxy.wording import WIDTH, listed, percent, period, plural, tied, wrapped
 
-# Why an external IP or a load balancer IP is not served at one port.
-API_SERVER_ADDRESS = "this node reaches the API server there"
 _INDENT = "  "
 # The longest endpoint with its reason on the same line.
 _LONGEST = 21
@@ -124,8 +122,8 @@ def summary(explanation: PortExplanation) -> Iterator[str]:
 def notes(explanation: PortExplanation) -> Iterator[str]:
     """Yield what else matters: hints, restrictions, affinity, masquerading."""
     yield from map(ignored_hints_message, explanation.ignored_hints)
-    for ip in explanation.port.skipped_ips:
-        yield f"{tied(address_and_port(ip, explanation.port.port))} is not served: {API_SERVER_ADDRESS}."
+    for ip, reason in explanation.port.skipped_ips:
+        yield f"{tied(address_and_port(ip, explanation.port.port))} is not served: {reason.value}."
     if explanation.topology in (TopologyMode.SAME_NODE, TopologyMode.SAME_ZONE):
         kind = "node" if explanation.topology is TopologyMode.SAME_NODE else "zone"
         yield f"Hints for {kind}s are used: each ready endpoint has one, and some are for this {kind}."

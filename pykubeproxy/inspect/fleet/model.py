@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pykubeproxy.config import Dispatch
+from pykubeproxy.config.table import HEALTH_PORT, METRICS_PORT
 from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.services import (
     Contested,
@@ -80,7 +81,8 @@ class FleetComparison:
     """Compares the rules of one node after the other with the objects of a cluster, which must not change meanwhile.
 
     Settings of each proxy are inferred from its rules: another configuration is no difference of Services. Nor is it one
-    that an agent quarantined a Service, or does not serve an external address of one of the `api_servers`.
+    that an agent quarantined a Service, or does not serve an external address of one of the `api_servers` or of its own
+    pages, if those have the usual ports.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class FleetComparison:
             return NodeResult(node.name, NodeVerdict.DIFFERS, proxy, pod, _NO_RULES.format(""))
         reasons = [_NO_RULES.format(f"{it.value} ") for it in lacking if self._needs(node, it)]
         reason = reasons[0] if reasons else ""
-        known = self._api_servers if proxy.startswith(_OURS) else frozenset()
-        unserved = Unserved.from_rules(rulesets, known)
+        pages = {(address, port) for address in node.addresses for port in (HEALTH_PORT, METRICS_PORT)}
+        unserved = Unserved.from_rules(rulesets, self._api_servers | pages if proxy.startswith(_OURS) else ())
         wrong: dict[PortTitle, list[MeaningChange]] = {}
         quarantined: set[Key] = set()
         contested: set[Contested] = set()
@@ -124,7 +126,7 @@ class FleetComparison:
                 quarantined.add(title.service)
             elif change.destination in self._contested and not proxy.startswith(_OURS):
                 contested.add(self._contested[change.destination])
-            elif not unserved.is_api_server(change):
+            elif not unserved.is_reserved(change):
                 wrong.setdefault(title, []).append(change)
         services = wrong_services(wrong, host)
         verdict = NodeVerdict.DIFFERS if services or reason else NodeVerdict.FOLLOWS

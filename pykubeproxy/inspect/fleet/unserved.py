@@ -1,6 +1,6 @@
 """Tell service ports that an agent leaves unserved on purpose from those that its rules lack."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Self
 
 from pykubeproxy.inspect.fleet.services import PortTitle
@@ -8,27 +8,26 @@ from pykubeproxy.inspect.meaning.outcomes import MeaningChange
 from pykubeproxy.inspect.routes import rejecting_rules
 from pykubeproxy.objects import Family, Protocol, family_of
 from pykubeproxy.rules.ruleset import Ruleset
-from pykubeproxy.services.ports import ApiServers
 
 
 class Unserved(NamedTuple):
     """What the agent of a node does not serve by design.
 
     - `quarantined`: the names of service ports, and of whole Services, that its rules mark so
-    - `api_servers`: external addresses at which it would cut itself off
+    - `reserved`: external addresses that it needs itself
     """
 
     quarantined: Mapping[Family, frozenset[str]]
-    api_servers: ApiServers
+    reserved: Collection[tuple[str, int]]
 
     @classmethod
-    def from_rules(cls, tables: Mapping[Family, Ruleset], api_servers: ApiServers) -> Self:
+    def from_rules(cls, tables: Mapping[Family, Ruleset], reserved: Collection[tuple[str, int]]) -> Self:
         """Return what these rules of pykubeproxy leave unserved."""
         marked = {
             family: frozenset(it.title for it in rejecting_rules(live) if it.quarantined)
             for family, live in tables.items()
         }
-        return cls(marked, api_servers)
+        return cls(marked, reserved)
 
     def is_quarantined(self, title: PortTitle, change: MeaningChange) -> bool:
         """Return whether no packet is served because the port, or its Service, is quarantined."""
@@ -36,12 +35,12 @@ class Unserved(NamedTuple):
         names = {str(title.service), f"{title.service}:{title.port}"}
         return not marked.isdisjoint(names) and not _served(change)
 
-    def is_api_server(self, change: MeaningChange) -> bool:
-        """Return whether packets are left alone because they go to an API server."""
+    def is_reserved(self, change: MeaningChange) -> bool:
+        """Return whether packets are left alone because they go to an API server, or to the agent itself."""
         to = change.destination
         return (
             to.protocol == Protocol.TCP.value
-            and (to.address, to.port) in self.api_servers
+            and (to.address, to.port) in self.reserved
             and not _served(change)
         )
 

@@ -252,7 +252,7 @@ def test_addresses_of_the_api_server_take_effect_without_other_changes() -> None
 
     assert serves()
     (port,) = synced.sync(rules_context=context(frozenset({("203.0.113.7", 80)}))).resolved
-    assert port.port.skipped_ips == ("203.0.113.7",)
+    assert [ip for ip, _ in port.port.skipped_ips] == ["203.0.113.7"]
     assert not serves()
     synced.sync(rules_context=context())
     assert serves()

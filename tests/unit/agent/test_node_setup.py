@@ -167,7 +167,7 @@ def test_modules_of_the_chosen_backend_are_loaded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(node_setup, "choose_backend", lambda wanted: {"legacy": Backend.LEGACY}[wanted])
     monkeypatch.setattr(node_setup, "load_modules", load_modules)
     with capture_logs() as logs:
-        assert node_setup.provide_modules(config(iptables_backend="legacy")) is Backend.LEGACY
+        assert node_setup.prepare_backend(config(iptables_backend="legacy")) is Backend.LEGACY
     assert asked == [Backend.LEGACY]
     assert [(line["log_level"], line["error"]) for line in logs] == [("debug", "no xt_recent")]
 
@@ -179,7 +179,7 @@ def test_init_only_without_iptables(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: Config) -> Backend:
         raise Missing("iptables-restore", "iptables")
 
-    monkeypatch.setattr(node_setup, "provide_modules", missing)
+    monkeypatch.setattr(node_setup, "prepare_backend", missing)
     monkeypatch.setattr(node_setup, "set_up", made.append)
     monkeypatch.setattr(logs, "set_up", lambda _: None)
     with capture_logs() as lines:

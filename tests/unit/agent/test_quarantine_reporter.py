@@ -55,12 +55,3 @@ def test_each_quarantined_port_is_reported_once(logged: Lines) -> None:
     assert not reporter.sync_succeeded(with_quarantined("two"))
     assert logged[-1]["event"] == "service released from quarantine"
     assert logged[-1]["service"] == "ns/one:http"
-
-
-def test_hundreds_are_summarized(logged: Lines) -> None:
-    """The first 20 are reported one by one, then the number of the others."""
-    notes = FakeRecorder()
-    reporter = QuarantineReporter(HERE, notes)
-    assert reporter.sync_succeeded(with_quarantined(*(f"svc{number}" for number in range(100))))
-    assert (len(notes.events), len(logged)) == (20, 21)
-    assert [it["service_ports"] for it in logged if "service_ports" in it] == [80]

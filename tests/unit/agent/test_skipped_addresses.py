@@ -1,4 +1,4 @@
-"""The log lines and events for addresses at which the agent reaches the API server."""
+"""The log lines and events for addresses that the agent needs itself."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -8,11 +8,14 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.agent.observe.skipped_addresses import SkippedAddressReporter
 from pykubeproxy.objects import Family, Key, Port, Protocol, Service
+from pykubeproxy.services.ports import Reserved
 from tests.fakes.recorder import FakeRecorder
 from tests.objects import service
 from tests.reports import HERE, port_names, report
 
-SERVERS = frozenset({("203.0.113.7", 6443), ("203.0.113.8", 6443), ("fd00::7", 6443)})
+SERVERS = dict.fromkeys(
+    (("203.0.113.7", 6443), ("203.0.113.8", 6443), ("fd00::7", 6443)), Reserved.API_SERVER
+) | {("203.0.113.1", 6443): Reserved.OWN_PAGES}
 Lines = list[MutableMapping[str, Any]]
 
 
@@ -36,7 +39,7 @@ class Reporter:
 
     def sync(self, *services: Service, family: Family = Family.IPV4, gone: Service | None = None) -> None:
         names = port_names(gone, family=family) if gone else ()
-        self._reporter.sync_succeeded(report(*services, family=family, gone=names, api_servers=SERVERS))
+        self._reporter.sync_succeeded(report(*services, family=family, gone=names, reserved=SERVERS))
 
     @property
     def regarding(self) -> list[Key]:
@@ -53,7 +56,7 @@ def test_a_skipped_address_is_reported_once_while_it_lasts(logged: Lines) -> Non
     assert (event.regarding, event.type, event.reason) == (Key("ns", "web"), "Warning", "AddressSkipped")
     assert "does not serve ns/web at 203.0.113.7:6443: " in event.note
     (line,) = logged
-    assert (line["event"], line["log_level"]) == ("api server address skipped", "warning")
+    assert (line["event"], line["log_level"]) == ("external address skipped", "warning")
     assert (line["service"], line["addresses"]) == ("ns/web:http", ["203.0.113.7:6443"])
 
 
@@ -86,9 +89,13 @@ def test_a_service_that_claims_the_address_again_is_reported_again(logged: Lines
     assert (len(logged), len(reporter.recorder.events)) == (2, 2)
 
 
-def test_hundreds_are_summarized(logged: Lines) -> None:
-    """The first 20 are reported one by one, then the number of the others."""
+def test_each_reason_is_named(logged: Lines) -> None:
+    """In a log line each, and in the event the first one."""
     reporter = Reporter()
-    reporter.sync(*(claiming(f"svc{number}", "203.0.113.7") for number in range(100)))
-    assert (len(reporter.recorder.events), len(logged)) == (20, 21)
-    assert [line["service_ports"] for line in logged if "service_ports" in line] == [80]
+    reporter.sync(claiming("web", "203.0.113.1", "203.0.113.7"))
+    assert [(line["addresses"], line["reason"]) for line in logged] == [
+        (["203.0.113.1:6443"], "the agent serves its health or metrics there"),
+        (["203.0.113.7:6443"], "this node reaches the API server there"),
+    ]
+    (event,) = reporter.recorder.events
+    assert event.note.endswith("at 203.0.113.1:6443: the agent serves its health or metrics there")

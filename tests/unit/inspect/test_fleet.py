@@ -10,6 +10,7 @@ import click
 import msgspec
 import pytest
 
+from pykubeproxy.config.table import HEALTH_PORT
 from pykubeproxy.inspect.fleet import render
 from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.model import FleetComparison, NodeResult, NodeVerdict
@@ -28,6 +29,7 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.saves import SavedFile, read_saves
 from pykubeproxy.rules.service import port_rules, reject_rules
 from pykubeproxy.services.cluster import Cluster
+from pykubeproxy.services.ports import Reserved
 from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.cases import ADDRESSES, NAMES, cluster_of, config_of, load_case, node_of
 from tests.fleet import FleetNode, NodeKind, Size, cluster, context, nodes, saved, tables
@@ -501,8 +503,21 @@ def test_a_service_of_a_node_with_another_one_in_quarantine_can_be_wrong() -> No
 def test_an_agent_serves_no_external_address_of_the_api_server(proxy: str, wrong: list[str]) -> None:
     one = nodes(SIZE)[1]
     servers = frozenset({("203.0.113.1", 80)})
-    rules = agent_rules(one, followed(), api_servers=servers)
+    rules = agent_rules(one, followed(), reserved=dict.fromkeys(servers, Reserved.API_SERVER))
     result = FleetComparison(followed(), api_servers=servers).compare(NodeTables(one.node, rules, proxy))
+    assert [it.name for it in result.wrong] == wrong
+
+
+@pytest.mark.parametrize(("proxy", "wrong"), [(AGENT, []), ("kube-proxy v1.36.0", ["service5"])])
+def test_an_agent_serves_no_external_address_of_its_own_pages(proxy: str, wrong: list[str]) -> None:
+    one = nodes(SIZE)[1]
+    service = followed().service(Key("default", "service5"))
+    assert service
+    ports = (msgspec.structs.replace(service.ports[0], port=HEALTH_PORT),)
+    claiming = msgspec.structs.replace(service, ports=ports, external_ips=one.node.addresses[:1])
+    objects = changed(followed(), claiming)
+    reserved = {(one.node.addresses[0], HEALTH_PORT): Reserved.OWN_PAGES}
+    result = compared(agent_rules(one, objects, reserved=reserved), objects, one, proxy)
     assert [it.name for it in result.wrong] == wrong
 
 

@@ -13,6 +13,7 @@ from pykubeproxy.cli.run import run
 from pykubeproxy.config import Config, load
 from pykubeproxy.config.table import HEALTH_PORT, METRICS_PORT
 from pykubeproxy.http import Request
+from pykubeproxy.kernel.instance_lock import FOLDER
 from pykubeproxy.kernel.runner import DEFAULT_LOCK_FILE
 from pykubeproxy.sources.access import EVENTS, NEEDED
 from tests.unit.manifests.overlays import MANIFESTS, PROXIES, built, container, daemon_set, one, read
@@ -59,11 +60,10 @@ def test_ports_and_probes_exist(path: Path) -> None:
     ports = {it["name"]: it["containerPort"] for it in agent["ports"]}
     assert ports == {"healthz": config.health_address.port, "metrics": config.metrics_address.port}
     assert ports == {"healthz": HEALTH_PORT, "metrics": METRICS_PORT}
-    assert config.health_address.host == "0.0.0.0"  # the kubelet probes the node's address
     page = health_pages(Health([], 30.0), lambda *_: None)
     for probe in ("livenessProbe", "readinessProbe"):
         ask = agent[probe]["httpGet"]
-        assert ask["port"] == "healthz"
+        assert (ask["host"], ask["port"]) == ("127.0.0.1", "healthz")
         assert page(Request(ask["path"])).status != 404
     assert page(Request("/other")).status == 404
 
@@ -82,17 +82,18 @@ def test_cluster_role_grants_exactly_what_the_agent_uses() -> None:
 
 
 def test_agent_has_two_capabilities_and_a_read_only_root() -> None:
-    """The xtables lock is the only writable mount."""
+    """Only the locks are writable mounts: of iptables-legacy, and of agents."""
     agent, set_up = container("agent"), container("set-up")
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
     assert not agent["securityContext"]["privileged"]
     assert not agent["securityContext"]["allowPrivilegeEscalation"]
     assert set_up["securityContext"]["privileged"]
+    writable = {"set-up": [DEFAULT_LOCK_FILE], "agent": [DEFAULT_LOCK_FILE, str(FOLDER)]}
     for it in (agent, set_up):
         assert it["securityContext"]["readOnlyRootFilesystem"]
         assert it["image"] == agent["image"]
-        writable = [mount["mountPath"] for mount in it["volumeMounts"] if not mount.get("readOnly")]
-        assert writable == [DEFAULT_LOCK_FILE]
+        mounts = [mount["mountPath"] for mount in it["volumeMounts"] if not mount.get("readOnly")]
+        assert mounts == writable[it["name"]]
 
 
 def test_daemon_set_runs_on_every_node() -> None:

@@ -88,11 +88,14 @@ def test_copies_settings_and_address(tmp_path: Path, server: str, host: str, por
         ('""', False),
         ("0.0.0.0:10256", False),
         ('"[::]:10256"', False),
-        ("127.0.0.1:10256", True),
+        ("127.0.0.1:10256", False),
+        ("192.0.2.1", False),
+        ('"fd00::1"', False),
+        ('"[fd00::1]:10257"', True),
         ("0.0.0.0:9999", True),
     ],
 )
-def test_warns_of_addresses_that_probes_cannot_reach(tmp_path: Path, address: str, warns: bool) -> None:
+def test_warns_of_ports_that_probes_cannot_reach(tmp_path: Path, address: str, warns: bool) -> None:
     """kubeadm's kube-proxy has no probes; pykubeproxy's pods would restart forever."""
     done = filled_in(tmp_path, f"{CONFIG}healthzBindAddress: {address}\n", "https://10.0.0.10:6443")
     assert done.returncode == 0

@@ -51,6 +51,15 @@ def test_corrupt_object_is_decoded_or_rejected(case: tuple[Kind, bytes]) -> None
         assert decoded.key.name.isascii()
 
 
+@pytest.mark.parametrize(("uid", "kept"), [("0c5d", "0c5d"), ("x" * 65, ""), (None, "")])
+def test_a_service_keeps_a_short_uid(uid: str | None, kept: str) -> None:
+    whole = json.loads(spec())
+    whole["metadata"]["uid"] = uid
+    decoded = decode(Kind.SERVICE, json.dumps(whole).encode())
+    assert isinstance(decoded, Service)
+    assert decoded.uid == kept
+
+
 @settings(max_examples=300, deadline=None)
 @given(kind=st.sampled_from(Kind), raw=st.one_of(st.binary(), st.text().map(str.encode)))
 def test_noise_is_rejected(kind: Kind, raw: bytes) -> None:

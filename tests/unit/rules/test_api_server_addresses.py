@@ -8,7 +8,7 @@ from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
 from pykubeproxy.rules.release import release_input
 from pykubeproxy.rules.render import full_input, render
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers, ServicePort, service_ports
+from pykubeproxy.services.ports import ApiServers, Reserved, ServicePort, SkippedIP, service_ports
 from tests.fakes.iptables import FakeIptables
 from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
@@ -23,7 +23,7 @@ def context(*servers: tuple[str, int], family: Family = Family.IPV4) -> RuleCont
 
 
 def ports(it: Service, servers: ApiServers, family: Family = Family.IPV4) -> tuple[ServicePort, ...]:
-    found = service_ports(it, family, api_servers=servers)
+    found = service_ports(it, family, reserved=dict.fromkeys(servers, Reserved.API_SERVER))
     assert isinstance(found, tuple)
     return found
 
@@ -43,7 +43,10 @@ def test_only_the_address_and_tcp_port_of_the_server_are_skipped(field: str) -> 
     numbers = (Port("a", TCP, 6443), Port("b", UDP, 6443), Port("c", TCP, 443))
     it = service(ports=numbers, **{field: ("203.0.113.7", "203.0.113.8")})
     first, *others = ports(it, frozenset({SERVER}))
-    assert (getattr(first, field), first.skipped_ips) == (("203.0.113.8",), ("203.0.113.7",))
+    assert (getattr(first, field), first.skipped_ips) == (
+        ("203.0.113.8",),
+        (SkippedIP("203.0.113.7", Reserved.API_SERVER),),
+    )
     assert [(getattr(port, field), port.skipped_ips) for port in others] == [
         (("203.0.113.7", "203.0.113.8"), ())
     ] * 2
@@ -106,8 +109,12 @@ def test_ipv6_addresses_are_compared_by_value(spelling: str) -> None:
 def test_the_context_of_a_family_has_its_addresses_only() -> None:
     """Both families of a host name with several addresses; an IPv4-mapped address is one of IPv4."""
     found = (SERVER, ("203.0.113.8", 6443), ("fd00::7", 6443), ("::ffff:203.0.113.9", 443), ("name", 1))
-    assert context(*found).api_servers == {SERVER, ("203.0.113.8", 6443), ("203.0.113.9", 443)}
-    assert context(*found, family=Family.IPV6).api_servers == {("fd00::7", 6443)}
+    assert servers_of(context(*found)) == {SERVER, ("203.0.113.8", 6443), ("203.0.113.9", 443)}
+    assert servers_of(context(*found, family=Family.IPV6)) == {("fd00::7", 6443)}
+
+
+def servers_of(it: RuleContext) -> ApiServers:
+    return frozenset(place for place, reason in it.reserved.items() if reason is Reserved.API_SERVER)
 
 
 @pytest.mark.parametrize("endpoints", [("10.244.0.5",), ()], ids=["endpoints", "none"])
