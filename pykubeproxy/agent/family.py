@@ -146,6 +146,7 @@ class FamilyController:
         begun = self._clock()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
         self._deferred_share.worked(begun, self._clock(), synced is not None)
+        self._retries.follow(self.tables.quarantine.rejected(), (), self._clock())
         return synced
 
     def next_retry(self) -> float:

@@ -50,6 +50,25 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
     assert retries == [1011.0, 1015.0]
 
 
+def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hour begins with its own sync; no other sync follows."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    retries: list[float] = []
+    retry = family.tables.retry_quarantined
+
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+        retries.append(clock.now)
+        return retry(cluster, ports)
+
+    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
+    run(family, clock, *STARTED, *at(10, changed), *at(3700, STOP))
+    assert retries == [4610.0]
+
+
 def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:
     """A second after its change; its rules are written with the sync that follows."""
     family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
