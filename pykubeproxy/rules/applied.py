@@ -26,6 +26,7 @@ from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries
 from pykubeproxy.rules.tree import Tree
+from pykubeproxy.services.ports import PortName
 
 
 class ChainUpdate(NamedTuple):
@@ -152,6 +153,13 @@ class AppliedState:
                 if known.get(name, self._unclaimed.get(name, ABSENT)) != after
             )
             yield ChainUpdate(tuple(chains), (kept,))
+
+    def unchanged(self, desired: Desired) -> Iterator[PortName]:
+        """Yield the service ports of which no own chain must be written."""
+        for service, ports in desired.services.items():
+            for update in self.compare_service(service, ports):
+                if not update.chains:
+                    yield update.ports[0].name
 
     def may_refer_back(self, name: str) -> bool:
         """Return whether a chain of table nat may refer to one before it in `chains_below`.

@@ -196,7 +196,7 @@ class FamilyTables:
         except SyncFailed as failure:
             if (
                 self._fallback.too_deep(failure.error, update)
-                or self._isolate(failure, resolution)
+                or self._isolate(failure, resolution, desired)
                 or self._fallback.no_culprit(failure.error, update)
             ):
                 return None
@@ -249,10 +249,11 @@ class FamilyTables:
             ensured = self._drift.ensured if self._drift else {}
         return Desired(resolution.desired(self.quarantine), options, jumps, frozenset(shared), ensured)
 
-    def _isolate(self, failure: SyncFailed, resolution: Resolution) -> bool:
+    def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
         try:
-            return self.quarantine.isolate(failure.error, resolution.ports(), resolution.context.options)
+            unchanged = frozenset(self._applied.unchanged(desired))
+            return self.quarantine.isolate(failure.error, resolution.ports(), unchanged, desired.options)
         except KernelError as error:
             raise SyncFailed(error) from failure
 
