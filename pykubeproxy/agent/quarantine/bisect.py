@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Endpoint, Protocol, address_and_port
@@ -53,6 +53,12 @@ class Split(NamedTuple):
     rejected: Mapping[PortName, str]
     undecided: tuple[Group, ...] = ()
     failure: KernelError | None = None
+
+    def checked(self) -> Self:
+        """Return this value, or raise `failure`."""
+        if self.failure:
+            raise self.failure
+        return self
 
 
 class Bisection:

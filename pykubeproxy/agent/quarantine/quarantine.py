@@ -95,6 +95,7 @@ class Quarantine:
             return Split(frozenset(), {})
         bisection = self._bisection(options)
         split = self._split(bisection, rules, RETRY_SECONDS)
+        self._decided(split.rejected)
         self._rejected = {
             name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
             if name in split.rejected
@@ -109,7 +110,7 @@ class Quarantine:
         self,
         failure: KernelError,
         resolved: Iterable[ResolvedPort],
-        unchanged: Collection[PortName],
+        unchanged: Iterable[PortName],
         options: RuleOptions,
     ) -> bool:
         """Quarantine the ports that made a restore of these service ports fail. Return whether there were any.
@@ -138,19 +139,19 @@ class Quarantine:
             self._undecided += sampled.undecided
         decided = sampled.accepted | sampled.rejected.keys()
         others = {name: it for name, it in rules.items() if name not in decided}
-        split = self._split(bisection, others, deadline - time.monotonic(), unchanged)
+        split = self._split(bisection, others, deadline - time.monotonic(), frozenset(unchanged))
         undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
         rejected = {**sampled.rejected, **split.rejected}
         blamed = bool(rejected) or any(group.rejections for group in split.undecided)
         decided_enough = sampled.accepted or split.accepted or not undecided
         # The node may have failed during the search, so try the ordinary service again.
         if not (blamed and decided_enough and bisection.accepts_plain_service()):
-            self._undecided += _to_confirm(split)
             return False
         reasons = {**rejected, **undecided}
         rejectable = {name: reject_rules(ports[name].port, options) for name in reasons}
-        rejects_clients = bisection.split(rejectable, RETRY_SECONDS).accepted
+        rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
         bisection.clear()
+        self._decided(rejected)
         family, now = self._tables.family, time.time()
         self._rejected = {
             **self._rejected,
@@ -173,7 +174,10 @@ class Quarantine:
         seconds: float,
         unchanged: Collection[PortName] = (),
     ) -> Split:
-        """Split these ports, and keep what is undecided for the next time. Raises KernelError."""
+        """Split these ports, and keep the groups for the next time; rejected ports too, until `_decided`.
+
+        Raises KernelError.
+        """
         earlier = [
             Group(tuple(name for name in it.names if name in rules), it.rejections) for it in self._undecided
         ]
@@ -183,16 +187,15 @@ class Quarantine:
             {name: it for name, it in rules.items() if name in unchanged and name not in grouped}
         )
         split = bisection.split(rules, seconds, [*(it for it in earlier if it.names), *apart])
-        self._undecided = (*others, *split.undecided)
-        if split.failure:
-            self._undecided += _to_confirm(split)
-            raise split.failure
-        return split
+        confirm = (Group((name,), TRIES - 1) for name in split.rejected)
+        self._undecided = (*others, *split.undecided, *confirm)
+        return split.checked()
 
-
-def _to_confirm(split: Split) -> tuple[Group, ...]:
-    """Return the rejected ports as groups that need one more try."""
-    return tuple(Group((name,), TRIES - 1) for name in split.rejected)
+    def _decided(self, rejected: Collection[PortName]) -> None:
+        """Forget the groups of these rejected ports."""
+        self._undecided = tuple(
+            it for it in self._undecided if not any(name in rejected for name in it.names)
+        )
 
 
 def _rules(port: ResolvedPort, options: RuleOptions) -> PortRules:
@@ -212,13 +215,11 @@ def _try_samples(
         kinds.setdefault(_kind(port), []).append(name)
     samples = [(names, names[:: max(1, len(names) // _SAMPLES)]) for names in kinds.values()]
     tried = {name: rules[name] for _, some in samples for name in some}
-    split = bisection.split(tried, SEARCH_SECONDS / 2, tries=1)
-    if split.failure:
-        raise split.failure
+    split = bisection.split(tried, SEARCH_SECONDS / 2, tries=1).checked()
     rejected = {
         name: split.rejected.get(name, split.rejected[some[0]])
         for names, some in samples
-        if len(some) >= TRIES and all(name in split.rejected for name in some)
+        if len(some) >= _SAMPLES and all(name in split.rejected for name in some)
         for name in names
     }
     # One rejection of a single port may be a coincidence.

@@ -252,7 +252,7 @@ class FamilyTables:
     def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
         try:
-            unchanged = frozenset(self._applied.unchanged(desired))
+            unchanged = self._applied.unchanged(desired)
             return self.quarantine.isolate(failure.error, resolution.ports(), unchanged, desired.options)
         except KernelError as error:
             raise SyncFailed(error) from failure
