@@ -157,6 +157,7 @@ class FamilyController:
         """Retry the quarantined service ports that are due. Return whether a sync must write or report the result."""
         begun = self._clock()
         ports = self._retries.take(begun)
+        untried = frozenset(self.tables.quarantine.untried())
         try:
             split = self.tables.retry_quarantined(cluster, ports)
         except KernelError as error:
@@ -166,7 +167,7 @@ class FamilyController:
         # Of ports that are in no part of the result, the next sync finds that they no longer exist.
         undecided = {name for group in split.undecided for name in group.names}
         self._retries.tried([name for name in ports if name not in undecided], begun, self._clock())
-        return bool(split.accepted or split.rejected)
+        return bool(split.accepted or untried & split.rejected.keys())
 
     def sync(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
