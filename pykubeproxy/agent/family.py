@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import structlog
@@ -146,6 +146,7 @@ class FamilyController:
         begun = self._clock()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
         self._deferred_share.worked(begun, self._clock(), synced is not None)
+        self._follow_quarantine(())
         return synced
 
     def next_retry(self) -> float:
@@ -153,19 +154,20 @@ class FamilyController:
         return self._retries.due()
 
     def retry_quarantined(self, cluster: Cluster) -> bool:
-        """Retry the quarantined service ports that are due. Return whether the next sync must write their rules."""
+        """Retry the quarantined service ports that are due. Return whether a sync must write or report the result."""
         begun = self._clock()
         ports = self._retries.take(begun)
+        untried = frozenset(self.tables.quarantine.untried())
         try:
             split = self.tables.retry_quarantined(cluster, ports)
         except KernelError as error:
             log.warning("quarantine retry failed", family=self.family.value, error=str(error))
-            self._retries.tried(ports, begun, self._clock())
+            self._retries.tried((), begun, self._clock(), succeeded=False)
             return False
-        # If none was tried, their Services no longer have these ports; the next sync releases them.
-        tried = split.rejected.keys() | split.accepted or ports
-        self._retries.tried([name for name in ports if name in tried], begun, self._clock())
-        return bool(split.accepted)
+        # Of ports that are in no part of the result, the next sync finds that they no longer exist.
+        undecided = {name for group in split.undecided for name in group.names}
+        self._retries.tried([name for name in ports if name not in undecided], begun, self._clock())
+        return bool(split.accepted or untried & split.rejected.keys())
 
     def sync(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
         """Sync the tables with the cluster. If that fails, log and report why, and return None."""
@@ -173,8 +175,13 @@ class FamilyController:
         self._requested = False
         changed, self._changed = self._changed, set()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync(cluster, changed, context))
-        self._retries.follow(self.tables.quarantine.rejected(), changed, self._clock())
+        self._follow_quarantine(changed)
         return synced
+
+    def _follow_quarantine(self, changed: Collection[Key]) -> None:
+        """Schedule retries after a sync; `changed` are the Services that have changed since the last one."""
+        quarantine = self.tables.quarantine
+        self._retries.follow(quarantine.rejected(), quarantine.untried(), changed, self._clock())
 
     def _sync(
         self, node: Node | None, api_servers: ApiServers, sync: Callable[[RuleContext], SyncReport]

@@ -18,6 +18,7 @@ from pykubeproxy.rules.digests import (
     Desired,
     DesiredPort,
     PortTotals,
+    digest,
 )
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
@@ -25,6 +26,7 @@ from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries
 from pykubeproxy.rules.tree import Tree
+from pykubeproxy.services.ports import PortName
 
 
 class ChainUpdate(NamedTuple):
@@ -124,8 +126,8 @@ class AppliedState:
             yield key, chain.digest
         for ports in self._services.values():
             for port in ports:
-                for name, digest in port.chains().items():
-                    yield _nat(name), digest
+                for name, known in port.chains().items():
+                    yield _nat(name), known
 
     def can_only_be_emptied(self, key: ChainKey) -> bool:
         """Return whether a foreign rule refers to a chain of table nat, so that it cannot be deleted."""
@@ -134,8 +136,8 @@ class AppliedState:
     def differs(self, chain: Chain) -> bool:
         """Return whether the tables lack this chain or hold it with other rules; for chains that no service port owns."""
         applied = self._chains.get(chain.key)
-        digest = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
-        return digest != hash(chain.rules)
+        before = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
+        return before != digest(*chain)
 
     def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> Iterator[ChainUpdate]:
         """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
@@ -147,10 +149,17 @@ class AppliedState:
             known = before.chains() if before else {}
             chains = (
                 Chain(_nat(name), rules)
-                for (name, rules), digest in zip(rendered, kept.digests, strict=True)
-                if known.get(name, self._unclaimed.get(name, ABSENT)) != digest
+                for (name, rules), after in zip(rendered, kept.digests, strict=True)
+                if known.get(name, self._unclaimed.get(name, ABSENT)) != after
             )
             yield ChainUpdate(tuple(chains), (kept,))
+
+    def unchanged(self, desired: Desired) -> Iterator[PortName]:
+        """Yield the service ports of which no own chain must be written."""
+        for service, ports in desired.services.items():
+            for update in self.compare_service(service, ports):
+                if not update.chains:
+                    yield update.ports[0].name
 
     def may_refer_back(self, name: str) -> bool:
         """Return whether a chain of table nat may refer to one before it in `chains_below`.
@@ -170,7 +179,7 @@ class AppliedState:
         digests.update(
             (key.chain, chain.digest) for key, chain in self._chains.items() if chain.root in roots
         )
-        return {name: digest for name, digest in digests.items() if digest != ABSENT}
+        return {name: known for name, known in digests.items() if known != ABSENT}
 
     def update_to(self, desired: Desired) -> Update:
         """Return what to write and delete; do not change this state."""
@@ -194,7 +203,9 @@ class AppliedState:
         """
         self._may_hold_foreign_rules = True
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
-        self._unclaimed = {key.chain: hash(rules) for key, rules in ours.items() if names.is_owned(key.chain)}
+        self._unclaimed = {
+            key.chain: digest(key, rules) for key, rules in ours.items() if names.is_owned(key.chain)
+        }
         self._referenced = frozenset(key.chain for key in referenced_by_others(live) if key.table == "nat")
         roots = {key: chain.root for key, chain in self._chains.items() if chain.root}
         self._chains = {
@@ -234,7 +245,7 @@ class AppliedState:
                 if (rules := live.chains.get(key)) is not None:
                     # Only our own rules must stay in force while nat changes.
                     ours = tuple(rule for rule in applied.text if rule in rules)
-                    self._chains[key] = AppliedChain(hash(rules), len(rules), applied.root, ours)
+                    self._chains[key] = AppliedChain(digest(key, rules), len(rules), applied.root, ours)
         return services, shared
 
     def after(self, update: Update, ports: Iterable[AppliedPort]) -> "AppliedState":
@@ -302,8 +313,8 @@ def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -
     digests = array(
         "q",
         (
-            _digest(live, key) if (key := _nat(name)) in changed else digest
-            for name, digest in port.chains().items()
+            _digest(live, key) if (key := _nat(name)) in changed else known
+            for name, known in port.chains().items()
         ),
     )
     return msgspec.structs.replace(port, digests=digests)
@@ -311,7 +322,7 @@ def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -
 
 def _digest(live: Ruleset, key: ChainKey) -> int:
     rules = live.chains.get(key)
-    return ABSENT if rules is None else hash(rules)
+    return ABSENT if rules is None else digest(key, rules)
 
 
 def _nat(chain: str) -> ChainKey:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.digests import comparable
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.order import aligned
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
@@ -56,7 +57,8 @@ def difference(before: Ruleset, after: Ruleset) -> tuple[ChainDifference, ...]:
     """Return the chains that differ: those of `after` in its order, then those it lacks, sorted.
 
     A missing built-in chain counts as empty, as its table may not exist yet. In chains shared by services, an order that
-    means nothing to a packet is no difference: kube-proxy writes them in any order.
+    means nothing to a packet is no difference: kube-proxy writes them in any order. In chains of services, comments are
+    none: see `digests`.
     """
     return tuple(_differing(before, after))
 
@@ -68,6 +70,11 @@ def _differing(before: Ruleset, after: Ruleset) -> Iterator[ChainDifference]:
         old, new = before.chains.get(key, empty), after.chains.get(key, empty)
         if old and new and key in skeleton.SHARED:
             old = aligned(old, new)
+        if old and new:
+            comments = dict(zip(comparable(key, new), new, strict=True))
+            old = tuple(
+                comments.get(text, rule) for text, rule in zip(comparable(key, old), old, strict=True)
+            )
         if old != new:
             yield ChainDifference(key, old, new)
 

@@ -1,8 +1,11 @@
 """The desired rules of service ports, and the digests that the applied state keeps instead of rules.
 
 A digest is Python's hash() of a chain's rules. Its key differs in every process, so digests never leave the process.
+In the chains of services, comments do not count: a large cluster omits some of them, and a chain keeps those it has until
+another reason to write it.
 """
 
+import re
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -10,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.objects import Key
-from pykubeproxy.rules import skeleton
+from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey
@@ -19,8 +22,22 @@ from pykubeproxy.services.ports import PortName
 
 # The digest of a missing chain; hash() never returns it.
 ABSENT = -1
+_COMMENT = re.compile(r'-m comment --comment (?:"[^"]*"|\S+) ?')
 # iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
 CHAIN_ENTRIES = 2
+
+
+def comparable(key: ChainKey, rules: Rules) -> Rules:
+    """Return the rules of a chain without the comments that do not count."""
+    if key.table != "nat" or not names.is_owned(key.chain):
+        return rules
+    without_comment = _COMMENT.sub
+    return tuple([without_comment("", rule) for rule in rules])
+
+
+def digest(key: ChainKey, rules: Rules) -> int:
+    """Return the digest of a chain."""
+    return hash(comparable(key, rules))
 
 
 class DesiredPort(NamedTuple):
@@ -68,7 +85,7 @@ class AppliedPort(msgspec.Struct, frozen=True):
             name=msgspec.structs.replace(port.name),
             endpoints=port.endpoints,
             names=" ".join(chain for chain, _ in chains),
-            digests=array("q", (hash(rules) for _, rules in chains)),
+            digests=array("q", (digest(ChainKey("nat", chain), rules) for chain, rules in chains)),
             rules=sum(len(rules) for _, rules in chains),
             entries=port.rules.entries,
         )
@@ -95,7 +112,7 @@ class AppliedChain(NamedTuple):
         """Return the digest of a chain; keep its rules if it is a shared chain of table filter."""
         key, rules = chain
         keep_text = key.table == "filter" and key in skeleton.SHARED
-        return cls(hash(rules), len(rules), root, rules if keep_text else ())
+        return cls(digest(key, rules), len(rules), root, rules if keep_text else ())
 
 
 class PortTotals(msgspec.Struct):

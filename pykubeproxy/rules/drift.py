@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from pykubeproxy.rules.applied import AppliedState
-from pykubeproxy.rules.digests import CHAIN_ENTRIES
+from pykubeproxy.rules.digests import CHAIN_ENTRIES, comparable, digest
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ownership import FOREIGN_CHAINS, ensured_lines, is_ours, missing_jumps
 from pykubeproxy.rules.restore_text import Chain, Rules
@@ -91,11 +91,11 @@ def compare(
 
     Returns None if all our chains and rules are as written.
     """
-    digests = {key: digest for key, digest in applied.digests() if key.table in tables or key in chains}
+    digests = {key: known for key, known in applied.digests() if key.table in tables or key in chains}
     changed = frozenset(
         key
-        for key, digest in digests.items()
-        if (rules := live.chains.get(key)) is None or hash(rules) != digest
+        for key, known in digests.items()
+        if (rules := live.chains.get(key)) is None or digest(key, rules) != known
     )
     unknown = frozenset(
         key
@@ -106,14 +106,16 @@ def compare(
     ensured = ensured_lines(live, options, shared)
     if not (changed or unknown or ensured):
         return None
-    missing = bool(ensured) or any(not _holds(live.chains.get(key, ()), digests[key]) for key in changed)
+    missing = bool(ensured) or any(
+        not _holds(comparable(key, live.chains.get(key, ())), digests[key]) for key in changed
+    )
     return Drift(live, frozenset(tables), changed, unknown, missing_jumps(live, shared), ensured, missing)
 
 
-def _holds(rules: Rules, digest: int) -> bool:
-    """Return whether the rules with this digest are among `rules`, after or before a few others."""
+def _holds(rules: Rules, known: int) -> bool:
+    """Return whether the comparable rules with this digest are among `rules`, after or before a few others."""
     added = range(1, min(_MOST_ADDED, len(rules)) + 1)
-    return any(hash(rules[count:]) == digest or hash(rules[:-count]) == digest for count in added)
+    return any(known in (hash(rules[count:]), hash(rules[:-count])) for count in added)
 
 
 class DriftCounter:
@@ -130,9 +132,10 @@ class DriftCounter:
         for key, rules in chains:
             if key not in self._drift.changed:
                 continue
-            live = self._drift.live.chains.get(key)
-            self._rules[key.table] += len(set(rules).difference(live or ()))
-            self._foreign[key.table] += len(set(live or ()).difference(rules))
+            ours = set(comparable(key, rules))
+            live = set(comparable(key, self._drift.live.chains.get(key, ())))
+            self._rules[key.table] += len(ours - live)
+            self._foreign[key.table] += len(live - ours)
 
     def report(self) -> DriftReport:
         """Return what was restored."""

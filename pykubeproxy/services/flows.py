@@ -20,10 +20,18 @@ _THIS_NODE = b""
 
 
 class UdpPort(msgspec.Struct, frozen=True):
-    """The frontends of a UDP service port and the endpoints that may answer."""
+    """The frontends of a UDP service port and the endpoints that may answer.
+
+    - `cluster_ip`: the frontend whose rule comes before those of other Services
+    - `dispatched`: the frontends with a rule in table nat; other ones are rejected or dropped
+    - `partial`: those of them whose rule redirects the packets of some clients only; others meet the rules after it
+    """
 
     frontends: frozenset[AddressAndPort]
     endpoints: frozenset[AddressAndPort]
+    cluster_ip: AddressAndPort
+    dispatched: frozenset[AddressAndPort]
+    partial: frozenset[AddressAndPort]
 
 
 class NodePortAddresses(msgspec.Struct, frozen=True):
@@ -113,15 +121,11 @@ class StaleFlowFilter:
         self._node_port_addresses = flush.node_port_addresses
         self._is_local = is_local
         self._serves_node_ports: dict[bytes, bool] = {}
-        self._endpoints: dict[AddressAndPort, Set[AddressAndPort]] = {}
-        for port in flush.ports.values():
+        claimants: dict[AddressAndPort, list[UdpPort]] = {}
+        for _, port in sorted(flush.ports.items()):
             for frontend in port.frontends:
-                # Several Services may claim one external address; accept the endpoints of all of them.
-                others = self._endpoints.get(frontend)
-                if isinstance(others, set):
-                    others |= port.endpoints
-                else:
-                    self._endpoints[frontend] = {*others, *port.endpoints} if others else port.endpoints
+                claimants.setdefault(frontend, []).append(port)
+        self._endpoints = {frontend: _answering(frontend, ports) for frontend, ports in claimants.items()}
 
     def is_stale(self, destination: AddressAndPort, reply_source: AddressAndPort) -> bool:
         """Return whether to delete a UDP flow to `destination` whose NAT expects replies from `reply_source`."""
@@ -151,22 +155,51 @@ class StaleFlowFilter:
         return self._serves_node_ports[address]
 
 
+def _answering(frontend: AddressAndPort, claimants: list[UdpPort]) -> Set[AddressAndPort]:
+    """Return the endpoints that answer packets to a frontend; `claimants` are the ports that have it, by name.
+
+    Only the first rule that redirects a packet counts. The rules of cluster IPs come first, then all in order of names.
+    """
+    found: frozenset[AddressAndPort] = frozenset()
+    dispatching = [port for port in claimants if frontend in port.dispatched] or claimants[:1]
+    for port in sorted(dispatching, key=lambda port: frontend != port.cluster_ip):
+        found |= port.endpoints
+        if frontend not in port.partial:
+            break
+    return found
+
+
 def udp_port(resolved: ResolvedPort) -> UdpPort:
     """Return the frontends of a UDP service port and the endpoints that keep their flows.
 
     An endpoint without new traffic (terminating, or hinted for another node or zone) keeps its flows while it serves.
     """
-    port = resolved.port
-    addresses = {_packed(ip) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)}
-    node_port = {(_THIS_NODE, port.node_port)} if port.node_port else set()
-    endpoints = (verdict.endpoint for verdict in resolved.selection.verdicts)
+    port, selection = resolved.port, resolved.selection
+
+    def frontends(addresses: Iterable[str]) -> frozenset[AddressAndPort]:
+        return frozenset((_packed(address), port.port) for address in addresses)
+
+    cluster_ip = (_packed(port.cluster_ip), port.port)
+    external, balanced = frontends(port.external_ips), frontends(port.load_balancer_ips)
+    outside = external | balanced | ({(_THIS_NODE, port.node_port)} if port.node_port else frozenset())
+    dispatched = outside if selection.any_usable else frozenset()
+    if selection.local if port.internal_local else selection.cluster:
+        dispatched |= {cluster_ip}
+    # Source ranges exclude clients; policy Local without local endpoints excludes those outside this node.
+    partial = balanced - external if port.source_ranges is not None else frozenset()
+    if port.external_local and not selection.local:
+        partial |= outside
+    endpoints = (verdict.endpoint for verdict in selection.verdicts)
     return UdpPort(
-        frontends=frozenset({(address, port.port) for address in addresses} | node_port),
+        frontends=outside | {cluster_ip},
         endpoints=frozenset(
             (_packed(each.endpoint.address), each.port)
             for each in endpoints
             if each.endpoint.ready or each.endpoint.serving
         ),
+        cluster_ip=cluster_ip,
+        dispatched=dispatched,
+        partial=partial - {cluster_ip},
     )
 
 

@@ -42,6 +42,19 @@ def test_client_reaches_replacement_pod(node: UdpNode) -> None:
     print(f"{time.monotonic() - started:.3f} s from the change until both clients reach the new pod")
 
 
+def test_an_external_ip_of_another_service_keeps_no_client(node: UdpNode) -> None:
+    """A Service claims the cluster IP as its external IP, with an endpoint at the address of the removed pod."""
+    vip = VIP[node.family]
+    claimant = dns(node.family, "claimant", external_ips=(vip,))
+    node.sync(
+        listed(dns(node.family), claimant), pods_of(node, "one"), pods_of(node, "one", service="claimant")
+    )
+    client = node.client(vip)
+    assert client.reaches("one")
+    node.sync(pods_of(node, "two"))
+    assert client.reaches("two")
+
+
 def test_service_scaled_to_zero_and_back(node: UdpNode) -> None:
     """Without pods the client is refused at once; it reaches the first new pod."""
     node.sync(listed(dns(node.family)), pods_of(node, "one"))

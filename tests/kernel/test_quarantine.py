@@ -31,7 +31,7 @@ def rejected_services(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def tampered_rules(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
         rules = port_rules(port, selection, options)
-        if port.name.service.startswith("bad-chain") and (chains := tuple(rules.chains())):
+        if "bad-chain" in port.name.service and (chains := tuple(rules.chains())):
             *others, (chain, texts) = chains
             return GivenRules((*others, (chain, (*texts, IMPOSSIBLE))), rules.entries)  # type: ignore[return-value]
         if port.name.service.startswith("bad-entry"):
@@ -197,6 +197,28 @@ def test_all_services_may_be_quarantined(synced: SyncedTables) -> None:
         "bad-entry",
     ]
     assert synced.served() == set()
+
+
+def test_a_search_without_time_leaves_no_service_open(
+    synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each Service is served or rejected; retries serve all but the bad one."""
+    for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(quarantine, name, 0.0)
+    good = [event for number in range(1, 31) for event in pair(f"good{number}", number)]
+    every = {f"10.96.1.{number}/32" for number in range(1, 31)} | {"10.96.1.40/32"}
+    synced.sync(*good, *pair("zz-bad-chain", 40))
+    assert "10.96.1.40/32" in synced.rejected()
+    assert synced.served() | synced.rejected() == every
+    assert not synced.served() & synced.rejected()
+    tries = 0
+    while untried := synced.tables.quarantine.untried():
+        synced.retry(list(untried))
+        tries += 1
+        assert tries < 50
+    assert synced.rejected() == {"10.96.1.40/32"}
+    assert synced.served() == every - synced.rejected()
+    assert is_stable(synced)
 
 
 def test_bisection_leaves_no_rules(synced: SyncedTables) -> None:

@@ -1,11 +1,10 @@
 """Find the services whose rules iptables-restore rejects, by bisection."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, Self
 
-from pykubeproxy.kernel import Rejected, Tables, TimedOut
+from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Endpoint, Protocol, address_and_port
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import ChainUpdate
@@ -20,6 +19,9 @@ from pykubeproxy.services.selection import NodeTopology, select
 
 # How long iptables may make no progress in a try, in seconds.
 TRY_SECONDS = 10.0
+# A port is rejected after so many rejected tries with it. A concurrent writer causes rejections: on legacy, without a
+# reason, if it takes no lock; on nft, if it deletes the chains of a port between two blocks.
+TRIES = 3
 
 _MANGLE_CANARY, _NAT_CANARY, _FILTER_CANARY = skeleton.CANARIES
 # Documentation addresses (RFC 5737, RFC 3849): a cluster IP and two endpoints.
@@ -29,14 +31,34 @@ _ADDRESSES = {
 }
 
 
+class Group(NamedTuple):
+    """Service ports to try together, and how many tries with all of them have been rejected."""
+
+    names: tuple[PortName, ...]
+    rejections: int = 0
+
+    def parts(self) -> tuple[tuple[PortName, ...], tuple[PortName, ...]]:
+        """Return the ports to try next, and the others: halves if all of them were rejected together."""
+        half = len(self.names) // 2 if self.rejections else 0
+        return (self.names[:half], self.names[half:]) if half else (self.names, ())
+
+
 class Split(NamedTuple):
     """Service ports whose rules are accepted, and those whose rules are rejected, with the reason.
 
-    Ports that were not tried in time are missing.
+    `undecided` are groups of the other ports. `failure` is the error that ended the search, if any.
     """
 
     accepted: frozenset[PortName]
     rejected: Mapping[PortName, str]
+    undecided: tuple[Group, ...] = ()
+    failure: KernelError | None = None
+
+    def checked(self) -> Self:
+        """Return this value, or raise `failure`."""
+        if self.failure:
+            raise self.failure
+        return self
 
 
 class Bisection:
@@ -47,8 +69,7 @@ class Bisection:
     the fixed chains too, since any rule may refer to them. On legacy, a try replaces whole tables, so its cost does not
     depend on the number of services. On nft, each try takes about `chains_per_block` chains at most, or one service port.
 
-    A try in which iptables makes no progress for `TRY_SECONDS` counts as rejected. After `seconds`, end the search with
-    the first rejected port. Call `progress` after each try.
+    A try in which iptables makes no progress for `TRY_SECONDS` counts as rejected. Call `progress` after each try.
     """
 
     def __init__(
@@ -56,41 +77,56 @@ class Bisection:
         tables: Tables,
         options: RuleOptions,
         chains_per_block: int | None,
-        seconds: float,
         progress: Callable[[], None],
     ) -> None:
         self._tables = tables
         self._options = options
         self._limit = chains_per_block
-        self._deadline = time.monotonic() + seconds
         self._progress = progress
         self._fixed = tuple(Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
 
-    def split(self, ports: Mapping[PortName, PortRules]) -> Split:
-        """Split service ports by whether their rules are accepted, the first ones first.
+    def split(
+        self,
+        ports: Mapping[PortName, PortRules],
+        seconds: float,
+        known: Iterable[Group] = (),
+        tries: int = TRIES,
+    ) -> Split:
+        """Split service ports by whether their rules are accepted, in at least one try and about `seconds`.
 
-        Raises KernelError for other failures.
+        `known` are groups of some of them, as an earlier search left them. Try the largest groups first, so that the time
+        suffices for most of the accepted ports.
         """
+        deadline = time.monotonic() + seconds
         accepted: set[PortName] = set()
         rejected: dict[PortName, str] = {}
-        groups = deque(self._batches(ports))
-        while groups and (not rejected or time.monotonic() < self._deadline):
-            group = groups.popleft()
-            tried = {name: ports[name] for name in group}
-            failure = self._try(tried)
-            if failure and failure.whole_block and len(group) == 1:
-                # On legacy, a concurrent writer causes a single rejection without a reason.
-                failure = self._try(tried)
+        waiting = list(known)
+        grouped = {name for group in waiting for name in group.names}
+        waiting += self.batches({name: ports[name] for name in ports if name not in grouped})
+        while waiting:
+            group = waiting.pop(max(range(len(waiting)), key=lambda number: len(waiting[number].names)))
+            tried, others = group.parts()
+            try:
+                failure = self._try({name: ports[name] for name in tried})
+            except KernelError as error:
+                return Split(frozenset(accepted), rejected, (*waiting, group), error)
+            # If one half of a rejected group is accepted, the other half is to blame.
+            rest = Group(others, 0 if failure else 1)
+            rejections = 1 if others else group.rejections + 1
+            waiting += [rest] if others else []
             if failure is None:
-                accepted.update(group)
-            elif len(group) == 1:
-                rejected[group[0]] = failure.reason
-            elif culprit := _port_of_line(failure.line, tried):
-                rejected[culprit] = failure.reason
-                groups.appendleft([name for name in group if name != culprit])
+                accepted.update(tried)
+            elif len(tried) > 1:
+                culprit = _port_of_line(failure.line, {name: ports[name] for name in tried})
+                innocent = tuple(name for name in tried if name != culprit)
+                waiting += [Group((culprit,), 1), Group(innocent)] if culprit else [Group(tried, 1)]
+            elif rejections < tries:
+                waiting.append(Group(tried, rejections))
             else:
-                groups.extendleft((group[len(group) // 2 :], group[: len(group) // 2]))
-        return Split(frozenset(accepted), rejected)
+                rejected[tried[0]] = failure.reason
+            if time.monotonic() >= deadline:
+                break
+        return Split(frozenset(accepted), rejected, tuple(waiting))
 
     def accepts_plain_service(self) -> bool:
         """Return whether iptables accepts an ordinary service; if not, blame no service. Raises KernelError."""
@@ -116,8 +152,7 @@ class Bisection:
         except Rejected as rejection:
             if rejection.is_shortage:
                 raise
-            reason = f"iptables rejects its rules: {rejection.message}"
-            return _Failure(reason, rejection.line, rejection.whole_block)
+            return _Failure(f"iptables rejects its rules: {rejection.message}", rejection.line)
         except TimedOut:
             return _Failure(f"iptables makes no progress with its rules for {TRY_SECONDS:g} s")
         finally:
@@ -145,7 +180,8 @@ class Bisection:
         fixed = [chain for chain in self._fixed if chain.key.table == table]
         return block(table, write_chains(fixed), write_chains(chains))
 
-    def _batches(self, ports: Mapping[PortName, PortRules]) -> list[list[PortName]]:
+    def batches(self, ports: Mapping[PortName, PortRules]) -> list[Group]:
+        """Divide service ports into groups that a try can write quickly."""
         batches: list[list[PortName]] = []
         chains = 0
         for name, rules in ports.items():
@@ -155,18 +191,17 @@ class Bisection:
                 batches.append([])
                 chains = own
             batches[-1].append(name)
-        return batches
+        return [Group(tuple(batch)) for batch in batches]
 
 
 _CLEARED = (_NAT_CANARY, _FILTER_CANARY)
 
 
 class _Failure(NamedTuple):
-    """Why a try failed. `line` is the rejected line, if known; with `whole_block`, any line may be the cause."""
+    """Why a try failed. `line` is the rejected line, if known."""
 
     reason: str
     line: str = ""
-    whole_block: bool = False
 
 
 def _canary_chain(canary: ChainKey, ports: Mapping[PortName, PortRules]) -> Chain:

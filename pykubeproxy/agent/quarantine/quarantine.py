@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.agent.quarantine.bisect import Bisection, Split, may_blame_service
+from pykubeproxy.agent.quarantine.bisect import TRIES, Bisection, Group, Split, may_blame_service
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Key
@@ -15,15 +15,15 @@ from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
 from pykubeproxy.services.size import Oversized
 
-# How long a search may take, in seconds: legacy replaces the whole table for each try. The next failed sync continues the
-# search. A retry of quarantined ports takes less time, since all other services wait for it.
-SEARCH_SECONDS = 60.0
+# How long a search may take, in seconds: all Services wait for it, a minute at most with the syncs before and after it.
+# Legacy replaces the whole table for each try. Retries continue the search in short parts.
+SEARCH_SECONDS = 40.0
 RETRY_SECONDS = 1.0
 # If this many samples of a kind are all rejected, quarantine the whole kind.
 _SAMPLES = 10
-# A concurrent writer causes rejections: on legacy without a reason, if it takes no lock; on nft, if it deletes the chains
-# of a port between two blocks. So confirm up to _FEW rejected ports by _CONFIRMATIONS further tries.
-_FEW, _CONFIRMATIONS = 20, 2
+_UNDECIDED = (
+    "iptables rejects the rules of some service ports; it is not known yet whether this is one of them"
+)
 
 
 class Quarantine:
@@ -37,6 +37,8 @@ class Quarantine:
         self._limit = chains_per_block
         self._rejected: Mapping[PortName, Quarantined] = {}
         self._oversized: Mapping[PortName, Quarantined] = {}
+        # What the last search has not decided yet.
+        self._undecided: tuple[Group, ...] = ()
         self.progress: Callable[[], None] = lambda: None
 
     def all(self) -> tuple[Quarantined, ...]:
@@ -47,6 +49,10 @@ class Quarantine:
     def rejected(self) -> Collection[PortName]:
         """Return the ports whose rules iptables rejects."""
         return self._rejected.keys()
+
+    def untried(self) -> Collection[PortName]:
+        """Return the quarantined ports that the search has not decided about yet."""
+        return [name for name, port in self._rejected.items() if not port.tried]
 
     def rules(self, port: ResolvedPort, options: RuleOptions) -> PortRules:
         """Return the rules of a service port, or those that replace them in quarantine."""
@@ -60,11 +66,16 @@ class Quarantine:
     ) -> None:
         """Release the ports of these Services that no longer exist, and note which Services are too large."""
         names = {port.port.name for ports in services.values() for port in ports}
-        self._rejected = {
-            name: port
-            for name, port in self._rejected.items()
-            if name in names or name.service_key not in services
-        }
+
+        def exists(name: PortName) -> bool:
+            return name in names or name.service_key not in services
+
+        self._rejected = {name: port for name, port in self._rejected.items() if exists(name)}
+        self._undecided = tuple(
+            Group(left, group.rejections)
+            for group in self._undecided
+            if (left := tuple(filter(exists, group.names)))
+        )
         kept = {name: port for name, port in self._oversized.items() if name.service_key not in services}
         family, now = self._tables.family, time.time()
         for service, it in oversized.items():
@@ -75,28 +86,40 @@ class Quarantine:
         self._oversized = kept
 
     def retry(self, ports: Iterable[ResolvedPort], options: RuleOptions) -> Split:
-        """Try quarantined ports again, the first ones first; release those whose rules iptables accepts now.
+        """Try quarantined ports again; release those whose rules iptables accepts now.
 
-        The returned value tells which of them were tried. Raises KernelError.
+        The returned value tells which of them are undecided. Raises KernelError.
         """
         rules = {port.port.name: _rules(port, options) for port in ports}
         if not rules:
             return Split(frozenset(), {})
-        bisection = self._bisection(options, RETRY_SECONDS)
-        split = bisection.split(rules)
+        bisection = self._bisection(options)
+        split = self._split(bisection, rules, RETRY_SECONDS)
+        self._decided(split.rejected)
         self._rejected = {
-            name: msgspec.structs.replace(port, reason=split.rejected.get(name, port.reason))
+            name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
+            if name in split.rejected
+            else port
             for name, port in self._rejected.items()
             if name not in split.accepted
         }
         bisection.clear()
         return split
 
-    def isolate(self, failure: KernelError, resolved: Iterable[ResolvedPort], options: RuleOptions) -> bool:
+    def isolate(
+        self,
+        failure: KernelError,
+        resolved: Iterable[ResolvedPort],
+        unchanged: Iterable[PortName],
+        options: RuleOptions,
+    ) -> bool:
         """Quarantine the ports that made a restore of these service ports fail. Return whether there were any.
 
-        Do not blame services for a fault of the node: if iptables rejects even an ordinary service, or hangs with it,
-        quarantine none. Raises KernelError.
+        If time runs out, quarantine those that may have been the reason too: `retry` continues the search. The tables hold
+        the own chains of `unchanged` ports already, so these are tried apart from the others.
+
+        Do not blame services for a fault of the node: if iptables rejects even an ordinary service, or hangs with it, or
+        accepts no service at all in time, quarantine none. Raises KernelError.
         """
         if not isinstance(failure, Rejected | TimedOut):
             return False
@@ -106,44 +129,83 @@ class Quarantine:
         rules = {name: _rules(port, options) for name, port in ordered}
         if isinstance(failure, Rejected) and not may_blame_service(failure, rules):
             return False
-        bisection = self._bisection(options, SEARCH_SECONDS)
+        bisection = self._bisection(options)
         if not bisection.accepts_plain_service():
             return False
-        rejected: Mapping[PortName, str] = {}
-        if isinstance(failure, Rejected):
-            rejected = _rejected_by_kind(bisection, ports, rules)
-        rejected = rejected or bisection.split(rules).rejected
-        if len(rejected) <= _FEW:
-            for _ in range(_CONFIRMATIONS):
-                rejected = bisection.split({name: rules[name] for name in rejected}).rejected
-        # The node may have failed during the search.
-        if rejected and not bisection.accepts_plain_service():
+        deadline = time.monotonic() + SEARCH_SECONDS
+        sampled = Split(frozenset(), {})
+        if isinstance(failure, Rejected) and not any(rules.keys() & it.names for it in self._undecided):
+            sampled = _try_samples(bisection, ports, rules)
+            self._undecided += sampled.undecided
+        decided = sampled.accepted | sampled.rejected.keys()
+        others = {name: it for name, it in rules.items() if name not in decided}
+        split = self._split(bisection, others, deadline - time.monotonic(), frozenset(unchanged))
+        undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
+        rejected = {**sampled.rejected, **split.rejected}
+        blamed = bool(rejected) or any(group.rejections for group in split.undecided)
+        decided_enough = sampled.accepted or split.accepted or not undecided
+        # The node may have failed during the search, so try the ordinary service again.
+        if not (blamed and decided_enough and bisection.accepts_plain_service()):
             return False
-        rejectable = {name: reject_rules(ports[name].port, options) for name in rejected}
-        rejects_clients = bisection.split(rejectable).accepted
+        reasons = {**rejected, **undecided}
+        rejectable = {name: reject_rules(ports[name].port, options) for name in reasons}
+        rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
         bisection.clear()
+        self._decided(rejected)
         family, now = self._tables.family, time.time()
         self._rejected = {
             **self._rejected,
             **{
-                name: Quarantined.from_port(family, name, reason, now, name in rejects_clients)
-                for name, reason in rejected.items()
+                name: Quarantined.from_port(
+                    family, name, reason, now, name in rejects_clients, name not in undecided
+                )
+                for name, reason in reasons.items()
             },
         }
-        return bool(rejected)
+        return True
 
-    def _bisection(self, options: RuleOptions, seconds: float) -> Bisection:
-        return Bisection(self._tables, options, self._limit, seconds, self.progress)
+    def _bisection(self, options: RuleOptions) -> Bisection:
+        return Bisection(self._tables, options, self._limit, self.progress)
+
+    def _split(
+        self,
+        bisection: Bisection,
+        rules: Mapping[PortName, PortRules],
+        seconds: float,
+        unchanged: Collection[PortName] = (),
+    ) -> Split:
+        """Split these ports, and keep the groups for the next time; rejected ports too, until `_decided`.
+
+        Raises KernelError.
+        """
+        earlier = [
+            Group(tuple(name for name in it.names if name in rules), it.rejections) for it in self._undecided
+        ]
+        others = [it for it in self._undecided if rules.keys().isdisjoint(it.names)]
+        grouped = {name for it in earlier for name in it.names}
+        apart = bisection.batches(
+            {name: it for name, it in rules.items() if name in unchanged and name not in grouped}
+        )
+        split = bisection.split(rules, seconds, [*(it for it in earlier if it.names), *apart])
+        confirm = (Group((name,), TRIES - 1) for name in split.rejected)
+        self._undecided = (*others, *split.undecided, *confirm)
+        return split.checked()
+
+    def _decided(self, rejected: Collection[PortName]) -> None:
+        """Forget the groups of these rejected ports."""
+        self._undecided = tuple(
+            it for it in self._undecided if not any(name in rejected for name in it.names)
+        )
 
 
 def _rules(port: ResolvedPort, options: RuleOptions) -> PortRules:
     return port_rules(port.port, port.selection, options)
 
 
-def _rejected_by_kind(
+def _try_samples(
     bisection: Bisection, ports: Mapping[PortName, ResolvedPort], rules: Mapping[PortName, PortRules]
-) -> dict[PortName, str]:
-    """Return the ports of kinds whose samples are all rejected, and other rejected samples.
+) -> Split:
+    """Split samples of each kind. If all samples of a kind are rejected, the whole kind is. Raises KernelError.
 
     A missing kernel feature affects a whole kind, and there are few kinds. Trying samples takes a moment; finding
     hundreds of ports among thousands takes minutes on legacy.
@@ -151,14 +213,18 @@ def _rejected_by_kind(
     kinds: dict[Hashable, list[PortName]] = {}
     for name, port in ports.items():
         kinds.setdefault(_kind(port), []).append(name)
-    samples = {kind: names[:: max(1, len(names) // _SAMPLES)] for kind, names in kinds.items()}
-    rejected = dict(
-        bisection.split({name: rules[name] for some in samples.values() for name in some}).rejected
-    )
-    for kind, some in samples.items():
-        if all(name in rejected for name in some):
-            rejected.update({name: rejected.get(name, rejected[some[0]]) for name in kinds[kind]})
-    return rejected
+    samples = [(names, names[:: max(1, len(names) // _SAMPLES)]) for names in kinds.values()]
+    tried = {name: rules[name] for _, some in samples for name in some}
+    split = bisection.split(tried, SEARCH_SECONDS / 2, tries=1).checked()
+    rejected = {
+        name: split.rejected.get(name, split.rejected[some[0]])
+        for names, some in samples
+        if len(some) >= _SAMPLES and all(name in split.rejected for name in some)
+        for name in names
+    }
+    # One rejection of a single port may be a coincidence.
+    left = (*split.undecided, *(Group((name,), 1) for name in split.rejected if name not in rejected))
+    return Split(split.accepted, rejected, left)
 
 
 def _kind(resolved: ResolvedPort) -> Hashable:

@@ -13,6 +13,7 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
 
     `rejects_clients`: new connections are rejected; if false, iptables rejects even the reject rule, and packets pass
     unchanged. `port` and `protocol` are "" for a whole Service, which is too large; only its cluster IP rejects clients.
+    `tried`: iptables rejects its rules; if false, it rejects rules that may be those of another port.
     """
 
     family: str
@@ -23,10 +24,17 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
     since: float
     rejects_clients: bool
+    tried: bool = True
 
     @classmethod
     def from_port(
-        cls, family: Family, port: PortName, reason: str, since: float, rejects_clients: bool = True
+        cls,
+        family: Family,
+        port: PortName,
+        reason: str,
+        since: float,
+        rejects_clients: bool = True,
+        tried: bool = True,
     ) -> Self:
         """Return the quarantine of a service port in one family."""
         return cls(
@@ -38,6 +46,7 @@ class Quarantined(msgspec.Struct, frozen=True, rename="camel"):
             reason=reason,
             since=since,
             rejects_clients=rejects_clients,
+            tried=tried,
         )
 
     @property

@@ -17,14 +17,19 @@ class QuarantineReporter:
         self._node_name = node_name
         self._recorder = recorder
         self._known: dict[Family, frozenset[PortName]] = {}
+        self._untried: dict[Family, int] = {}
 
     def sync_succeeded(self, report: SyncReport) -> bool:
         """Report what changed since the last sync. Return whether a service port was quarantined."""
         family, before = report.family, self._known.get(report.family, frozenset())
         recorded = {name.service_key for known in self._known.values() for name in known}
-        now = {port.port_name: port for port in report.quarantined}
+        now = {port.port_name: port for port in report.quarantined if port.tried}
         self._known[family] = frozenset(now)
         new = [port for name, port in now.items() if name not in before]
+        untried = len(report.quarantined) - len(now)
+        if untried > self._untried.get(family, 0):
+            log.error("service ports rejected until tried", family=family.value, service_ports=untried)
+        self._untried[family] = untried
         for quarantined in new:
             name = quarantined.port_name
             log.error(

@@ -196,7 +196,7 @@ class FamilyTables:
         except SyncFailed as failure:
             if (
                 self._fallback.too_deep(failure.error, update)
-                or self._isolate(failure, resolution)
+                or self._isolate(failure, resolution, desired)
                 or self._fallback.no_culprit(failure.error, update)
             ):
                 return None
@@ -222,7 +222,7 @@ class FamilyTables:
     ) -> Resolution:
         """Resolve the dirty Services, and the large one whose turn it is; defer other large ones.
 
-        Resolve all Services of this family with `everything`, or if the options of their rules change.
+        Resolve all Services of this family with `everything`.
         """
         keys = self._dirty | ({turn} if turn else set())
         if everything:
@@ -234,12 +234,8 @@ class FamilyTables:
             for key in keys - self._drifted - {turn}
             if may_defer(cluster, key, context, self._applied, live)
         }
-        resolution = resolve(cluster, keys - deferred, self._applied, context)
-        large = resolution.context.options.large_cluster
-        if not everything and self._context and large != self._context.options.large_cluster:
-            return self._resolve(cluster, context, live, turn, everything=True)
         self._deferred |= dict.fromkeys(sorted(deferred))
-        return resolution
+        return resolve(cluster, keys - deferred, self._applied, context)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""
@@ -253,10 +249,11 @@ class FamilyTables:
             ensured = self._drift.ensured if self._drift else {}
         return Desired(resolution.desired(self.quarantine), options, jumps, frozenset(shared), ensured)
 
-    def _isolate(self, failure: SyncFailed, resolution: Resolution) -> bool:
+    def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
         try:
-            return self.quarantine.isolate(failure.error, resolution.ports(), resolution.context.options)
+            unchanged = self._applied.unchanged(desired)
+            return self.quarantine.isolate(failure.error, resolution.ports(), unchanged, desired.options)
         except KernelError as error:
             raise SyncFailed(error) from failure
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -80,20 +81,60 @@ def comments(chains: dict[ChainKey, tuple[str, ...]], prefix: str) -> int:
     return sum("--comment" in rule for key in chains if key.chain.startswith(prefix) for rule in chains[key])
 
 
-def test_more_than_a_thousand_endpoints_drop_comments() -> None:
-    """Comments return below the threshold, also for services that did not change."""
-    other = slice_of("10.244.9.9", service="other")
-    synced = SyncedTables(*WEB, Updated(service("other", cluster_ip="10.96.0.11")), Updated(other))
-    synced.apply(Updated(slice_of(*endpoints(999))))
+OTHER = (
+    Updated(service("other", cluster_ip="10.96.0.11")),
+    Updated(slice_of("10.244.9.9", service="other")),
+)
+
+
+def test_beyond_a_thousand_endpoints_written_chains_lack_comments() -> None:
+    """At a fresh start these are all chains of services."""
+    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
     assert comments(synced.chains(), "KUBE-SEP-") == 2 * 501
-    synced.apply(Updated(slice_of(*endpoints(1000))))
+    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(1000))), *OTHER)
     assert comments(synced.chains(), "KUBE-SEP-") == 0
     # The masquerading rules keep their comments.
     assert comments(synced.chains(), "KUBE-SVC-") == 2
-    assert synced.equals_fresh_start()
-    synced.apply(Updated(slice_of(*endpoints(999))))
-    assert comments(synced.chains(), "KUBE-SEP-") == 2 * 501
-    assert synced.equals_fresh_start()
+
+
+def test_crossing_a_thousand_endpoints_writes_only_chains_that_change() -> None:
+    """One tenant that crosses the limit again and again must not cause syncs of all Services."""
+    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(997))), *OTHER)
+    other = {
+        key: rules for key, rules in synced.chains().items() if any("ns/other" in rule for rule in rules)
+    }
+    for count in (1001, 997, 1001):
+        report = synced.sync(Updated(slice_of(*endpoints(count))))
+        # Groups of endpoints and the chain that picks one of them; of four endpoints, two are ready.
+        assert (report.full, len(report.resolved)) == (False, 1)
+        assert 0 < report.chains_written < 8
+    assert {key: synced.chains()[key] for key in other} == other
+    assert 0 < comments(synced.chains(), "KUBE-SEP-") < 2 * 501
+
+
+def test_comments_of_service_chains_are_no_reason_to_write() -> None:
+    """Nor are they drift: not if another program removes some, and not after the limit was crossed."""
+    synced = SyncedTables(*WEB, Updated(slice_of(*endpoints(999))), *OTHER)
+    nat = synced.live.tables["nat"]
+    (chain,) = [
+        name for name, rules in nat.items() if any("--to-destination 10.244.9.9:" in it for it in rules)
+    ]
+    nat[chain] = tuple(re.sub('-m comment --comment "[^"]*" ', "", rule) for rule in nat[chain])
+    assert synced.tables.detect_drift(scope()) is None
+    synced.apply(Updated(slice_of(*endpoints(1001))))
+    before = synced.chains()
+    assert synced.tables.detect_drift(scope()) is None
+    synced.tables.require_resync()
+    assert not synced.sync().wrote
+    synced.tables = FamilyTables(synced.live, 200)
+    assert not synced.sync().wrote
+    assert synced.chains() == before
+    synced.live.tables["nat"][chain] += ("-j RETURN",)
+    drift = synced.tables.detect_drift(scope())
+    assert drift
+    assert not drift.missing
+    (repaired,) = synced.sync().drift.tables
+    assert (repaired.rules, repaired.foreign_rules) == (0, 1)
 
 
 def test_endpoints_are_counted_per_family() -> None:

@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Collection
+from unittest.mock import create_autospec
 
 import pytest
 from structlog.testing import capture_logs
 
 from pykubeproxy.agent.family import FamilyController
+from pykubeproxy.agent.observe.observers import Observers
+from pykubeproxy.agent.quarantine import quarantine
 from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.sync import large as large_services
+from pykubeproxy.agent.sync.tables import FamilyTables
+from pykubeproxy.kernel import Backend
 from pykubeproxy.objects import EndpointPort, Port, Protocol, Updated
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
@@ -48,6 +53,57 @@ def test_a_quarantined_port_that_no_longer_exists_is_not_retried_in_vain(
         *at(20, STOP),
     )
     assert retries == [1011.0, 1015.0]
+
+
+def test_a_large_service_quarantined_in_its_turn_is_retried_within_an_hour(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hour begins with its own sync; no other sync follows."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    family.live.rejects = lambda rule: "--to-destination 10.244.1.66:" in rule
+    retries: list[float] = []
+    retry = family.tables.retry_quarantined
+
+    def noted(cluster: Cluster, ports: Collection[PortName]) -> Split:
+        retries.append(clock.now)
+        return retry(cluster, ports)
+
+    family.tables.retry_quarantined = noted  # type: ignore[method-assign]
+    changed = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
+    run(family, clock, *STARTED, *at(10, changed), *at(3700, STOP))
+    assert retries == [4610.0]
+
+
+def test_a_search_that_ran_out_of_time_continues_at_once(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One try follows the other, until only the rejected Service is quarantined, and reported.
+
+    On legacy, because there iptables does not name the rejected line.
+    """
+    family.live.backend = Backend.LEGACY
+    family.tables = FamilyTables(family.live, None)
+    for name in ("SEARCH_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(quarantine, name, 0.0)
+    family.live.rejects = lambda rule: "--to-destination 10.244.3.8:" in rule
+    added = [
+        event
+        for number in range(1, 10)
+        for event in (
+            Updated(service(f"web{number}", cluster_ip=f"10.96.3.{number}")),
+            Updated(slice_of(f"10.244.3.{number}", service=f"web{number}")),
+        )
+    ]
+    seen: list[list[str]] = []
+    observers = create_autospec(Observers, instance=True)
+    observers.sync_succeeded.side_effect = lambda report, _: seen.append(
+        [f"{it.name} {it.tried}" for it in report.quarantined]
+    )
+    run(family, clock, *STARTED, *at(10, *added), *at(60, STOP), observers=observers)
+    assert len(seen[1]) > 1
+    assert all(line.endswith("False") for line in seen[1])
+    assert seen[-1] == ["web8 True"]
+    assert max(map(len, seen)) == len(seen[1])
 
 
 def test_a_quarantined_service_is_retried_after_others_are_served(family: FakeFamily, clock: Clock) -> None:

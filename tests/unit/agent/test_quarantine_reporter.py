@@ -55,3 +55,20 @@ def test_each_quarantined_port_is_reported_once(logged: Lines) -> None:
     assert not reporter.sync_succeeded(with_quarantined("two"))
     assert logged[-1]["event"] == "service released from quarantine"
     assert logged[-1]["service"] == "ns/one:http"
+
+
+def test_undecided_ports_are_reported_as_a_number(logged: Lines) -> None:
+    """Each one that turns out to be rejected is reported like any other."""
+    notes = FakeRecorder()
+    reporter = QuarantineReporter(HERE, notes)
+    done = with_quarantined("one", "two")
+    undecided = tuple(msgspec.structs.replace(it, tried=False) for it in done.quarantined)
+    for _ in range(2):
+        assert not reporter.sync_succeeded(msgspec.structs.replace(done, quarantined=undecided))
+    assert [(it["event"], it["service_ports"]) for it in logged] == [
+        ("service ports rejected until tried", 2)
+    ]
+    assert notes.events == []
+    assert reporter.sync_succeeded(with_quarantined("two"))
+    assert [it.regarding for it in notes.events] == [Key("ns", "two")]
+    assert [it["event"] for it in logged[1:]] == ["service quarantined"]

@@ -88,3 +88,14 @@ def test_order() -> None:
     found = difference(before, ruleset({two: ("-j D",), one: ("-j B", "-j A")}))
     assert [it.key for it in found] == [two, one]
     assert [(it.gone, it.new) for it in found] == [(("-j C",), ("-j D",)), ((), ())]
+
+
+def test_comments_in_chains_of_services_are_no_difference() -> None:
+    """A large cluster omits some of them; what else differs is shown with the comment that is desired."""
+    chain, shared = nat("KUBE-SEP-A"), skeleton.NAT_SERVICES
+    rules = ("-s 10.0.0.1/32 -j KUBE-MARK-MASQ", "-p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80")
+    commented = tuple(rule.replace(" -", ' -m comment --comment "ns/web:http" -', 1) for rule in rules)
+    assert difference(ruleset({chain: commented}), ruleset({chain: rules})) == ()
+    (found,) = difference(ruleset({chain: (*rules, "-j LOG")}), ruleset({chain: commented}))
+    assert (found.gone, found.new) == (("-j LOG",), ())
+    assert difference(ruleset({shared: commented}), ruleset({shared: rules}))

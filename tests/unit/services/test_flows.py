@@ -136,28 +136,60 @@ def test_node_port_replaces_external_ip_of_the_node() -> None:
     assert stale(flush, "192.168.0.1:30053", "10.244.0.9:5353")
 
 
-def test_two_services_with_one_external_address() -> None:
-    """A flow to an address of two services stays if it leads to an endpoint of either."""
-    ports = UdpPorts(Family.IPV4)
+def claimed_by(*services: Service, pods: dict[str, tuple[str | Endpoint, ...]]) -> Flush:
+    """Return the flush after a sync of these Services; `pods` are those of each, by name, others have none."""
     cluster = Cluster()
-    both = [
-        dns(name, ip, external_ips=("1.2.3.4",), ports=(Port("dns", Protocol.UDP, 53),))
-        for name, ip in (("a", "10.96.0.1"), ("b", "10.96.0.2"))
-    ]
-    cluster.apply(Listed(Kind.SERVICE, tuple(both)))
     udp = (EndpointPort("dns", Protocol.UDP, 5353),)
-    cluster.apply(
-        Listed(
-            Kind.ENDPOINT_SLICE,
-            (slice_of("10.244.0.5", service="a", ports=udp), slice_of("10.244.0.6", service="b", ports=udp)),
-        )
-    )
-    resolved = [it for s in both for it in resolve_ports(cluster, s.key, Family.IPV4, NodeTopology("n1"))]
-    flush = ports.update(resolved, (), NodePortAddresses())
+    slices = tuple(slice_of(*addresses, service=name, ports=udp) for name, addresses in pods.items())
+    cluster.apply(Listed(Kind.SERVICE, services))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
+    resolved = [it for s in services for it in resolve_ports(cluster, s.key, Family.IPV4, NodeTopology("n1"))]
+    flush = UdpPorts(Family.IPV4).update(resolved, (), EVERYWHERE)
     assert flush
-    for pod, goes in (("10.244.0.5", False), ("10.244.0.6", False), ("10.244.0.7", True)):
-        assert stale(flush, "1.2.3.4:53", f"{pod}:5353") is goes
-    assert stale(flush, "10.96.0.1:53", "10.244.0.6:5353")
+    return flush
+
+
+FIRST, SECOND, DEAD = "10.244.0.5:5353", "10.244.0.6:5353", "10.244.0.7:5353"
+ONE_EACH: dict[str, tuple[str | Endpoint, ...]] = {"a": ("10.244.0.5",), "b": ("10.244.0.6",)}
+UDP_53 = (Port("dns", Protocol.UDP, 53),)
+
+
+def claimant(name: str, cluster_ip: str, **fields: object) -> Service:
+    return dns(name, cluster_ip, ports=UDP_53, **fields)
+
+
+def test_an_external_ip_keeps_no_flows_to_the_cluster_ip_of_another_service() -> None:
+    """A tenant claims the address of cluster DNS, with endpoints at the addresses of pods that may be deleted."""
+    tenant = claimant("a", "10.96.0.9", external_ips=("10.96.0.53",))
+    every_pod = tuple(f"10.244.0.{number}" for number in range(1, 50))
+    flush = claimed_by(tenant, claimant("b", "10.96.0.53"), pods={"a": every_pod, "b": ("10.244.0.6",)})
+    assert stale(flush, "10.96.0.53:53", DEAD)
+    assert not stale(flush, "10.96.0.53:53", SECOND)
+    assert not stale(flush, "10.96.0.9:53", DEAD)
+
+
+def test_of_two_services_with_one_external_address_the_first_by_name_counts() -> None:
+    """Its rule comes first, unless it has no endpoint."""
+    both = [
+        claimant(name, f"10.96.0.{host}", external_ips=("1.2.3.4",)) for name, host in (("b", 2), ("a", 1))
+    ]
+    flush = claimed_by(*both, pods=ONE_EACH)
+    assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [False, True, True]
+    assert stale(flush, "10.96.0.1:53", SECOND)
+    flush = claimed_by(*both, pods={"b": ("10.244.0.6",)})
+    assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [True, False, True]
+
+
+def test_the_next_service_counts_where_the_first_one_redirects_only_some_clients() -> None:
+    """Source ranges exclude clients, and so does policy Local without an endpoint on this node."""
+    ip, type_ = ("1.2.3.4",), "LoadBalancer"
+    second = claimant("b", "10.96.0.2", external_ips=ip)
+    for fields in (
+        {"load_balancer_ips": ip, "source_ranges": ("10.0.0.0/8",)},
+        {"load_balancer_ips": ip, "external_local": True},
+    ):
+        flush = claimed_by(claimant("a", "10.96.0.1", type=type_, **fields), second, pods=ONE_EACH)
+        assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [False, False, True]
 
 
 def test_unrelated_flows_stay() -> None:
