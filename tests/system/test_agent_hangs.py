@@ -22,8 +22,8 @@ pytestmark = pytest.mark.root
 # The agent with a short limit for plugins, and an outage that counts early.
 SHORT_TIMEOUTS = """
 import functools
-from pykubeproxy.sources import api, plugin
-api.Timing = functools.partial(api.Timing, quiet=1.0)
+from pykubeproxy.sources import client, plugin
+client.Contact = functools.partial(client.Contact, limit=1.0)
 plugin._SECONDS = 3.0
 from pykubeproxy.cli import main
 main()

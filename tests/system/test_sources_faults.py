@@ -38,33 +38,6 @@ def test_dropped_connections_resume_at_the_last_version() -> None:
         assert [line["log_level"] for line in lines if line["event"] == "watch recovered"] == ["debug"]
 
 
-def test_silent_connection_is_noticed() -> None:
-    """A silent connection is closed after the idle timeout."""
-    with server() as api, capture_logs() as lines:
-        with Follower(watches(api.url, Kind.SERVICE)) as follower:
-            follower.sees()
-            api.requests.wait(1, "watch")
-            api.faults.freeze_watches()
-            api.store.create(service("a"))
-            started = time.monotonic()
-            api.requests.wait(2, "watch")
-            assert 0.5 < time.monotonic() - started < 2.5
-            api.faults.thaw_watches()
-            follower.sees("a")
-        assert failures(lines)[0].startswith("no data from")
-
-
-def test_watch_that_stays_silent_is_listed() -> None:
-    """Two silent watches in a row lead to a list, as a server restored from a backup requires."""
-    with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
-        follower.sees()
-        api.requests.wait(1, "watch")
-        api.faults.freeze_watches()
-        api.store.create(service("a"))
-        follower.sees("a")  # though every watch is silent
-        assert follower.lists() >= 2
-
-
 def test_compacted_history_is_listed_again() -> None:
     """An expired version (410) leads to a list of a later state at once, without a warning."""
     with server() as api, capture_logs() as lines:

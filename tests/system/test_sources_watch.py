@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from pykubeproxy import __version__
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
 from pykubeproxy.objects import Deleted, Kind, Listed, Node, Updated
-from pykubeproxy.sources import Client, Timing, api_watches
+from pykubeproxy.sources import Client, api_watches
 from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
 
@@ -61,7 +61,7 @@ def test_requests_are_those_of_a_good_client() -> None:
             "resourceVersion": ["0"],
         }
         parameters = parse_qs(watch.query)
-        assert 300 <= int(parameters.pop("timeoutSeconds")[0]) <= 600
+        assert 600 <= int(parameters.pop("timeoutSeconds")[0]) <= 660
         assert parameters == {
             "labelSelector": ["!service.kubernetes.io/service-proxy-name"],
             "fieldSelector": ["spec.clusterIP!=None"],
@@ -252,8 +252,3 @@ def test_exception_of_the_consumer_passes_through() -> None:
 
         with pytest.raises(ZeroDivisionError):
             watches(api.url, Kind.SERVICE)[0].run(broken)
-
-
-def test_timing_of_a_real_server_by_default() -> None:
-    """The idle timeout is more than two intervals of a real server's bookmarks."""
-    assert Timing().idle > 2 * 60
