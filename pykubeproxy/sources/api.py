@@ -25,6 +25,8 @@ _PAGE_SIZE = 500  # as in kube-proxy
 _MAX_OBJECTS = 1_000_000
 # How long to wait for one of two watches before reading the other one, in seconds.
 _TURN = 0.1
+# How long to wait for an event before looking whether the server was restored from a backup, in seconds.
+_LONGEST_WAIT = 30.0
 # What the server must permit.
 _LISTED, _WATCHED = "get and list of", "list and watch of"
 
@@ -178,6 +180,8 @@ class ApiWatch:
         """List, then watch; never return."""
         while True:
             self._connection.connecting()
+            # A list of one object is cheap, and shows whether versions went back while no watch was open.
+            self._connection.must_list |= self._resource.kind is Kind.NODE
             try:
                 self._list_if_needed(emit)
                 self._rebase()
@@ -187,9 +191,10 @@ class ApiWatch:
             self._connection.wait(pause)
 
     def _list_if_needed(self, emit: Emit) -> None:
-        if self._connection.must_list:
+        if self._connection.must_list or self._connection.is_restored():
+            before = self._version
             emit(self._list(_WATCHED))
-            self._connection.must_list = False
+            self._connection.listed(wire.is_older(self._version, before))
 
     def _rebase(self) -> None:
         self._base = self._version
@@ -207,8 +212,9 @@ class ApiWatch:
         try:
             while True:
                 if current:
+                    seconds = _TURN if successor else min(due - time.monotonic(), _LONGEST_WAIT)
                     try:
-                        goes_on = self._read(current, emit, _TURN if successor else due - time.monotonic())
+                        goes_on = self._read(current, emit, seconds)
                     except Failure:
                         self._connection.heard(current.response.acknowledged)
                         if not successor:
@@ -219,7 +225,7 @@ class ApiWatch:
                             return current.lifetime.end
                         current.response.close()
                         current = None
-                if not successor and time.monotonic() < due:
+                if not successor and time.monotonic() < due and not self._connection.is_restored():
                     continue
                 try:
                     if not successor:

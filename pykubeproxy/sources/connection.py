@@ -51,6 +51,7 @@ class ConnectionState:
 
     def __init__(self, resource: str, reconnection: Reconnection, timing: Timing, contact: Contact) -> None:
         self.must_list = True
+        self._restored = 0  # as in Reconnection, at the last list
         self._outages = OutageLog(resource, contact)
         self._resource, self._reconnection, self._timing = resource, reconnection, timing
         self._contact = contact
@@ -78,6 +79,15 @@ class ConnectionState:
     def connecting(self) -> None:
         """Note that a request is about to be sent while no watch is open."""
         self._opened, self._delivered, self._checking = None, False, None
+
+    def listed(self, went_back: bool) -> None:
+        """Note a complete list, and whether its version is older than the last one: other watches must list too."""
+        self.must_list = False
+        self._restored = self._reconnection.restored(went_back)
+
+    def is_restored(self) -> bool:
+        """Return whether another watch has found older versions since the last list."""
+        return self._restored != self._reconnection.restored()
 
     def checking(self) -> bool:
         """Note that the successor of an open watch is about to be requested; return whether none waits for an answer."""
