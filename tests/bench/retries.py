@@ -123,7 +123,9 @@ def _woken(agent: list[_Watch], pauses: dict[int, Pause], open_again: bool) -> l
     return [watch for watch in agent if id(watch.state) in pauses] if open_again else []
 
 
-@click.command(help="Print the requests per second of many agents: after an outage of the API server, and at idle.")
+@click.command(
+    help="Print the requests per second of many agents: after an outage of the API server, and at idle."
+)
 @click.option("--agents", type=click.IntRange(1), default=5000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="The outage.")
 def main(agents: int, seconds: float) -> None:
