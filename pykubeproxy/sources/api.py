@@ -195,6 +195,7 @@ class ApiWatch:
             before = self._version
             emit(self._list(_WATCHED))
             self._connection.listed(wire.is_older(self._version, before))
+            self._rebase()
 
     def _rebase(self) -> None:
         self._base = self._version
