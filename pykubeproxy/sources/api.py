@@ -191,7 +191,7 @@ class ApiWatch:
             self._connection.wait(pause)
 
     def _list_if_needed(self, emit: Emit) -> None:
-        if self._connection.must_list or self._connection.is_restored():
+        if self._connection.must_list or self._connection.notices_restore():
             before = self._version
             emit(self._list(_WATCHED))
             self._connection.listed(wire.is_older(self._version, before))
@@ -226,7 +226,7 @@ class ApiWatch:
                             return current.lifetime.end
                         current.response.close()
                         current = None
-                if not successor and time.monotonic() < due and not self._connection.is_restored():
+                if not successor and time.monotonic() < due and not self._connection.notices_restore():
                     continue
                 try:
                     if not successor:

@@ -85,9 +85,11 @@ class ConnectionState:
         self.must_list = False
         self._restored = self._reconnection.restored(went_back)
 
-    def is_restored(self) -> bool:
-        """Return whether another watch has found older versions since the last list."""
-        return self._restored != self._reconnection.restored()
+    def notices_restore(self) -> bool:
+        """Return whether another watch has found older versions since the last list or call; then this one must list."""
+        before, self._restored = self._restored, self._reconnection.restored()
+        self.must_list |= self._restored != before
+        return self._restored != before
 
     def checking(self) -> bool:
         """Note that the successor of an open watch is about to be requested; return whether none waits for an answer."""

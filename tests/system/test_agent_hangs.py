@@ -60,6 +60,7 @@ def test_pages_answer_while_a_credential_plugin_hangs(api: FaultyApiServer, tmp_
         agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=errors)
     try:
         eventually(lambda: answers(HEALTH, "/livez", 200), 20)
+        eventually(lambda: answers(METRICS, "/metrics", 200), 20)
         eventually(lambda: set(unwatched()) == RESOURCES, 5)
         assert "watch failed" not in log.read_text()
         started = time.monotonic()
