@@ -69,9 +69,10 @@ class Attempt:
                 _shut_down(handle)
 
     def unacknowledged(self) -> float:
-        """Return the seconds since the peer acknowledged a packet; infinity if it is not connected."""
+        """Return the seconds since the peer acknowledged a packet; infinity if it was never connected."""
         with self._lock:
-            return min((_since_acknowledgement(handle) for handle in self._handles), default=math.inf)
+            ended = time.monotonic() - self.acknowledged
+            return min((_since_acknowledgement(handle) for handle in self._handles), default=ended)
 
     def _run(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         _local.attempt = self

@@ -92,11 +92,11 @@ class ConnectionState:
         return self._restored != before
 
     def checking(self) -> bool:
-        """Note that the successor of an open watch is about to be requested; return whether none waits for an answer."""
-        new = self._checking is None
-        if self._checking is None:
-            self._checking = time.monotonic()
-        return new
+        """Note that the successor of an open watch is about to be requested; return whether the last one was answered."""
+        if self._checking is not None:
+            return False
+        self._checking = time.monotonic()
+        return True
 
     def opened(self, at: float | None = None) -> None:
         """Note that the server answered the watch, now or `at` an earlier time."""
