@@ -5,6 +5,7 @@ import threading
 import time
 from urllib.parse import parse_qs
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -207,12 +208,13 @@ def test_changes_arrive_soon() -> None:
 
 
 def test_nothing_is_missed_while_everything_changes() -> None:
-    """With changes, dropped connections, ended watches and compactions at once, the last state is right.
+    """With changes, renewals, dropped connections, ended watches and compactions at once, the last state is right.
 
     No object returns to an earlier state, except by a list.
     """
     draw = random.Random(7)
-    with server() as api, Follower(watches(api.url, timing=SHORT)) as follower:
+    restless = msgspec.structs.replace(SHORT, watch=(0, 1), steady=0.1)
+    with server() as api, Follower(watches(api.url, timing=restless)) as follower:
         for step in range(600):
             name = f"s{draw.randrange(20)}"
             present = {it["metadata"]["name"] for it in api.store.list(ENDPOINT_SLICES)}
