@@ -123,7 +123,7 @@ class Agent:
         self._node = self._cluster.node(self._node_name)
         self._observers.event_applied(event, changes)
         self._observers.node_changed(self._node)
-        if self._node != before or isinstance(event, Listed):
+        if self._node != before or (isinstance(event, Listed) and not self._in_sync):
             self._request_sync()
         for family in self._families:
             if services := [key for key, families in changes.items() if family.family in families]:

@@ -1,6 +1,7 @@
 """Objects from an API server: list, then watch, then watch again from the last version."""
 
-import random
+import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -13,8 +14,8 @@ import structlog
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
-from pykubeproxy.sources.client import Client
-from pykubeproxy.sources.connection import ConnectionState, Timing
+from pykubeproxy.sources.client import Client, WatchResponse
+from pykubeproxy.sources.connection import ConnectionState, Lifetime, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden, TooLarge
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
@@ -22,6 +23,10 @@ from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 _PAGE_SIZE = 500  # as in kube-proxy
 # More objects of one kind than any cluster has: such a list never ends.
 _MAX_OBJECTS = 1_000_000
+# How long to wait for one of two watches before reading the other one, in seconds.
+_TURN = 0.1
+# How long to wait for an event before looking whether the server was restored from a backup, in seconds.
+_LONGEST_WAIT = 30.0
 # What the server must permit.
 _LISTED, _WATCHED = "get and list of", "list and watch of"
 
@@ -121,6 +126,24 @@ class _Page(NamedTuple):
     rejected: dict[Key, str]
 
 
+class _OpenWatch:
+    """The response to a watch request, line by line."""
+
+    def __init__(self, number: int, response: WatchResponse, lifetime: Lifetime) -> None:
+        self.number, self.response, self.lifetime = number, response, lifetime
+        self._seconds = 0.0
+        self._lines = wire.lines(self._pieces())
+
+    def next(self, seconds: float) -> bytes | None:
+        """Return the next line; it is empty if none arrives within `seconds`, None at the end. Raises Failure."""
+        self._seconds = seconds
+        return next(self._lines, None)
+
+    def _pieces(self) -> Iterator[bytes]:
+        while (piece := self.response.read(self._seconds)) is not None:
+            yield piece
+
+
 class ApiWatch:
     """Watch one resource. Implements Watch."""
 
@@ -136,7 +159,8 @@ class ApiWatch:
         self._tracker = ObjectTracker(resource.kind)
         reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
-        self._version = ""
+        self._numbers = itertools.count()  # of watch requests
+        self._version = self._base = ""  # the last version seen, and the one from which watches begin
 
     @property
     def outage(self) -> Outage | None:
@@ -156,42 +180,120 @@ class ApiWatch:
         """List, then watch; never return."""
         while True:
             self._connection.connecting()
+            # A list of one object is cheap, and shows whether versions went back while no watch was open.
+            self._connection.must_list |= self._resource.kind is Kind.NODE
             try:
-                if self._connection.must_list:
-                    emit(self._list(_WATCHED))
-                    self._connection.must_list = False
-                seconds = random.randint(*self._timing.watch)  # noqa: S311
-                for event in self._watch(seconds):
-                    emit(event)
-                pause = self._connection.ended(seconds)
+                self._list_if_needed(emit)
+                self._rebase()
+                pause = self._connection.ended(self._watch(emit))
             except Failure as failure:
                 pause = self._connection.failed(failure)
             self._connection.wait(pause)
 
-    def _watch(self, seconds: int) -> Iterator[Event]:
-        """Yield the events of one watch request, until the server ends it or should have."""
+    def _list_if_needed(self, emit: Emit) -> None:
+        if self._connection.must_list or self._connection.notices_restore():
+            before = self._version
+            emit(self._list(_WATCHED))
+            self._connection.listed(wire.is_older(self._version, before))
+            self._rebase()
+
+    def _rebase(self) -> None:
+        self._base = self._version
+        self._tracker.rebased(self._base)
+
+    def _watch(self, emit: Emit) -> int:
+        """Emit the events of a watch and of its successors, until the server ends one; return its time limit.
+
+        A watch stays open until its successor works. Until then, both are read, and the successor repeats what the open
+        watch has delivered since the check began.
+        """
+        current: _OpenWatch | None = None
+        successor: _OpenWatch | None = self._open()
+        due = math.inf  # when to open the next successor
+        try:
+            while True:
+                if current:
+                    seconds = _TURN if successor else min(due - time.monotonic(), _LONGEST_WAIT)
+                    try:
+                        goes_on = self._read(current, emit, seconds)
+                    except Failure:
+                        self._connection.heard(current.response.acknowledged)
+                        if not successor:
+                            raise
+                        goes_on = False
+                    if not goes_on:
+                        if not successor:
+                            return current.lifetime.end
+                        current.response.close()
+                        current = None
+                if not successor and time.monotonic() < due and not self._connection.notices_restore():
+                    continue
+                try:
+                    if not successor:
+                        self._list_if_needed(emit)
+                        if self._connection.checking():
+                            self._rebase()
+                        successor = self._open()
+                    elif not self._read(successor, emit, 0.0 if current else _TURN):
+                        if not current:
+                            return successor.lifetime.end
+                        raise Failure("the API server ends the watch at once", refused=True)
+                    elif self._connection.is_steady(successor.response.opened):
+                        self._connection.works()
+                        if current:
+                            current.response.close()
+                        current, successor = successor, None
+                        due = time.monotonic() + current.lifetime.check
+                except Failure as failure:
+                    if not current:
+                        raise
+                    if successor:
+                        successor.response.close()
+                        successor = None
+                    self._connection.opened(current.response.opened)
+                    due = time.monotonic() + self._connection.check_failed(failure)
+        finally:
+            for watch in (current, successor):
+                if watch:
+                    watch.response.close()
+
+    def _open(self) -> "_OpenWatch":
+        """Request a watch."""
+        lifetime = self._connection.lifetime()
         query: _Query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
-            "timeoutSeconds": seconds,
+            "resourceVersion": self._base,
+            "timeoutSeconds": lifetime.end,
         }
-        log.debug("watching", resource=self._resource.plural, version=self._version, seconds=seconds)
-        self._tracker.watch_started()
-        end = time.monotonic() + seconds + self._timing.idle
-        with self._stream(query, self._timing.idle, end, _WATCHED) as body:
-            self._connection.opened()
-            for line in wire.lines(self._connection.watching(body)):
-                if line and (event := self._event(line)):
-                    yield event
+        resource, answer = self._resource, self._timing.answer
+        log.debug("watching", resource=resource.plural, version=self._base, seconds=lifetime.end)
+        response = self._client.watch(
+            resource.path,
+            resource.selectors | query,
+            resource=resource.plural,
+            answer=answer,
+            seconds=lifetime.end + answer,
+        )
+        return _OpenWatch(next(self._numbers), response, lifetime)
 
-    def _event(self, line: bytes) -> Event | None:
+    def _read(self, watch: "_OpenWatch", emit: Emit, seconds: float) -> bool:
+        """Emit the next event of a watch, if one arrives within `seconds`. Return whether the watch goes on."""
+        waiting = watch.response.opened is None
+        line = watch.next(seconds)
+        if waiting and watch.response.opened is not None:
+            self._connection.opened()
+        if line and (event := self._event(line, watch.number)):
+            emit(event)
+        return line is not None
+
+    def _event(self, line: bytes, watch: int) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
         event = wire.event(line)
         self._connection.heard()
         meta = wire.meta(event.object)
         key, version = meta.key(self._resource.kind), meta.resourceVersion or ""
-        if self._tracker.is_stale(key, version):
+        if self._tracker.is_stale(key, version, watch):
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)
             return None
         match event.type:
@@ -204,7 +306,8 @@ class ApiWatch:
             case _:
                 log.debug("unknown event type", resource=self._resource.plural, type=event.type)
                 return None
-        self._version = version or self._version
+        if version and not wire.is_older(version, self._version):
+            self._version = version
         self._connection.delivered()
         return change
 

@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 
 # Parts that the thread reads ahead of its caller.
@@ -31,6 +32,7 @@ class Attempt:
 
     def __init__(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         self.missing = "response from"
+        self.acknowledged = -math.inf  # when the connection ended: the peer's last acknowledgement, monotonic
         self._parts: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
         self._lock = threading.Lock()
         self._cancelled = False
@@ -67,9 +69,10 @@ class Attempt:
                 _shut_down(handle)
 
     def unacknowledged(self) -> float:
-        """Return the seconds since the peer acknowledged a packet; infinity if it is not connected."""
+        """Return the seconds since the peer acknowledged a packet; infinity if it was never connected."""
         with self._lock:
-            return min((_since_acknowledgement(handle) for handle in self._handles), default=math.inf)
+            ended = time.monotonic() - self.acknowledged
+            return min((_since_acknowledgement(handle) for handle in self._handles), default=ended)
 
     def _run(self, produce: Callable[[], Generator[bytes, None, None]]) -> None:
         _local.attempt = self
@@ -85,6 +88,7 @@ class Attempt:
         finally:
             with self._lock:
                 for handle in self._handles:
+                    self.acknowledged = max(self.acknowledged, time.monotonic() - _acknowledgement(handle)[1])
                     handle.close()
                 self._handles.clear()
         self._parts.put(end)
@@ -97,12 +101,20 @@ def current() -> Attempt:
 
 
 def _since_acknowledgement(connection: socket.socket) -> float:
-    """Read struct tcp_info: the state is its first byte, tcpi_last_ack_recv has milliseconds."""
+    connected, seconds = _acknowledgement(connection)
+    return seconds if connected else math.inf
+
+
+def _acknowledgement(connection: socket.socket) -> tuple[bool, float]:
+    """Return whether the peer is connected, and the seconds since it acknowledged a packet.
+
+    Read struct tcp_info: the state is its first byte, tcpi_last_ack_recv has milliseconds.
+    """
     if sys.platform != "linux":
-        return 0.0  # not reported; keepalive ends a dead connection
+        return True, 0.0  # not reported; keepalive ends a dead connection
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED + 4)
     (milliseconds,) = struct.unpack_from("=I", info, _ACKNOWLEDGED)
-    return float(milliseconds) / 1000 if info[0] == _ESTABLISHED else math.inf
+    return info[0] == _ESTABLISHED, float(milliseconds) / 1000
 
 
 def _shut_down(handle: socket.socket) -> None:

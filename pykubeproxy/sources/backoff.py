@@ -49,6 +49,7 @@ class Reconnection:
         self._changed = threading.Condition()
         self._failed = self._turn = 0.0  # when the last watch failed, and when the last turn begins
         self._opened = 0  # watches opened since the start
+        self._restored = 0  # how often versions went back
 
     def failed(self, worked: float, at_least: float = 0.0, spread: float = 0.0) -> Pause:
         """Take the next turn for a watch that worked until `worked`, not before `at_least` seconds have passed.
@@ -69,6 +70,12 @@ class Reconnection:
             self._turn = 0.0
             self._opened += 1
             self._changed.notify_all()
+
+    def restored(self, went_back: bool = False) -> int:
+        """Return how often the versions of objects went back: the server was restored from a backup. Count one more."""
+        with self._changed:
+            self._restored += went_back
+            return self._restored
 
     def wait(self, pause: Pause) -> None:
         """Wait for the next attempt."""

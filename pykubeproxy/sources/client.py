@@ -161,34 +161,58 @@ class Client:
         with self._attempt(lambda: self._exchange(request), request.idle) as attempt:
             yield attempt
 
+    def watch(
+        self, path: str, query: Mapping[str, str | int], *, resource: str, answer: float, seconds: float
+    ) -> "WatchResponse":
+        """Send a GET and return its response, which has yet to arrive: within `answer` seconds, at most a minute.
+
+        The response must end `seconds` after that. Close it. Raises Failure.
+        """
+        limit = seconds + answer
+        request = _Request("GET", f"{path}?{urlencode(query)}", resource, "list and watch of", limit)
+        attempt = self._start(lambda: self._exchange(request))
+        return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
+
     @contextmanager
     def _attempt(self, produce: Callable[[], Generator[bytes, None, None]], idle: float) -> Iterator[Attempt]:
         """Yield the attempt when its first part has arrived. Raises Failure."""
-        self._bucket.wait()
-        self.contact.requested()
-        try:
-            attempt = Attempt(produce)
-        except RuntimeError as error:
-            raise Failure(f"the request to {self.server} failed: {error}") from None
+        attempt = self._start(produce)
         try:
             seconds = min(idle, _LONGEST_ANSWER)
             try:
                 attempt.take(seconds)
             except OutOfTime as missing:
-                reason = f"no {missing} {self.server} within {seconds:.0f} s"
-                if str(missing) == "credentials for":
-                    raise Failure(reason) from None
-                raise Unreachable(reason, persistent=str(missing) == "response from") from None
-            with self.contact.response(attempt):
-                yield attempt
+                raise self.unanswered(str(missing), seconds) from None
+            self.contact.opened(attempt)
+            yield attempt
         except Failure as failure:
-            self.contact.failed(failure)
-            if isinstance(failure, Unreachable):
-                # Idle connections may be dead too.
-                self._transport.drop_idle()
+            self.failed(failure, attempt)
             raise
         finally:
+            self.contact.closed(attempt)
             attempt.cancel()
+
+    def _start(self, produce: Callable[[], Generator[bytes, None, None]]) -> Attempt:
+        self._bucket.wait()
+        self.contact.requested()
+        try:
+            return Attempt(produce)
+        except RuntimeError as error:
+            raise Failure(f"the request to {self.server} failed: {error}") from None
+
+    def unanswered(self, missing: str, seconds: float) -> Failure:
+        """Return the failure of a request without an answer in time; `missing` is as in OutOfTime."""
+        reason = f"no {missing} {self.server} within {seconds:.0f} s"
+        if missing == "credentials for":
+            return Failure(reason)
+        return Unreachable(reason, persistent=missing == "response from")
+
+    def failed(self, failure: Failure, attempt: Attempt) -> None:
+        """Note the failure of a request."""
+        self.contact.failed(failure, attempt.acknowledged)
+        if isinstance(failure, Unreachable):
+            # Idle connections may be dead too.
+            self._transport.drop_idle()
 
     def _pieces(self, attempt: Attempt, idle: float, end: float) -> Iterator[bytes]:
         while True:
@@ -274,6 +298,55 @@ class Client:
                     self._transport = Transport(credentials.server, self._keepalive, self._addresses)
                 self._checked = credentials
             return self._transport
+
+
+class WatchResponse:
+    """The response to a watch request; it may have yet to arrive. Close it."""
+
+    def __init__(self, attempt: Attempt, client: Client, answer: float, seconds: float) -> None:
+        self.opened: float | None = None  # when the header arrived, monotonic
+        self._attempt, self._client = attempt, client
+        self._answer, self._seconds = answer, seconds
+        self._end = time.monotonic() + answer  # of the wait for the header, then of the response
+
+    @property
+    def acknowledged(self) -> float:
+        """When the peer of a connection that has ended acknowledged its last packet, monotonic."""
+        return self._attempt.acknowledged
+
+    def read(self, seconds: float) -> bytes | None:
+        """Return the next piece; it is empty if none arrives in time or only the header does, None at the end.
+
+        Raises Failure.
+        """
+        try:
+            piece = self._attempt.take(min(seconds, self._end - time.monotonic()))
+        except OutOfTime as missing:
+            if time.monotonic() < self._end:
+                return b""
+            if self.opened is None:
+                raise self._failed(self._client.unanswered(str(missing), self._answer)) from None
+            raise self._failed(
+                Unreachable("the API server did not end a watch in time", persistent=True)
+            ) from None
+        except Failure as failure:
+            raise self._failed(failure) from None
+        if self.opened is None:
+            self.opened = time.monotonic()
+            self._end = self.opened + self._seconds
+            self._client.contact.opened(self._attempt)
+        else:
+            self._client.contact.heard()
+        return piece
+
+    def close(self) -> None:
+        """End the request."""
+        self._client.contact.closed(self._attempt)
+        self._attempt.cancel()
+
+    def _failed(self, failure: Failure) -> Failure:
+        self._client.failed(failure, self._attempt)
+        return failure
 
 
 def _headers(credentials: Credentials) -> HTTPHeaderDict:

@@ -1,8 +1,10 @@
 """The connection state of one watch: when to retry, whether to list first, and what to log."""
 
 import math
+import random
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -22,18 +24,23 @@ log = structlog.get_logger()
 class Timing(msgspec.Struct, frozen=True):
     """Timeouts in seconds.
 
-    A server sends a bookmark about once a minute, so silence for `idle`, two missed ones, means that it is gone. After
-    `quiet` seconds without an event, an outage begins to count.
+    A watch of objects that do not change is silent. So the agent opens its successor after a random time from `watch`,
+    `answer` seconds before the server should end it. See docs/performance.md for the load that this causes.
     """
 
-    idle: float = 150.0
-    quiet: float = 75.0
-    answer: float = 60.0  # silence within a list
+    watch: tuple[int, int] = (540, 600)
+    answer: float = 60.0  # until the header of a response, and silence within a list
     list: float = 600.0  # all pages of a list together
-    watch: tuple[int, int] = (300, 600)  # bounds of timeoutSeconds
     steady: float = 1.0  # a watch open for this long works
     first_pause: float = 1.0  # ceiling of the first random pause after a failure
     longest_pause: float = 30.0
+
+
+class Lifetime(NamedTuple):
+    """A watch's seconds until the agent opens its successor, and until the server should end it."""
+
+    check: float
+    end: int
 
 
 class ConnectionState:
@@ -44,28 +51,57 @@ class ConnectionState:
 
     def __init__(self, resource: str, reconnection: Reconnection, timing: Timing, contact: Contact) -> None:
         self.must_list = True
-        self._outages = OutageLog(resource, timing.quiet, contact)
+        self._restored = 0  # as in Reconnection, at the last list
+        self._outages = OutageLog(resource, contact)
         self._resource, self._reconnection, self._timing = resource, reconnection, timing
+        self._contact = contact
         # For failures of this resource only.
         self._backoff = Backoff(timing.first_pause, timing.longest_pause)
         self._persistent = 0  # persistent failures in a row
         self._expired = 0  # 410s in a row
         self._opened: float | None = None
         self._delivered = False
+        self._checking: float | None = None  # since when the successor of an open watch has no answer
 
     def outage(self) -> Outage | None:
         """Return the current outage; any thread may call it."""
-        open_again = not self._persistent and self._open_for() >= self._timing.steady
-        return self._outages.outage(open_again=open_again)
+        return self._outages.outage()
+
+    def lifetime(self) -> Lifetime:
+        """Draw the lifetime of the next watch. The first one after a failure is checked at any time of it.
+
+        So watches that begin together do not renew together.
+        """
+        seconds = random.uniform(*self._timing.watch)  # noqa: S311
+        check = seconds if self._checking is not None else random.uniform(0.0, seconds)  # noqa: S311
+        return Lifetime(check, math.ceil(seconds + self._timing.answer))
 
     def connecting(self) -> None:
-        """Note that a request is about to be sent."""
-        self._opened, self._delivered = None, False
+        """Note that a request is about to be sent while no watch is open."""
+        self._opened, self._delivered, self._checking = None, False, None
 
-    def opened(self) -> None:
-        """Note that the server answered the watch."""
-        self._opened = time.monotonic()
-        self._outages.heard()
+    def listed(self, went_back: bool) -> None:
+        """Note a complete list, and whether its version is older than the last one: other watches must list too."""
+        self.must_list = False
+        self._restored = self._reconnection.restored(went_back)
+
+    def notices_restore(self) -> bool:
+        """Return whether another watch has found older versions since the last list or call; then this one must list."""
+        before, self._restored = self._restored, self._reconnection.restored()
+        self.must_list |= self._restored != before
+        return self._restored != before
+
+    def checking(self) -> bool:
+        """Note that the successor of an open watch is about to be requested; return whether the last one was answered."""
+        if self._checking is not None:
+            return False
+        self._checking = time.monotonic()
+        return True
+
+    def opened(self, at: float | None = None) -> None:
+        """Note that the server answered the watch, now or `at` an earlier time."""
+        self._opened = time.monotonic() if at is None else at
+        self._outages.heard(at)
         self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
@@ -74,26 +110,27 @@ class ConnectionState:
             self._outages.heard()
             yield piece
 
-    def watching(self, body: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a watch. Raises Failure if they contain no event for too long."""
-        for piece in body:
-            if self._outages.silence() > self._timing.idle:
-                raise Failure("no event from the API server for too long", persistent=True)
-            yield piece
-
-    def heard(self) -> None:
-        """Note an event of the watch, even one that changes nothing."""
-        self._outages.heard()
+    def heard(self, at: float | None = None) -> None:
+        """Note an answer of the server, even one that changes nothing; now, or `at` an earlier time."""
+        self._outages.heard(at)
 
     def delivered(self) -> None:
         """Note that the watch delivered an event."""
         self._delivered, self._persistent = True, 0
         self._outages.recovered()
 
+    def works(self) -> None:
+        """Note that the watch is steady."""
+        self._checking = None
+        self._backoff.reset()
+        self._expired = 0
+        self._outages.recovered()
+
     def ended(self, seconds: float) -> Pause:
         """Note that the server ended a watch of `seconds`; return the pause before the next attempt."""
         if not self._is_steady():
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
+        self._outages.heard()
         self._backoff.reset()
         self._persistent = self._expired = 0
         self._outages.recovered()
@@ -117,6 +154,25 @@ class ConnectionState:
         self._outages.failed(failure, pause.seconds)
         return pause
 
+    def check_failed(self, failure: Failure) -> float:
+        """Note that the successor of an open watch failed; return the seconds until the next attempt.
+
+        That is no outage, because the open watch goes on, unless the server does not answer for `answer` seconds.
+        """
+        began = self._checking
+        if failure.refused:
+            self._checking = None
+        if isinstance(failure, Expired):
+            self.must_list = True
+            log.debug("relisting", resource=self._resource, reason=str(failure))
+            return random.uniform(0.0, self._timing.longest_pause)  # noqa: S311
+        pause = failure.retry_after + self._backoff.next(spread=failure.retry_after)
+        log.debug("watch not renewed", resource=self._resource, reason=str(failure), retry_in=f"{pause:.1f}s")
+        if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:
+            self._contact.doubt()
+            self._outages.failed(failure, pause)
+        return pause
+
     def _pause(self, failure: Failure) -> Pause:
         at_least = max(failure.retry_after, self._rest())
         if failure.server_wide:
@@ -132,11 +188,11 @@ class ConnectionState:
         # A first 410 is normal after a long interruption; more of them in a row are a fault.
         self.must_list = True
         self._expired += 1
+        pause = self._own(self._backoff.next())
         if self._expired == 1:
             log.debug("relisting", resource=self._resource, reason=str(failure))
-            return self._own(0.0)
-        pause = self._own(self._backoff.next())
-        self._outages.failed(failure, pause.seconds)
+        else:
+            self._outages.failed(failure, pause.seconds)
         return pause
 
     @staticmethod
@@ -144,8 +200,12 @@ class ConnectionState:
         """Return a pause that other watches do not end."""
         return Pause(seconds, seconds, 0)
 
+    def is_steady(self, opened: float | None) -> bool:
+        """Return whether a watch that the server answered at `opened` has been open long enough."""
+        return opened is not None and time.monotonic() - opened >= self._timing.steady
+
     def _is_steady(self) -> bool:
-        return self._delivered or self._open_for() >= self._timing.steady
+        return self._delivered or self.is_steady(self._opened)
 
     def _open_for(self) -> float:
         opened = self._opened  # read once: another thread may ask for the outage

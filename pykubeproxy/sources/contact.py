@@ -3,8 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
@@ -18,21 +17,20 @@ log = structlog.get_logger()
 class Contact:
     """Note when the API server was last heard. Thread-safe.
 
-    It is heard when it sends data. For `quiet` seconds after that, it is also heard when it acknowledges packets on an
-    open response: a watch of objects that do not change carries a bookmark about once a minute, and nothing else. After
-    `limit` seconds of silence, the server is unavailable. `clock` returns seconds.
+    It is heard when it sends data. It is also heard when it acknowledges packets on an open response, because a watch of
+    objects that do not change carries nothing; but not from `doubt` until it sends data. After `limit` seconds of
+    silence, the server is unavailable. `clock` returns seconds.
     """
 
-    def __init__(
-        self, limit: float = 10.0, quiet: float = 75.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
-        self._quiet, self._clock = quiet, clock
+        self._clock = clock
         self._lock = threading.Lock()
         self._heard = -math.inf
         # Since when a request has no answer; a pause between requests is no silence.
         self._waiting: float | None = None
         self._failure = ""  # the last one since the server was heard
+        self._doubted = False
         self._responses: set[Attempt] = set()
         self._outage: tuple[float, str] | None = None  # start and reason of the outage in the log
 
@@ -43,34 +41,40 @@ class Contact:
 
     def heard(self) -> None:
         """Note data from the server."""
-        self._heard, self._waiting, self._failure = self._clock(), None, ""
+        self._heard, self._waiting, self._failure, self._doubted = self._clock(), None, "", False
 
-    def failed(self, failure: Failure) -> None:
-        """Note a failed request, or a response that broke; it does not count if the server has answered."""
+    def doubt(self) -> None:
+        """Note that a request has no answer although open responses are acknowledged: a balancer may do that."""
+        self._doubted = True
+
+    def failed(self, failure: Failure, acknowledged: float = -math.inf) -> None:
+        """Note a failed request, or a response that broke; it does not count if the server has answered.
+
+        `acknowledged` is the time of the last acknowledgement on its connection.
+        """
         if failure.server_wide and self._waiting is None:
             self._waiting = self._heard
         if self._waiting is not None:
             self._failure = str(failure)
+            if not self._doubted:
+                self._waiting = max(self._waiting, acknowledged)
 
-    @contextmanager
-    def response(self, attempt: Attempt) -> Iterator[None]:
-        """Count acknowledgements on the connection of an attempt while the context lasts."""
+    def opened(self, attempt: Attempt) -> None:
+        """Count acknowledgements on the connection of an attempt until `closed`."""
         with self._lock:
             self._responses.add(attempt)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._responses.remove(attempt)
+
+    def closed(self, attempt: Attempt) -> None:
+        """Note that a response ended."""
+        with self._lock:
+            self._responses.discard(attempt)
 
     def silence(self) -> float:
         """Return for how many seconds a request or an open response has waited for the server."""
-        now, heard, unacknowledged = self._clock(), self._heard, self._unacknowledged()
-        waiting = self._waiting if unacknowledged is None else heard
-        if waiting is None:
-            return 0.0
-        acknowledged = -math.inf if unacknowledged is None else now - unacknowledged
-        return now - max(waiting, min(acknowledged, heard + self._quiet))
+        now, unacknowledged = self._clock(), self._unacknowledged()
+        if unacknowledged is None:
+            return 0.0 if self._waiting is None else now - self._waiting
+        return now - max(self._heard, -math.inf if self._doubted else now - unacknowledged)
 
     def outage(self) -> str:
         """Return why the server is unavailable, empty if it is not."""

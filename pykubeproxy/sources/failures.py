@@ -27,22 +27,30 @@ class Failure(Exception):
 
     `retry_after` is the pause in seconds that the server requests. `persistent`: the server answers, but the same
     request may never succeed; listing again may help. `server_wide`: other requests would most likely fail too.
+    `refused`: the server answered with an error, or nothing listens at its address.
     """
 
     def __init__(
-        self, reason: str, *, retry_after: float = 0.0, persistent: bool = False, server_wide: bool = False
+        self,
+        reason: str,
+        *,
+        retry_after: float = 0.0,
+        persistent: bool = False,
+        server_wide: bool = False,
+        refused: bool = False,
     ) -> None:
         super().__init__(without_password(one_line(reason)))
         self.retry_after = min(retry_after, _MAX_RETRY_AFTER)
         self.persistent = persistent
         self.server_wide = server_wide
+        self.refused = refused
 
 
 class Unreachable(Failure):
     """The server cannot be reached, or sends no complete response."""
 
-    def __init__(self, reason: str, *, persistent: bool = False) -> None:
-        super().__init__(reason, persistent=persistent, server_wide=True)
+    def __init__(self, reason: str, *, persistent: bool = False, refused: bool = False) -> None:
+        super().__init__(reason, persistent=persistent, server_wide=True, refused=refused)
 
 
 class Expired(Failure):
@@ -75,6 +83,12 @@ def from_status(
     code: int, message: str, retry_after: float, resource: str, verbs: str = "list and watch of"
 ) -> Failure:
     """Return the failure for an HTTP status or the code of an ERROR event."""
+    failure = _from_status(code, message, retry_after, resource, verbs)
+    failure.refused = True
+    return failure
+
+
+def _from_status(code: int, message: str, retry_after: float, resource: str, verbs: str) -> Failure:
     detail = f" ({code}: {message})" if message else f" ({code})"
     match code:
         case 401:
@@ -128,7 +142,8 @@ def from_exception(error: Exception, server: str) -> Failure:
         case NameResolutionError():
             return Unreachable(f"cannot resolve the name in {server}{_cause(error)}")
         case NewConnectionError():
-            return Unreachable(f"no connection to {server}{_cause(error)}")
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            return Unreachable(f"no connection to {server}{_cause(error)}", refused=refused)
         case ConnectTimeoutError():
             return Unreachable(f"connecting to {server} timed out")
         case ReadTimeoutError() if getattr(error.__cause__, "errno", None) == errno.ETIMEDOUT:

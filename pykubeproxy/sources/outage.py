@@ -17,24 +17,24 @@ log = structlog.get_logger()
 class OutageLog:
     """Log the failures of one watch, each reason once a minute, and the recovery.
 
-    An outage counts from the last data received. Silence for `quiet` seconds is an outage too. Lines about an outage
+    An outage counts from the last answer: data, or an acknowledgement on a connection that broke. Lines about an outage
     of the whole server, which `contact` logs, have the level debug.
     """
 
-    def __init__(self, resource: str, quiet: float, contact: Contact) -> None:
-        self._resource, self._quiet, self._contact = resource, quiet, contact
+    def __init__(self, resource: str, contact: Contact) -> None:
+        self._resource, self._contact = resource, contact
         self._heard = time.monotonic()
         self._logged: dict[tuple[str, bool], float] = {}
         self._present: tuple[float, str] | None = None  # start and last reason
         self._failed = 0.0  # when the first attempt of the present outage failed
         self._in_log = False  # whether the present outage has a line above debug
 
-    def heard(self) -> None:
-        """Note data from the server."""
-        self._heard = time.monotonic()
+    def heard(self, at: float | None = None) -> None:
+        """Note an answer of the server, now or `at` an earlier time."""
+        self._heard = time.monotonic() if at is None else max(self._heard, at)
 
     def silence(self) -> float:
-        """Return the seconds since the last data."""
+        """Return the seconds since the last answer."""
         return time.monotonic() - self._heard
 
     def failed(self, failure: Failure, retry_in: float) -> None:
@@ -66,13 +66,9 @@ class OutageLog:
             write("watch recovered", resource=self._resource, after=f"{seconds:.1f}s")
             self._in_log = False
 
-    def outage(self, *, open_again: bool = False) -> Outage | None:
-        """Return the current outage; any thread may call it. With `open_again`, only silence counts."""
-        present = None if open_again else self._present
-        if present:
+    def outage(self) -> Outage | None:
+        """Return the current outage; any thread may call it."""
+        if present := self._present:
             return Outage(self._resource, time.monotonic() - present[0], present[1])
-        silence = self.silence()
-        if silence >= self._quiet:
-            return Outage(self._resource, silence, "the API server sends nothing")
         reason = self._contact.outage()
-        return Outage(self._resource, silence, reason) if reason else None
+        return Outage(self._resource, self._contact.silence(), reason) if reason else None

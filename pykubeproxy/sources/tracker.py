@@ -28,7 +28,8 @@ class ObjectTracker:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._emitted: set[Key] = set()
-        self._versions: dict[Key, int] = {}  # seen by the current watch
+        self._base = ""
+        self._versions: dict[Key, tuple[str, int]] = {}  # seen since then, and by which watch
         self._rejected: dict[Key, str] = {}  # versions that cannot be decoded
         self._remarks: dict[Key, str] = {}
 
@@ -45,21 +46,17 @@ class ObjectTracker:
         self._remarks = {key: remark for key, remark in self._remarks.items() if key in self._emitted}
         return Listed(self._kind, objects)
 
-    def watch_started(self) -> None:
-        """Forget the versions: a new watch may start with any version of an object."""
+    def rebased(self, version: str) -> None:
+        """Note that watches begin at this version."""
+        self._base = version
         self._versions.clear()
 
-    def is_stale(self, key: Key, version: str) -> bool:
-        """Return whether this watch already delivered a later version of the object.
-
-        Versions of built-in kinds are increasing whole numbers (KEP-5504); others never count as stale.
-        """
-        if not (version.isascii() and version.isdigit() and len(version) < 20):
-            return False
-        number = int(version)
-        if number < self._versions.get(key, number):
+    def is_stale(self, key: Key, version: str, watch: int) -> bool:
+        """Return whether any watch has delivered a later version of the object, or another one than this the same."""
+        seen, by = self._versions.get(key, (self._base, None))
+        if wire.is_older(version, seen) or (version == seen and by != watch):
             return True
-        self._versions[key] = number
+        self._versions[key] = version, watch
         return False
 
     def updated(self, raw: msgspec.Raw, key: Key) -> Event | None:

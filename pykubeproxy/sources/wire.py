@@ -74,7 +74,10 @@ _statuses = msgspec.json.Decoder(_Status)
 
 
 def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
-    """Yield the lines of a body. Raises Failure for one that is too long or incomplete."""
+    """Yield the lines of a body, and an empty one for an empty piece.
+
+    Raises Failure for a line that is too long or incomplete.
+    """
     begun: list[bytes] = []
     length = 0
     for piece in body:
@@ -83,6 +86,8 @@ def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
             ended[0] = b"".join((*begun, ended[0]))
             begun, length = [], 0
             yield from ended
+        if not piece:
+            yield b""
         if rest:
             begun.append(rest)
             length += len(rest)
@@ -189,6 +194,15 @@ def event(line: bytes) -> WatchEvent:
     if decoded.type == "ERROR":
         raise _error(decoded.object)
     return decoded
+
+
+def is_older(version: str, than: str) -> bool:
+    """Return whether a version is older than another one.
+
+    Versions of built-in kinds are increasing whole numbers (KEP-5504); others never count as older.
+    """
+    numbers = [int(it) for it in (version, than) if it.isascii() and it.isdigit() and len(it) < 20]
+    return len(numbers) == 2 and numbers[0] < numbers[1]
 
 
 def meta(raw: msgspec.Raw) -> ObjectMeta:

@@ -1,4 +1,4 @@
-"""Simulate the watches of many agents during an outage of the API server: `python -m tests.bench.retries`.
+"""Simulate the watches of many agents, in an outage of the API server and without one: `python -m tests.bench.retries`.
 
 The agents' real retry code runs against a fake clock; the same seed gives the same figures.
 """
@@ -102,12 +102,30 @@ def _run(agents: list[list[_Watch]], outage: Failure, clock: list[float], second
     return Attempts(dict(counts), seconds, last - seconds)
 
 
+def renewals(agents: int, seconds: int) -> list[int]:
+    """Return the requests for watches in each second after all watches of the agents have begun at once."""
+    random.seed(_SEED)
+    timing = Timing()
+    state = ConnectionState("", Reconnection(timing.first_pause, timing.longest_pause), timing, Contact())
+    counts = [0] * seconds
+    for _ in range(agents * len(_RESOURCES)):
+        state.connecting()
+        at = state.lifetime().check
+        state.checking()
+        while at < seconds:
+            counts[int(at)] += 1
+            at += state.lifetime().check
+    return counts
+
+
 def _woken(agent: list[_Watch], pauses: dict[int, Pause], open_again: bool) -> list[_Watch]:
     """Return the other waiting watches, whose pauses end when one is open again."""
     return [watch for watch in agent if id(watch.state) in pauses] if open_again else []
 
 
-@click.command(help="Print the attempts per second of many agents after an outage of the API server.")
+@click.command(
+    help="Print the requests per second of many agents: after an outage of the API server, and at idle."
+)
 @click.option("--agents", type=click.IntRange(1), default=5000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="The outage.")
 def main(agents: int, seconds: float) -> None:
@@ -121,6 +139,10 @@ def main(agents: int, seconds: float) -> None:
         click.echo(f"  all watch again after       {attempts.watched_after:>7.1f} s")
         by_second = (str(attempts.by_second.get(second, 0)) for second in range(10))
         click.echo(f"  each of the first 10 s      {' '.join(by_second)}")
+    counts = renewals(agents, 7200)
+    click.echo(f"{agents} agents, two hours after all watches began at once:")
+    click.echo(f"  watches renewed per second  {sum(counts) / len(counts):>7.1f}")
+    click.echo(f"  busiest second              {max(counts):>7}")
 
 
 if __name__ == "__main__":

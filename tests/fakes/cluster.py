@@ -5,14 +5,14 @@ from typing import Any
 
 import yaml
 
-from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.lab.apiserver import ApiServer, Store
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Timing, Watch, api_watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 
-# Frequent bookmarks, so that a short silence counts as a fault.
+# Seconds between two bookmarks and between two reports of progress.
 BOOKMARKS = 0.2
-SHORT = Timing(idle=1.0, answer=1.0, watch=(60, 60), steady=0.3, first_pause=0.05, longest_pause=0.3)
+SHORT = Timing(answer=1.0, watch=(3600, 3600), steady=0.3, first_pause=0.05, longest_pause=0.3)
 
 
 def service(name: str, **spec: Any) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def watches(url: str, kind: Kind | None = None, timing: Timing = SHORT) -> list[
 
 def server(**options: Any) -> FaultyApiServer:
     """Return a server that is not running yet."""
-    return FaultyApiServer(**{"bookmark_seconds": BOOKMARKS} | options)
+    store = Store(progress_seconds=BOOKMARKS)
+    return FaultyApiServer(**{"bookmark_seconds": BOOKMARKS, "store": store} | options)
 
 
 def kubeconfig(

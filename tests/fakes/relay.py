@@ -37,6 +37,11 @@ class Relay:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
+    def refuse(self) -> None:
+        """Refuse new connections; the others stay open."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.root
 # The agent with a short limit for plugins, and an outage that counts early.
 SHORT_TIMEOUTS = """
 import functools
-from pykubeproxy.sources import api, plugin
-api.Timing = functools.partial(api.Timing, quiet=1.0)
+from pykubeproxy.sources import client, plugin
+client.Contact = functools.partial(client.Contact, limit=1.0)
 plugin._SECONDS = 3.0
 from pykubeproxy.cli import main
 main()
@@ -60,6 +60,7 @@ def test_pages_answer_while_a_credential_plugin_hangs(api: FaultyApiServer, tmp_
         agent = subprocess.Popen([*command, "--hostname-override=node1"], stderr=errors)
     try:
         eventually(lambda: answers(HEALTH, "/livez", 200), 20)
+        eventually(lambda: answers(METRICS, "/metrics", 200), 20)
         eventually(lambda: set(unwatched()) == RESOURCES, 5)
         assert "watch failed" not in log.read_text()
         started = time.monotonic()

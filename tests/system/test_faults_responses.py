@@ -16,7 +16,7 @@ from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
 from tests.fakes.cluster import SHORT, server, service, watches
 from tests.fakes.follower import Follower, eventually
 
-BRIEF = msgspec.structs.replace(SHORT, list=0.5, watch=(0, 0), idle=0.7)
+BRIEF = msgspec.structs.replace(SHORT, list=0.5)
 
 
 def reasons(lines: list[dict[str, object]]) -> list[str]:
@@ -34,19 +34,6 @@ def test_an_endless_list_times_out() -> None:
             api.faults.clear()
             follower.sees("a")
         assert reasons(lines)[0] == "the API server's response takes too long"
-
-
-def test_an_endless_watch_without_events_times_out() -> None:
-    """Blanks do not extend it; in the end a list follows."""
-    with server() as api:
-        api.store.create(service("a"))
-        api.faults.drip(verb="watch")
-        with Follower(watches(api.url, Kind.SERVICE, BRIEF)) as follower:
-            follower.sees("a")
-            api.store.create(service("b"))
-            follower.sees("a", "b")
-            assert follower.lists() >= 2
-            assert api.requests.count("watch") <= 2 * follower.lists()
 
 
 def endless_pages(*names: str) -> CannedServer:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.root
 
 # A tenth of the real times, in whole seconds; only keepalive notices the dead connection.
 BRIEF = Keepalive(idle=2, interval=1, timeout=3)
-PATIENT = msgspec.structs.replace(SHORT, idle=60.0, answer=60.0, quiet=60.0)
+PATIENT = msgspec.structs.replace(SHORT, answer=60.0)
 
 
 def port_of(url: str) -> int:
@@ -59,7 +59,7 @@ def proxied(stack: ExitStack, folder: Path) -> tuple[Any, Client, int]:
 def test_a_dead_connection_is_noticed_and_replaced(
     way: Callable[[ExitStack, Path], tuple[Any, Client, int]], tmp_path: Path
 ) -> None:
-    """Long before the idle timeout; the outage counts from the last data."""
+    """Long before the watch ends; the outage counts from the last packet that arrived."""
     with ExitStack() as stack:
         stack.enter_context(inside_a_namespace())
         api, client, port = way(stack, tmp_path)
@@ -68,14 +68,14 @@ def test_a_dead_connection_is_noticed_and_replaced(
         follower = stack.enter_context(Follower([watch]))
         follower.sees()
         api.requests.wait(1, "watch")
-        time.sleep(0.5)
+        time.sleep(4.5)
         with dropped(port):
             started = time.monotonic()
             api.store.create(service("a"))
             eventually(lambda: watch.outage, BRIEF.timeout + 2 * BRIEF.interval + 1)
-            assert BRIEF.timeout - 1 < time.monotonic() - started
+            assert BRIEF.timeout - BRIEF.idle - 0.5 < time.monotonic() - started
             assert watch.outage
-            assert watch.outage.seconds > BRIEF.timeout - 0.5
+            assert BRIEF.timeout - 0.5 < watch.outage.seconds < BRIEF.timeout + 2.5
             assert re.match("the connection to .* broke", watch.outage.reason)
         follower.sees("a")
         eventually(lambda: not watch.outage, 5)
@@ -84,8 +84,8 @@ def test_a_dead_connection_is_noticed_and_replaced(
 
 
 def test_a_balancer_that_keeps_a_dead_connection_is_noticed() -> None:
-    """It acknowledges everything, so only the missing bookmarks tell; the outage counts before that."""
-    timing = msgspec.structs.replace(SHORT, idle=1.5, answer=0.6, quiet=0.75)
+    """It acknowledges everything, so only the next watch tells; the outage counts from the last answer."""
+    timing = msgspec.structs.replace(SHORT, watch=(2, 2), answer=0.6)
     with ExitStack() as stack:
         stack.enter_context(inside_a_namespace())
         api = stack.enter_context(server())
@@ -97,29 +97,22 @@ def test_a_balancer_that_keeps_a_dead_connection_is_noticed() -> None:
         api.requests.wait(1, "watch")
         time.sleep(0.5)
         relay.frozen.set()
-        started = time.monotonic()
         api.store.create(service("a"))
-        eventually(lambda: watch.outage, 2)
-        assert 0.5 < time.monotonic() - started < 1.4
-        assert not [line for line in lines if line["event"] == "watch failed"]
-        eventually(lambda: [line for line in lines if line["event"] == "watch failed"], 3)
-        assert time.monotonic() - started < 2.0
-        eventually(lambda: watch.outage and "no response from" in watch.outage.reason, 5)
+        started = time.monotonic()
+        eventually(lambda: watch.outage, 2 + 0.6 + 0.5)
         assert watch.outage
-        assert watch.outage.seconds > 1.8
+        assert watch.outage.seconds >= time.monotonic() - started
+        assert "no response from" in watch.outage.reason
+        assert "watch failed" in [line["event"] for line in lines]
         relay.frozen.clear()
         follower.sees("a")
         eventually(lambda: not watch.outage, 5)
+        assert follower.lists() == 1
 
 
 def test_the_real_times() -> None:
-    """A dead connection is noticed within 45 s, a silent one after two missed bookmarks, 150 s.
-
-    One lost probe is no outage of the server.
-    """
-    keepalive, timing = Keepalive(), type(SHORT)()
+    """A dead connection is noticed within 45 s. One lost probe is no outage of the server."""
+    keepalive = Keepalive()
     probes = range(keepalive.idle, 60, keepalive.interval)
     assert min(probe for probe in probes if probe > keepalive.timeout) <= 45
     assert sum(probe < Contact().limit for probe in probes) == 2
-    assert 2 * 60 < timing.idle <= 150
-    assert 60 < timing.quiet <= 75

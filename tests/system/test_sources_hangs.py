@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.lab.apiserver import ApiServer
 from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, SourceError, api_watches, credential_store, plugin
+from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from tests.fakes.canned import CHUNKED, Answer, CannedServer
@@ -95,10 +96,11 @@ def test_a_post_that_hangs_ends_in_time() -> None:
 
 def test_the_outage_grows_while_a_request_hangs() -> None:
     """Before the request fails, so that metrics and alerts show it; and it ends with the first event."""
-    quiet = msgspec.structs.replace(SHORT, idle=30.0, answer=30.0, quiet=1.0)
+    patient = msgspec.structs.replace(SHORT, answer=30.0)
     with server() as api:
         api.faults.hang(verb="list")
-        (watch,) = watches(api.url, Kind.SERVICE, quiet)
+        client = Client(master=api.url, contact=Contact(limit=1.0))
+        watch, *_ = api_watches(client, "n1", patient)
         with capture_logs() as lines, Follower([watch]) as follower:
             assert watch.outage is None
             eventually(lambda: watch.outage, 3)
@@ -109,20 +111,6 @@ def test_the_outage_grows_while_a_request_hangs() -> None:
             api.faults.release()
             follower.sees()
             eventually(lambda: not watch.outage, 5)
-
-
-def test_bytes_without_an_event_do_not_hide_an_outage() -> None:
-    """A watch that sends blanks counts as silent, and ends after the idle time."""
-    quiet = msgspec.structs.replace(SHORT, idle=1.5, quiet=0.7)
-    with server() as api, capture_logs() as lines:
-        api.faults.drip(verb="watch")
-        (watch,) = watches(api.url, Kind.SERVICE, quiet)
-        with Follower([watch]) as follower:
-            follower.sees()
-            eventually(lambda: watch.outage, 3)
-            assert not warnings(lines)
-            eventually(lambda: warnings(lines), 3)
-        assert warnings(lines)[0] == "no event from the API server for too long"
 
 
 @pytest.fixture

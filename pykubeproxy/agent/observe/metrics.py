@@ -134,7 +134,7 @@ class Metrics:
         )
         self._unwatched = gauge(
             "unwatched_seconds",
-            "Time since the last data about these objects while their watch fails or is silent, else 0",
+            "Time since the last answer about these objects while their watch fails, else 0",
             labelnames=("resource",),
         )
         self._repairs = counter(

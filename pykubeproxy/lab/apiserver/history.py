@@ -51,9 +51,10 @@ class Lagging(Exception):
 class Cursor:
     """A watch's position in the log. Its file descriptor is readable when there may be something to read."""
 
-    def __init__(self, position: int, after: int, initial: Sequence[Stored]) -> None:
+    def __init__(self, position: int, after: int, initial: Sequence[Stored], start: int) -> None:
         self.position = position  # index of the next change since the store began
         self.after = after  # skip changes up to this version
+        self.start = start  # the newest version of the objects or changes that the watch begins with
         self.initial = initial  # the objects that a watch without a version begins with
         self._event = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -79,6 +80,7 @@ class History:
     def __init__(self, limit: int, oldest: int) -> None:
         self.objects: dict[str, Stored] = {}
         self.oldest = oldest  # the oldest version to watch or list from
+        self.newest = oldest  # the version of the last change
         self.cursors: set[Cursor] = set()
         self._limit = limit
         self._changes: list[Change] = []
@@ -92,6 +94,7 @@ class History:
         else:
             self.objects[change.new.path] = change.new
         self._changes.append(change)
+        self.newest = change.version
         for cursor in self.cursors:
             cursor.wake()
         if len(self._changes) > self._limit + self._limit // 4:
@@ -118,12 +121,12 @@ class History:
     def open(self, after: int | None, now: int) -> Cursor:
         """Return a cursor behind version `after`, or one that begins with the present objects. Raise a 410."""
         if after is None:
-            cursor = Cursor(self._dropped + len(self._changes), now, self.present())
+            cursor = Cursor(self._dropped + len(self._changes), now, self.present(), now)
         elif after < self.oldest:
             raise too_old(after, self.oldest)
         else:
             skipped = bisect_right(self._changes, after, key=lambda change: change.version)
-            cursor = Cursor(self._dropped + skipped, after, ())
+            cursor = Cursor(self._dropped + skipped, after, (), max(after, self.newest))
         self.cursors.add(cursor)
         return cursor
 

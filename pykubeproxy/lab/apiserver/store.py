@@ -1,6 +1,7 @@
 """The objects of a cluster, with a version for each write, and cursors to watch them."""
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -53,16 +54,24 @@ class Store:
     """
 
     def __init__(
-        self, service_cidrs: Sequence[str] = SERVICE_CIDRS, *, history: int = 20_000, first_version: int = 1
+        self,
+        service_cidrs: Sequence[str] = SERVICE_CIDRS,
+        *,
+        history: int = 20_000,
+        first_version: int = 1,
+        progress_seconds: float = 600.0,
     ) -> None:
         """`service_cidrs` are the ranges of cluster IPs, the primary family first.
 
-        `history` is the number of changes of each resource to keep for watches.
+        `history` is the number of changes of each resource to keep for watches. Every `progress_seconds`, as etcd does,
+        the store reports its newest version for resources that have not changed; kubeadm sets 5 seconds.
         """
         self._lock = threading.RLock()
         self._version = first_version
         self._histories = {resource: History(history, first_version) for resource in RESOURCES}
         self._in_use = Allocations(service_cidrs)
+        self._progress_seconds = progress_seconds
+        self._reported, self._next_report = first_version, time.monotonic() + progress_seconds
 
     @property
     def version(self) -> int:
@@ -161,9 +170,15 @@ class Store:
             cursor.close()
 
     def changes(self, resource: Resource, cursor: Cursor) -> tuple[int, Sequence[Change]]:
-        """Return the present version and the changes up to it since the last call. Raises Lagging."""
+        """Return the last known version of a resource and the changes since the last call. Raises Lagging.
+
+        That is the version of its last change, or of a later report of progress.
+        """
         with self._lock:
-            return self._version, self._histories[resource].read(cursor)
+            now, history = time.monotonic(), self._histories[resource]
+            if now >= self._next_report:
+                self._reported, self._next_report = self._version, now + self._progress_seconds
+            return max(history.newest, self._reported), history.read(cursor)
 
     def compact(self) -> None:
         """Drop all history: watches and continued lists from any earlier version get a 410."""

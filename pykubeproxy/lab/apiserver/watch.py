@@ -81,7 +81,7 @@ class Watch:
             now = time.monotonic()
             if now >= min(deadline, bookmark_due):
                 bookmark_due = now + self._options.bookmark_seconds
-                if self._bookmarks and version >= cursor.after:
+                if self._bookmarks and version > cursor.start:
                     lines.append(self._bookmark(version))
             if lines:
                 send(b"".join(lines))

@@ -106,7 +106,8 @@ class Cluster:
         self._resources = ExitStack()
         self.certificate, key = certificate(folder)
         self.server = ApiServer(
-            store=Store(workload.SERVICE_CIDRS),
+            # All resources have the newest version at each bookmark, as with kubeadm's etcd.
+            store=Store(workload.SERVICE_CIDRS, progress_seconds=bookmark_seconds),
             tls=(self.certificate, key),
             bookmark_seconds=bookmark_seconds,
             middleware=self.counts.middleware,

@@ -73,7 +73,10 @@ def test_events_without_effect_on_rules_trigger_no_sync(family: FakeFamily, cloc
         (Updated(slice_of("10.244.1.9", service="")), []),
         (Updated(slice_of("10.244.1.9", headless=True, name="headless")), []),
         (Updated(msgspec.structs.replace(HERE, zone="zone-b")), [*Family]),
-        (Listed(Kind.SERVICE, (service(),)), [*Family]),
+        (Listed(Kind.SERVICE, (service(),)), []),
+        (LISTS[1], []),
+        (Listed(Kind.NODE, (HERE,)), []),
+        (Listed(Kind.SERVICE, ()), [Family.IPV4]),
     ],
 )
 def test_only_families_with_changes_are_synced(clock: Clock, message: Message, synced: list[Family]) -> None:

@@ -9,7 +9,7 @@ from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.connection import ConnectionState, Timing
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.failures import Failure, from_status
-from tests.bench.retries import OUTAGES, simulate
+from tests.bench.retries import OUTAGES, renewals, simulate
 
 AGENTS = 400
 BROKEN = Failure("the connection broke", server_wide=True)
@@ -55,6 +55,11 @@ def test_agents_do_not_flood_a_server_after_an_outage(outage: Failure) -> None:
     assert attempts.peak(start=60) <= 0.5 * AGENTS
     assert attempts.watched_after <= Timing().longest_pause
     assert simulate(AGENTS, outage, 60.0) == attempts
+
+
+def test_the_watches_of_5000_nodes_are_renewed_evenly() -> None:
+    """At most 50 requests in any second, also after all of them began at once."""
+    assert max(renewals(5000, 3600)) <= 50
 
 
 def test_watches_share_their_attempts(now: list[float], no_jitter: None) -> None:

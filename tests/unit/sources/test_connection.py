@@ -60,7 +60,7 @@ def contact(now: list[float]) -> Contact:
 
 @pytest.fixture
 def outages(contact: Contact) -> OutageLog:
-    return OutageLog("services", 75.0, contact)
+    return OutageLog("services", contact)
 
 
 OWN = Failure("forbidden")

@@ -51,8 +51,10 @@ def after(clock: Clock, contact: Contact, seconds: float) -> None:
 
 @contextmanager
 def watch(contact: Contact, clock: Clock) -> Iterator[None]:
-    with contact.response(cast("Attempt", clock)):
-        yield
+    attempt = cast("Attempt", clock)
+    contact.opened(attempt)
+    yield
+    contact.closed(attempt)
 
 
 def test_an_outage_is_one_line_and_its_end_another(
@@ -128,18 +130,39 @@ def test_a_short_outage_leaves_no_line(
     assert not logged
 
 
-def test_acknowledgements_count_between_bookmarks(
+def test_acknowledgements_count_while_nothing_changes(
     clock: Clock, contact: Contact, logged: list[dict[str, object]]
 ) -> None:
-    """But not for ever: a process that hangs has a kernel that acknowledges."""
+    """For hours. But not once a request has no answer: a balancer or the kernel of a process that hangs acknowledges."""
     with watch(contact, clock):
-        for _ in range(84):
+        for _ in range(7200):
             clock.acknowledged = clock.now
             after(clock, contact, 1)
-        assert not logged
-        clock.acknowledged = clock.now
+        contact.requested()
+        contact.failed(Unreachable("connection refused", refused=True))
         after(clock, contact, 1)
-    assert [(line["reason"], line["silence"]) for line in logged] == [(SILENT, "10.0s")]
+        assert not logged
+        contact.doubt()
+        after(clock, contact, 1)
+        contact.heard()
+        after(clock, contact, 1)
+    assert [line["event"] for line in logged] == ["api server unavailable", "api server available again"]
+    assert logged[0]["silence"] == "7202.0s"
+
+
+def test_a_broken_connection_counts_from_its_last_acknowledgement(
+    clock: Clock, contact: Contact, logged: list[dict[str, object]]
+) -> None:
+    """Nothing else was due on it before."""
+    with watch(contact, clock):
+        for _ in range(600):
+            clock.acknowledged = clock.now
+            after(clock, contact, 1)
+    contact.failed(Unreachable("reset"), clock.acknowledged)
+    after(clock, contact, 8)
+    assert not logged
+    after(clock, contact, 1)
+    assert [line["silence"] for line in logged] == ["10.0s"]
 
 
 def test_missing_acknowledgements_are_an_outage(

@@ -22,6 +22,19 @@ def node(version: int, *addresses: str) -> msgspec.Raw:
     )
 
 
+def test_a_version_that_another_watch_delivered_is_stale() -> None:
+    """So is an older one, and all up to the version at which the watches begin; one watch may repeat a version."""
+    tracker, key, other = ObjectTracker(Kind.NODE), Key("", "node1"), Key("", "node2")
+    tracker.rebased("5")
+    first = [tracker.is_stale(key, version, 1) for version in ("5", "6", "6", "9", "8")]
+    assert first == [True, False, False, False, True]
+    second = [tracker.is_stale(key, version, 2) for version in ("6", "9", "10")]
+    assert second == [True, True, False]
+    assert not tracker.is_stale(other, "7", 2)
+    tracker.rebased("10")
+    assert [tracker.is_stale(key, version, 2) for version in ("10", "11")] == [True, False]
+
+
 def test_an_invalid_node_address_is_logged_once() -> None:
     """Not with every heartbeat, nor with every list; again once it has changed."""
     tracker = ObjectTracker(Kind.NODE)

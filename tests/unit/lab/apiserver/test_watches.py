@@ -57,7 +57,7 @@ def test_backlog_comes_at_once(server, client, service):
 
 def test_bookmarks_come_by_the_clock_and_at_the_end(client_of, service, endpoint_slice):
     """They bear the newest version of all, even if another resource made it; nobody gets one unasked."""
-    with ApiServer(bookmark_seconds=0.3) as server:
+    with ApiServer(bookmark_seconds=0.3, store=Store(progress_seconds=0.1)) as server:
         client = client_of(server)
         server.store.create(service("a"))
         server.store.create(endpoint_slice("a", "10.0.0.1"))
@@ -68,6 +68,32 @@ def test_bookmarks_come_by_the_clock_and_at_the_end(client_of, service, endpoint
     assert {event["type"] for event in events} == {"BOOKMARK"}
     assert {event["object"]["metadata"]["resourceVersion"] for event in events} == {str(server.store.version)}
     assert 2 <= len(events) <= 4  # at 0.3, 0.6, 0.9 and 1.0 seconds, unless the machine is slow
+
+
+def test_no_bookmark_repeats_the_version_of_the_request(client_of, service, endpoint_slice):
+    """Nor that of the changes with which the watch begins, nor one of another resource before etcd reports progress."""
+    with ApiServer(bookmark_seconds=0.1) as server:
+        client, path = client_of(server), f"{PATH}&allowWatchBookmarks=true&timeoutSeconds=1&resourceVersion="
+        before = server.store.version
+        server.store.create(service("a"))
+        server.store.create(endpoint_slice("a", "10.0.0.1"))
+        assert seen(client.watch(f"{path}{before}")) == [("ADDED", "a")]
+        assert list(client.watch(f"{path}{before + 1}")) == []
+        assert list(client.watch(f"{path}{server.store.version}")) == []
+
+
+def test_a_change_during_the_watch_is_followed_by_bookmarks(client_of, service):
+    with ApiServer(bookmark_seconds=0.3) as server:
+        before = server.store.version
+        server.store.create(service("a"))
+        watch = client_of(server).watch(
+            f"{PATH}&allowWatchBookmarks=true&timeoutSeconds=1&resourceVersion={before}"
+        )
+        events = [next(watch)]
+        server.store.create(service("b"))
+        events += watch
+    assert [it["type"] for it in events[:3]] == ["ADDED", "ADDED", "BOOKMARK"]
+    assert events[-1]["object"]["metadata"]["resourceVersion"] == str(server.store.version)
 
 
 def test_no_bookmark_before_the_version_asked_for(client_of):

@@ -1,0 +1,195 @@
+"""Watches of objects that nobody changes: silence is no outage, and each watch is followed by the next without a gap."""
+
+import random
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, Store
+from pykubeproxy.objects import EndpointSlice, Kind, Listed, Updated
+from pykubeproxy.sources import Timing
+from tests.fakes.cluster import SHORT, server, service, slice_of, watches
+from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.fakes.follower import Follower, eventually
+from tests.fakes.relay import Relay
+
+# A watch is renewed within a second. The server keeps it a second longer.
+BRIEF = msgspec.structs.replace(SHORT, watch=(1, 1), answer=1.0, steady=0.1)
+
+
+def quiet_server() -> FaultyApiServer:
+    """Return a server whose etcd reports progress every ten minutes, so bookmarks come only after changes."""
+    return server(store=Store())
+
+
+def trouble(lines: list[Any]) -> list[Any]:
+    """Return what is visible in a log."""
+    return [line for line in lines if line["log_level"] != "debug"]
+
+
+def test_quiet_resources_are_watched_without_a_gap() -> None:
+    """Neither outages nor lists nor log lines; a change arrives at once after any number of renewals."""
+    with quiet_server() as api, capture_logs() as lines:
+        api.store.load([service("a"), slice_of("a", "10.1.0.1")])
+        with Follower(watches(api.url, timing=BRIEF)) as follower:
+            follower.sees("a")
+            eventually(lambda: api.watches.running == 3)
+            while api.requests.count("watch", "services") < 5:
+                assert api.watches.running >= 3
+                assert not [watch.outage for watch in follower.watches if watch.outage]
+                time.sleep(0.01)
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+        assert api.requests.count("list") == 3
+        assert not trouble(lines)
+
+
+def test_changes_during_renewals_arrive_once_and_in_order() -> None:
+    """Each version of each object, whichever of two watches carries it."""
+    draw = random.Random(3)
+    busy = msgspec.structs.replace(BRIEF, watch=(0, 0), steady=0.05)
+    with server() as api, Follower(watches(api.url, Kind.ENDPOINT_SLICE, busy)) as follower:
+        follower.sees(kind=Kind.ENDPOINT_SLICE)
+        for name in "abcd":
+            api.store.create(slice_of(name, "10.1.0.0"))
+        for step in range(1, 801):
+            endpoints = [{"addresses": [f"10.1.{step // 250}.{step % 250}"]}]
+            api.store.merge_patch(ENDPOINT_SLICES, "default", draw.choice("abcd"), {"endpoints": endpoints})
+            time.sleep(0.003)
+        eventually(lambda: len(follower.events) >= 805)
+        api.store.create(slice_of("end", "10.1.0.0"))
+        follower.sees(*"abcd", "end", kind=Kind.ENDPOINT_SLICE)
+        renewals = api.requests.count("watch")
+    assert renewals > 10
+    assert sum(isinstance(event, Listed) for event in follower.events) == 1
+    seen = [event.object for event in follower.events if isinstance(event, Updated)]
+    assert all(isinstance(it, EndpointSlice) for it in seen)
+    addresses = [it.endpoints[0].address for it in seen if isinstance(it, EndpointSlice)]
+    assert addresses[4:-1] == [f"10.1.{step // 250}.{step % 250}" for step in range(1, 801)]
+
+
+@pytest.mark.parametrize("status", [429, 503, 500, 401])
+def test_a_refused_check_keeps_the_open_watch(status: int) -> None:
+    """That is no outage: changes arrive meanwhile."""
+    with quiet_server() as api, capture_logs() as lines:
+        with Follower(watches(api.url, Kind.SERVICE, patient())) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            api.faults.fail(status, 100_000, verb="watch")
+            api.requests.wait(3, "watch")
+            api.store.create(service("a"))
+            follower.sees("a")
+            assert api.watches.running == 1
+            assert not follower.watches[0].outage
+            api.faults.clear()
+            eventually(lambda: api.watches.running == 2)
+            eventually(lambda: api.watches.running == 1)
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+            assert follower.lists() == 1
+        assert not trouble(lines)
+
+
+def patient() -> Timing:
+    """Return times with which a watch lasts long enough for many checks."""
+    return msgspec.structs.replace(BRIEF, answer=10.0)
+
+
+def test_a_check_whose_connection_is_refused_keeps_the_open_watch() -> None:
+    """As while a load balancer has no other server."""
+    with ExitStack() as stack:
+        api = stack.enter_context(quiet_server())
+        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
+        lines = stack.enter_context(capture_logs())
+        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, patient())
+        follower = stack.enter_context(Follower([watch]))
+        follower.sees()
+        api.requests.wait(1, "watch")
+        relay.refuse()
+        eventually(lambda: [line for line in lines if "Connection refused" in line.get("reason", "")])
+        api.store.create(service("a"))
+        follower.sees("a")
+        assert not watch.outage
+        assert not trouble(lines)
+
+
+def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> None:
+    """But the open watch goes on, and an event on it ends the outage."""
+    with quiet_server() as api, capture_logs() as lines:
+        (watch,) = watches(api.url, Kind.SERVICE, BRIEF)
+        with Follower([watch]) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            started = time.monotonic()
+            api.faults.hang(verb="watch")
+            # A check hangs by then; the server leaves the open watch alone.
+            eventually(lambda: watch.outage, 4)
+            assert watch.outage
+            assert watch.outage.seconds >= time.monotonic() - started - 0.2
+            assert "no response from" in watch.outage.reason
+            api.faults.clear()
+            api.store.create(service("a"))
+            follower.sees("a")
+            eventually(lambda: not watch.outage)
+        assert follower.lists() == 1
+        assert [line["event"] for line in lines if line["event"] == "watch failed"]
+
+
+def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
+    """410, as from another server that has started since: no gap, no warning, and equal objects."""
+    with quiet_server() as api, capture_logs() as lines:
+        api.store.create(service("a"))
+        with Follower(watches(api.url, Kind.SERVICE, patient())) as follower:
+            follower.sees("a")
+            api.requests.wait(1, "watch")
+            api.faults.fail(410, verb="watch")
+            api.requests.wait(2, "watch")
+            eventually(lambda: [line for line in lines if line["event"] == "relisting"])
+            assert api.watches.running == 1
+            api.requests.wait(2, "list")
+            eventually(lambda: follower.lists() == 2)
+            api.store.create(service("b"))
+            follower.sees("a", "b")
+            assert not follower.watches[0].outage
+            first, second = (event for event in follower.events if isinstance(event, Listed))
+            assert first == second
+        assert not trouble(lines)
+
+
+def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
+    """Its checks are refused, so only its age tells that its server is gone: a balancer keeps the connection."""
+    with ExitStack() as stack:
+        api = stack.enter_context(quiet_server())
+        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
+        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
+        follower = stack.enter_context(Follower([watch]))
+        follower.sees()
+        api.requests.wait(1, "watch")
+        relay.refuse()
+        relay.frozen.set()
+        started = time.monotonic()
+        eventually(lambda: watch.outage, 2 + BRIEF.answer + 1)
+        assert watch.outage
+        assert watch.outage.seconds >= time.monotonic() - started - 0.2
+
+
+def test_bookmarks_of_a_watch_do_not_skip_what_it_lost() -> None:
+    """A check that gets an answer late begins where the first one did, so it repeats what a dead connection lost."""
+    with ExitStack() as stack:
+        api = stack.enter_context(server())
+        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
+        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
+        follower = stack.enter_context(Follower([watch]))
+        follower.sees()
+        api.requests.wait(1, "watch")
+        relay.frozen.set()
+        api.store.create(service("a"))
+        eventually(lambda: watch.outage, 4)
+        relay.frozen.clear()
+        follower.sees("a")
+        assert Counter(type(event).__name__ for event in follower.events)["Updated"] == 1
