@@ -202,10 +202,11 @@ class Updated(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """One object that was deleted or can no longer be decoded."""
+    """One object that was deleted or can no longer be decoded. `too_large` says why an object cannot be read; else ""."""
 
     kind: Kind
     key: Key
+    too_large: str = ""
 
 
 Event = Listed | Updated | Deleted
