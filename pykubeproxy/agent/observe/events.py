@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from pykubeproxy.objects import Family, Key
+from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.sources.client import Client, TokenBucket
 from pykubeproxy.sources.failures import Failure
 
@@ -143,7 +143,7 @@ def as_object(event: KubernetesEvent, ns: int, instance: str, uid: str = "") -> 
         "action": event.action,
         "reason": event.reason,
         "regarding": {
-            "apiVersion": "v1",
+            "apiVersion": "discovery.k8s.io/v1" if event.kind == Kind.ENDPOINT_SLICE.value else "v1",
             "kind": event.kind,
             "name": about.name,
             **{field: value for field, value in regarding.items() if value},
@@ -182,6 +182,12 @@ def address_skipped(node_name: str, service: Key, addresses: Sequence[str]) -> K
         " this node reaches the API server at the same address and port"
     )
     return KubernetesEvent("Service", service, _WARNING, "AddressSkipped", "Sync", note)
+
+
+def object_skipped(node_name: str, kind: Kind, key: Key, reason: str) -> KubernetesEvent:
+    """Return the event that this node cannot read an object, which counts as deleted."""
+    note = f"node {node_name} skips {kind.value} {key}: {reason}"
+    return KubernetesEvent(kind.value, key, _WARNING, "ObjectSkipped", "Watch", note)
 
 
 def drift_repaired(
