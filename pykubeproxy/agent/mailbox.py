@@ -33,7 +33,7 @@ Message: TypeAlias = "Work | Stop"
 # Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
 # The most entries of lists, such as endpoints, that queued events may hold. Most take 250 bytes, none a kilobyte.
-_MOST_ENTRIES = 50_000
+_MOST_ENTRIES = 100_000
 
 log = structlog.get_logger()
 

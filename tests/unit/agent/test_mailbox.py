@@ -193,7 +193,7 @@ def test_queued_events_have_bounded_entries(
 def test_an_event_about_a_large_object_need_not_wait_for_room() -> None:
     """If there is no other event, it would wait for ever."""
     mailbox = Mailbox()
-    large = named("large", *["10.244.1.5"] * 60_000)
+    large = named("large", *["10.244.1.5"] * 150_000)
     for event in (Updated(large), Updated(large), Deleted(Kind.ENDPOINT_SLICE, large.key), Updated(large)):
         mailbox.put(event)
     assert mailbox.take(0) == [Updated(large)]
