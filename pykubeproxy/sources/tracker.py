@@ -18,8 +18,6 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.sources import wire
 
-_TOO_LARGE = f"it has more than {wire.MAX_OBJECT >> 20} MiB"
-
 log = structlog.get_logger()
 
 
@@ -93,16 +91,16 @@ class ObjectTracker:
 
     def _decode(self, raw: wire.Item, rejected: dict[Key, str]) -> Object | None:
         try:
-            if isinstance(raw, wire.Truncated):
-                raise Undecodable(self._kind, str(raw.meta().key(self._kind)), _TOO_LARGE)
+            if too_large := wire.too_large(raw):
+                raise Undecodable(self._kind, str(wire.meta(raw).key(self._kind)), too_large)
             decoded = decode(self._kind, raw)
         except Undecodable as error:
             meta = wire.meta(raw)
             key, version = meta.key(self._kind), meta.resourceVersion or ""
             if self._rejected.get(key) != version:
                 log.warning("object skipped", reason=str(error), version=version)
-                if isinstance(raw, wire.Truncated):
-                    self._too_large[key] = _TOO_LARGE
+                if too_large:
+                    self._too_large[key] = too_large
             rejected[key] = self._rejected[key] = version
             return None
         self._log_remark(decoded)

@@ -10,6 +10,9 @@ from pykubeproxy.sources.failures import Failure, from_status, one_line
 
 # An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
 MAX_OBJECT = 16 << 20
+# A comma outside of strings separates two values, each of which may take 150 bytes. A server's object has fewer.
+_MAX_COMMAS = 1 << 19
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 # More than any server stores as one object: such a response never ends.
 _MAX_SKIPPED = 1 << 28
 # Decode items of a list when this many bytes have arrived.
@@ -249,6 +252,17 @@ def meta(raw: Item) -> ObjectMeta:
         return _objects.decode(raw).metadata
     except (ValueError, RecursionError):
         return ObjectMeta()
+
+
+def too_large(raw: Item) -> str:
+    """Return why an object would take too much memory, "" if it would not."""
+    if isinstance(raw, Truncated):
+        return f"it has more than {MAX_OBJECT >> 20} MiB"
+    text = memoryview(raw)
+    if len(text) <= _MAX_COMMAS or bytes(text).count(b",") <= _MAX_COMMAS:
+        return ""
+    many = _STRING.sub(b"", text).count(b",") > _MAX_COMMAS
+    return f"it has more than {_MAX_COMMAS} values" if many else ""
 
 
 def _error(raw: msgspec.Raw) -> Failure:
