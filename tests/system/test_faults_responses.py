@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 import time
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -75,6 +76,22 @@ def test_endless_empty_pages_are_a_failure() -> None:
         assert watch.list_outage
         assert watch.list_outage.reason == reasons(lines)[0]
     assert reasons(lines) == ["the API server's list has no end: 20 pages with 0 objects in all"]
+
+
+def test_lists_fail_from_the_first_failure_to_the_next_list() -> None:
+    """An API server that is away does not count: the pages of all nodes would show it."""
+    with server() as api:
+        (watch,) = watches(api.url, Kind.SERVICE)
+        for fault, fails in ((403, True), (503, True), (500, True), (0, False), (503, False)):
+            api.faults.clear()
+            if fault:
+                api.faults.fail(fault, verb="list")
+            before = watch.list_outage
+            with suppress(SourceError):
+                watch.once()
+            assert bool(watch.list_outage) is fails
+            if before and watch.list_outage:
+                assert watch.list_outage.seconds > before.seconds
 
 
 def test_lists_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
