@@ -115,10 +115,16 @@ def paths(value: Json, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
     return found
 
 
-def _put(document: Json, path: tuple[str | int, ...], value: object) -> None:
-    for step in path[:-1]:
-        document = document[step]  # type: ignore[index, call-overload]
-    document[path[-1]] = value  # type: ignore[index, call-overload]
+def value_at(document: Json, path: tuple[str | int, ...]) -> Json:
+    """Return the value at a path."""
+    for step in path:
+        document = document[step]  # type: ignore[index, call-overload, assignment]
+    return document
+
+
+def put(document: Json, path: tuple[str | int, ...], value: object) -> None:
+    """Replace the value at a path."""
+    value_at(document, path[:-1])[path[-1]] = value  # type: ignore[index, call-overload]
 
 
 @st.composite
@@ -127,7 +133,7 @@ def corrupted(draw: st.DrawFn, kind: Kind) -> bytes:
     document = copy.deepcopy(WHOLE[kind])
     for path in draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=3)):
         try:
-            _put(document, path, draw(anything))
+            put(document, path, draw(anything))
         except (TypeError, KeyError, IndexError):
             continue
     return json.dumps(document).encode("utf-8", "surrogatepass")
@@ -204,5 +210,5 @@ def odd(draw: st.DrawFn, kind: Kind) -> bytes:
     document = copy.deepcopy(WHOLE[kind])
     places = _ODD[kind]
     for path in draw(st.lists(st.sampled_from(list(places)), max_size=4, unique=True)):
-        _put(document, path, draw(st.one_of(st.sampled_from(places[path]), st.sampled_from(SYNTAX))))
+        put(document, path, draw(st.one_of(st.sampled_from(places[path]), st.sampled_from(SYNTAX))))
     return json.dumps(document).encode()

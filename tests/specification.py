@@ -356,11 +356,22 @@ BEHAVIOUR = {
         f"{_SYSTEM}sources_compression.py::test_kubeconfig_can_disable_compression",
         f"{_SYSTEM}sources_compression.py::test_an_incomplete_compressed_list_is_retried",
     ),
-    "a list has limits and is read in smaller pages above them (kube-proxy: no limits)": (
-        f"{_SYSTEM}sources_compression.py::test_a_list_that_is_too_large_is_read_in_smaller_pages",
+    "an object that is too large is skipped, and a list has an end (kube-proxy: no limits)": (
+        f"{_SYSTEM}sources_compression.py::test_an_object_that_is_too_large_costs_only_itself",
         f"{_SYSTEM}sources_compression.py::test_a_bomb_is_a_failure",
+        f"{_SYSTEM}faults_responses.py::test_endless_empty_pages_are_a_failure",
         "unit/sources/test_wire.py::test_endless_list_is_a_failure",
-        "unit/sources/test_wire.py::test_short_list_with_too_many_values_is_a_failure",
+        "unit/sources/test_tracker.py::test_commas_count_outside_of_strings_only",
+    ),
+    "/readyz is 503 while a list fails (kube-proxy: none of its pages shows that)": (
+        f"{_AGENT}health.py::test_failing_lists_are_not_ready_but_healthy",
+    ),
+    "changes of one object during a sync count as one (kube-proxy: each)": (
+        f"{_AGENT}mailbox.py::test_the_latest_event_of_each_object_is_kept",
+        f"{_AGENT}mailbox.py::test_the_oldest_trigger_time_is_kept",
+    ),
+    "an optional name that is too long is ignored (kube-proxy: kept)": (
+        "unit/objects/test_bad_input.py::test_an_endpoint_with_a_long_optional_name_is_served",
     ),
     "a health check port answers in both families (kube-proxy: in those of the Service)": (
         f"{_AGENT}observers.py::test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too",
@@ -430,4 +441,5 @@ EVENTS = {
         f"{_SYSTEM}agent_drift.py::test_contested_repairs_back_off",
     ),
     "ServiceQuarantined": (f"{_AGENT}events.py::test_failures_are_warnings",),
+    "ObjectSkipped": (f"{_AGENT}observers.py::test_an_object_that_is_too_large_is_an_event",),
 }

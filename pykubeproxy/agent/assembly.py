@@ -66,6 +66,7 @@ def run_agent(
         )
         observers.serve(options.flags, service.status, service.objects)
         observers.metrics.watching(watches)
+        observers.health.watching(watches)
         observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import structlog
 
-from pykubeproxy.objects import Event
+from pykubeproxy.objects import Deleted, EndpointSlice, Event, Kind, Listed, Service, Updated
 
 if TYPE_CHECKING:  # the mailbox receives events before these are imported
     from pykubeproxy.agent.observe.query import Query
@@ -32,6 +32,8 @@ Work: TypeAlias = "Change | Query[Any]"
 Message: TypeAlias = "Work | Stop"
 # Python's locks cannot wait longer than a platform limit; the loop wakes up at least this often, in seconds.
 _LONGEST_WAIT = 3600.0
+# The most entries of lists, such as endpoints, that queued events may hold. Most take 250 bytes, none a kilobyte.
+_MOST_ENTRIES = 100_000
 
 log = structlog.get_logger()
 
@@ -44,39 +46,67 @@ def log_stop(stop: Stop) -> int:
 
 
 class Mailbox:
-    """A queue of messages. Only the reconcile loop calls `take` and `handled`; any thread may call the other methods."""
+    """A queue of messages. Only the reconcile loop calls `take` and `handled`; any thread may call the other methods.
+
+    A message replaces an equal one, an event the earlier one about its object, a list all events of its kind. So a deleted
+    and recreated object is one update; rules depend on no UID.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._messages: list[Message] = []
+        self._messages: dict[object, Message] = {}
+        self._entries = 0
         # When the oldest message arrived, of those that wait and of those that the loop has taken.
         self._arrived = self._taken = math.inf
 
     def put(self, message: "Change | Stop") -> None:
+        """Add a message. While queued events hold too much memory, an event waits, so that the API server sends no more."""
         with self._changed:
-            self._messages.append(message)
-            self._arrived = min(self._arrived, self._clock())
-            self._changed.notify()
+            arrived, slot = self._clock(), _slot(message)
+            if isinstance(message, Updated | Deleted):
+                self._changed.wait_for(lambda: self._has_room(slot, message))
+            if isinstance(message, Listed):
+                for other in [it for it in self._messages if isinstance(it, tuple) and it[0] is message.kind]:
+                    self._remove(other)
+            earlier = self._remove(slot)
+            if isinstance(earlier, Updated) and isinstance(message, Updated):
+                message = Updated(message.object, min(earlier.trigger_times(), default=None))
+            self._messages[slot] = message
+            self._entries += _entries(message)
+            self._arrived = min(self._arrived, arrived)
+            self._changed.notify_all()
+
+    def _has_room(self, slot: object, message: Message) -> bool:
+        others = self._entries - _entries(self._messages.get(slot))
+        return not others or others + _entries(message) <= _MOST_ENTRIES
+
+    def _remove(self, slot: object) -> "Message | None":
+        message = self._messages.pop(slot, None)
+        self._entries -= _entries(message)
+        return message
 
     def ask(self, query: "Query[Any]") -> None:
         """Add a query, which does not count as waiting: the loop answers it only between two syncs."""
         with self._changed:
-            self._messages.append(query)
-            self._changed.notify()
+            self._messages[query] = query
+            self._changed.notify_all()
 
     def take(self, seconds: float) -> list[Message]:
         """Return all messages; if there are none, wait up to `seconds` (may be infinite) for one."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages, min(max(seconds, 0.0), _LONGEST_WAIT))
-            messages, self._messages = self._messages, []
+            messages = [*self._messages.values()]
+            self._messages.clear()
+            self._entries = 0
             self._taken, self._arrived = self._arrived, math.inf
+            self._changed.notify_all()
             return messages
 
     def stop(self) -> Stop | None:
         """Return the first Stop among the messages, and leave all of them."""
         with self._changed:
-            return next((message for message in self._messages if isinstance(message, Stop)), None)
+            return next((message for message in self._messages.values() if isinstance(message, Stop)), None)
 
     def handled(self) -> None:
         """Note that the loop has handled all messages that it took."""
@@ -87,3 +117,31 @@ class Mailbox:
         """Return when the oldest message arrived that the loop has not handled yet; infinity if there is none."""
         with self._changed:
             return min(self._taken, self._arrived)
+
+
+def _slot(message: Message) -> object:
+    """Return the key of a message in the mailbox: kind and name for an event about an object, else the message itself."""
+    match message:
+        case Listed(kind):
+            return kind, None
+        case Updated(object_):
+            return Kind(type(object_).__name__), object_.key
+        case Deleted(kind, key):
+            return kind, key
+    return message
+
+
+def _entries(message: "Message | None") -> int:
+    """Return how many entries of lists an event about an object holds, and one for its name."""
+    match message:
+        case Updated(EndpointSlice() as slice_):
+            hints = sum(len(it.zone_hints) + len(it.node_hints) for it in slice_.endpoints)
+            return 1 + len(slice_.endpoints) + hints + len(slice_.ports) + len(slice_.rejected)
+        case Updated(Service() as service):
+            addresses = (
+                len(service.external_ips) + len(service.load_balancer_ips) + len(service.source_ranges)
+            )
+            return 1 + len(service.ports) + addresses + len(service.rejected)
+        case Updated() | Deleted():
+            return 1
+    return 0

@@ -8,6 +8,8 @@ import re
 
 from pykubeproxy.objects.values import Family, Protocol, family_of
 
+# The longest name of an object, and the longest value of a label.
+LONGEST_NAME, LONGEST_VALUE = 253, 63
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
@@ -63,6 +65,11 @@ def subdomain(text: str, field: str) -> str:
     if not _SUBDOMAIN.fullmatch(text):
         raise Invalid(field, text, "not a DNS subdomain name")
     return text
+
+
+def optional_name(text: str | None, longest: int = LONGEST_NAME) -> str:
+    """Return an optional name; "" if it is missing, too long, or not ASCII, so that no object can have it."""
+    return text if text and len(text) <= longest and text.isascii() else ""
 
 
 def port(number: int | None, field: str) -> int:

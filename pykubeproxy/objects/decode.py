@@ -1,7 +1,7 @@
 """Decode JSON of the API to validated values.
 
-An invalid value costs only its entry of a list, or its own effect; `rejected` names it. An object
-with an invalid name or with a field of a wrong type is rejected as a whole.
+An invalid value costs only its entry of a list, or its own effect; `rejected` names it. An optional name that no object
+can have counts as missing. An object with an invalid name or with a field of a wrong type is rejected as a whole.
 """
 
 import datetime
@@ -107,15 +107,20 @@ def _key(raw: bytes | msgspec.Raw) -> Key:
 def _service(service: wire.Service) -> Service:
     meta, spec = service.metadata, service.spec
     labels = meta.labels or {}
+    namespace, name = _namespace(meta), check.label(meta.name, "metadata.name")
+    type_ = check.optional_name(spec.type) or "ClusterIP"
+    proxy_name = check.optional_name(labels[PROXY_NAME_LABEL]) if PROXY_NAME_LABEL in labels else None
     headless = spec.clusterIP == "None"
+    if type_ == "ExternalName":  # only DNS serves it
+        return Service(namespace, name, type_, proxy_name=proxy_name, headless=headless)
     balancer = service.status.loadBalancer if service.status else None
     ingress = (balancer.ingress if balancer else None) or []
     _check_size(spec, ingress)
     rejected: list[RejectedValue] = []
     return Service(
-        namespace=_namespace(meta),
-        name=check.label(meta.name, "metadata.name"),
-        type=spec.type or "ClusterIP",
+        namespace=namespace,
+        name=name,
+        type=type_,
         cluster_ips=() if headless else _cluster_ips(spec, rejected),
         ports=accepted("spec.ports", enumerate(spec.ports or ()), _service_port, rejected, "the port"),
         external_ips=accepted(
@@ -137,7 +142,7 @@ def _service(service: wire.Service) -> Service:
         health_check_node_port=accepted_or(
             0, "spec.healthCheckNodePort", spec.healthCheckNodePort, check.port, rejected
         ),
-        proxy_name=labels.get(PROXY_NAME_LABEL),
+        proxy_name=proxy_name,
         headless=headless,
         rejected=tuple(rejected),
         uid=meta.uid if meta.uid and len(meta.uid) <= _LONGEST_UID else "",
@@ -151,7 +156,7 @@ def _namespace(meta: wire.Metadata) -> str:
 def _check_size(spec: wire.ServiceSpec, ingress: list[wire.Ingress]) -> None:
     ports, ranges = len(spec.ports or ()), len(spec.loadBalancerSourceRanges or ())
     addresses = len(spec.externalIPs or ()) + len(ingress)
-    if ports * (1 + addresses + ranges) > _MAX_RULES:
+    if max(1, ports) * (1 + addresses + ranges) > _MAX_RULES:
         raise ValueError(
             f"{ports} ports for {addresses} addresses and {ranges} source ranges are more than {_MAX_RULES} rules"
         )
@@ -242,16 +247,17 @@ def _endpoint(family: Family, endpoint: wire.Endpoint) -> Endpoint:
         ready=conditions.ready is not False,
         serving=conditions.serving is not False,
         terminating=conditions.terminating is True,
-        node_name=sys.intern(endpoint.nodeName or ""),
-        zone=sys.intern(endpoint.zone or ""),
+        node_name=sys.intern(check.optional_name(endpoint.nodeName)),
+        zone=sys.intern(check.optional_name(endpoint.zone, check.LONGEST_VALUE)),
         zone_hints=_names(hints.forZones) if hints.forZones else (),
         node_hints=_names(hints.forNodes) if hints.forNodes else (),
-        pod=(endpoint.targetRef.name or "") if endpoint.targetRef else "",
+        pod=check.optional_name(endpoint.targetRef.name) if endpoint.targetRef else "",
     )
 
 
 def _names(hints: Iterable[wire.Named]) -> tuple[str, ...]:
-    return tuple([sys.intern(hint.name) for hint in hints])
+    # An ignored hint must match nothing, but be there: without hints, an endpoint serves all zones.
+    return tuple([sys.intern(check.optional_name(hint.name) or "?") for hint in hints])
 
 
 def _endpoint_port(port: wire.EndpointPort) -> EndpointPort:
@@ -274,6 +280,7 @@ def _timestamp(text: str | None) -> float | None:
 
 def _node(node: wire.Node) -> Node:
     meta, spec, status = node.metadata, node.spec or wire.NodeSpec(), node.status or wire.NodeStatus()
+    labels = meta.labels or {}
     pod_cidrs = spec.podCIDRs or ([spec.podCIDR] if spec.podCIDR else [])
     addresses = (
         (number, entry.address)
@@ -286,9 +293,9 @@ def _node(node: wire.Node) -> Node:
         name=check.subdomain(meta.name, "metadata.name"),
         addresses=accepted("status.addresses", addresses, partial(check.address, field=".address"), rejected),
         pod_cidrs=accepted("spec.podCIDRs", enumerate(pod_cidrs), partial(check.cidr, field=""), rejected),
-        zone=(meta.labels or {}).get(ZONE_LABEL, ""),
+        zone=check.optional_name(labels.get(ZONE_LABEL), check.LONGEST_VALUE),
         deleting=meta.deletionTimestamp is not None,
-        taints=tuple(taint.key for taint in spec.taints or ()),
+        taints=tuple(check.optional_name(taint.key) for taint in spec.taints or ()),
         rejected=tuple(rejected),
-        os=(meta.labels or {}).get(_OS_LABEL, ""),
+        os=check.optional_name(labels.get(_OS_LABEL)),
     )

@@ -7,6 +7,8 @@ from pykubeproxy.objects.check import Invalid
 from pykubeproxy.objects.values import RejectedValue
 
 _LONGEST_VALUE = 160
+# Keep this many invalid entries of a list: a list may have a hundred thousand.
+_MOST_REJECTED = 100
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -19,17 +21,24 @@ def accepted(
     rejected: list[RejectedValue],
     skipped: str = "it",
 ) -> tuple[_Out, ...]:
-    """Return what `read` makes of each numbered entry of a list; add the invalid ones to `rejected`.
+    """Return what `read` makes of each numbered entry of a list; add the first hundred invalid ones to `rejected`.
 
     `field` is the path of the list, such as "spec.ports". `read` raises Invalid with the path below the entry, such as
     ".port"; `skipped` says what is skipped then.
     """
     found = []
+    first, more = len(rejected), 0
     for number, entry in entries:
         try:
             found.append(read(entry))
         except Invalid as error:
-            rejected.append(_rejected(f"{field}[{number}]{error.field}", error, skipped))
+            if len(rejected) - first < _MOST_REJECTED:
+                rejected.append(_rejected(f"{field}[{number}]{error.field}", error, skipped))
+            else:
+                more += 1
+    if more:
+        last = rejected[-1]
+        rejected[-1] = last._replace(reason=f"{last.reason} ({more} more entries are invalid)")
     return tuple(found)
 
 

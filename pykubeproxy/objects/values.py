@@ -198,16 +198,23 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Updated(msgspec.Struct, frozen=True):
-    """One object, added or updated."""
+    """One object, added or updated. `replaced` is the oldest trigger time of earlier events that this one replaces."""
 
     object: Object
+    replaced: float | None = None
+
+    def trigger_times(self) -> tuple[float, ...]:
+        """Return the trigger time of the oldest replaced event, if any, and that of this one, if any."""
+        own = self.object.trigger_time if isinstance(self.object, EndpointSlice) else None
+        return tuple(time for time in (self.replaced, own) if time is not None)
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """One object that was deleted or can no longer be decoded."""
+    """One object that was deleted or can no longer be decoded. `too_large` says why an object cannot be read; else ""."""
 
     kind: Kind
     key: Key
+    too_large: str = ""
 
 
 Event = Listed | Updated | Deleted

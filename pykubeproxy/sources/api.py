@@ -4,11 +4,10 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
-import msgspec
 import structlog
 
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object
@@ -16,13 +15,11 @@ from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import Client, WatchResponse
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Timing
-from pykubeproxy.sources.failures import Expired, Failure, Forbidden, TooLarge
+from pykubeproxy.sources.failures import Expired, Failure, Forbidden
+from pykubeproxy.sources.lists import PAGE_SIZE, Query, read_pages
 from pykubeproxy.sources.tracker import ObjectTracker
 from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 
-_PAGE_SIZE = 500  # as in kube-proxy
-# More objects of one kind than any cluster has: such a list never ends.
-_MAX_OBJECTS = 1_000_000
 # How long to wait for one of two watches before reading the other one, in seconds.
 _TURN = 0.1
 # How long to wait for an event before looking whether the server was restored from a backup, in seconds.
@@ -39,9 +36,6 @@ _API = {
     Kind.ENDPOINT_SLICE: ("/apis/discovery.k8s.io/v1", "endpointslices"),
     Kind.NODE: ("/api/v1", "nodes"),
 }
-
-
-_Query = dict[str, str | int]
 
 
 class ResourceSelector(NamedTuple):
@@ -118,14 +112,6 @@ class ListForbidden(SourceError):
     """The account may not list objects of a kind."""
 
 
-class _Page(NamedTuple):
-    """The valid objects of one page of a list, and the versions of the others."""
-
-    meta: wire.ListMeta
-    objects: list[Object]
-    rejected: dict[Key, str]
-
-
 class _OpenWatch:
     """The response to a watch request, line by line."""
 
@@ -161,6 +147,13 @@ class ApiWatch:
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
         self._version = self._base = ""  # the last version seen, and the one from which watches begin
+        self._list_failure: tuple[float, str] | None = None  # since when, and why the last one failed
+
+    @property
+    def list_outage(self) -> Outage | None:
+        """How long and why lists have failed although the server answers."""
+        failed = self._list_failure  # read once: the watch's thread replaces it
+        return Outage(self._resource.plural, time.monotonic() - failed[0], failed[1]) if failed else None
 
     @property
     def outage(self) -> Outage | None:
@@ -194,6 +187,8 @@ class ApiWatch:
         if self._connection.must_list or self._connection.notices_restore():
             before = self._version
             emit(self._list(_WATCHED))
+            for skipped in self._tracker.too_large():
+                emit(skipped)
             self._connection.listed(wire.is_older(self._version, before))
             self._rebase()
 
@@ -260,7 +255,7 @@ class ApiWatch:
     def _open(self) -> "_OpenWatch":
         """Request a watch."""
         lifetime = self._connection.lifetime()
-        query: _Query = {
+        query: Query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._base,
@@ -312,14 +307,26 @@ class ApiWatch:
         return change
 
     def _list(self, verbs: str) -> Listed:
-        """Return the complete state. If a permission is missing, messages name these `verbs`.
+        """Return the complete state. If a permission is missing, messages name these `verbs`."""
+        try:
+            listed = self._cached_or_latest(verbs)
+        except Failure as failure:
+            if not failure.server_wide:
+                since = self._list_failure[0] if self._list_failure else time.monotonic()
+                self._list_failure = since, str(failure)
+            raise
+        self._list_failure = None
+        return listed
 
-        Read it from the server's cache, which is cheap when all nodes list at once: first at any version
-        (resourceVersion 0), later at a version that is not older than emitted events.
+    def _cached_or_latest(self, verbs: str) -> Listed:
+        """List from the server's cache, else the latest state.
+
+        The cache is cheap when all nodes list at once. Read it first at any version (resourceVersion 0), later at a
+        version that is not older than emitted events.
         """
-        latest: _Query = {"limit": _PAGE_SIZE}
+        latest: Query = {"limit": PAGE_SIZE}
         # With a limit, most servers read a list at a version from etcd.
-        cached: _Query = (
+        cached: Query = (
             {"resourceVersion": self._version} if self._version else latest | {"resourceVersion": "0"}
         )
         try:
@@ -335,45 +342,26 @@ class ApiWatch:
             # The server dropped the rest of the list.
             return self._pages(latest, verbs)
 
-    def _pages(self, query: _Query, verbs: str) -> Listed:
+    def _pages(self, query: Query, verbs: str) -> Listed:
         objects: list[Object] = []
         rejected: dict[Key, str] = {}
         end = time.monotonic() + self._timing.list
-        while True:
-            try:
-                page = self._page(query, verbs, end)
-            except TooLarge:
-                if not (smaller := _smaller(query)):
-                    raise
-                query = smaller
-                continue
-            objects += page.objects
-            rejected |= page.rejected
-            token = page.meta.next
-            if not token:
-                self._version = page.meta.resourceVersion or ""
-                log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
-                return self._tracker.listed(tuple(objects), rejected)
-            if token == query.get("continue"):
-                raise Failure("the API server sends the same page of a list again and again")
-            if len(objects) + len(rejected) > _MAX_OBJECTS:
-                raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
-            limit = int(query.get("limit", _PAGE_SIZE))
-            query = {"limit": min(2 * limit, _PAGE_SIZE), "continue": token}
 
-    def _page(self, query: _Query, verbs: str, end: float) -> _Page:
-        objects: list[Object] = []
-        rejected: dict[Key, str] = {}
+        @contextmanager
+        def ask(query: Query) -> Iterator[Iterator[bytes]]:
+            with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
+                yield self._connection.listing(body)
 
-        def take(items: list[msgspec.Raw]) -> None:
+        def take(items: list[wire.Item]) -> None:
             objects.extend(self._tracker.decode_page(items, rejected))
 
-        with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
-            meta = wire.page(self._connection.listing(body), self._resource.kind, take)
-        return _Page(meta, objects, rejected)
+        meta = read_pages(ask, query, self._resource.kind.value, take)
+        self._version = meta.resourceVersion or ""
+        log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
+        return self._tracker.listed(tuple(objects), rejected)
 
     def _stream(
-        self, query: _Query, idle: float, end: float, verbs: str, *, compressible: bool = False
+        self, query: Query, idle: float, end: float, verbs: str, *, compressible: bool = False
     ) -> AbstractContextManager[Iterator[bytes]]:
         resource = self._resource
         return self._client.stream(
@@ -385,11 +373,3 @@ class ApiWatch:
             compressible=compressible,
             verbs=verbs,
         )
-
-
-def _smaller(query: _Query) -> _Query | None:
-    """Return the query for a smaller page at the same place of a list, None if a page cannot be smaller."""
-    if "resourceVersion" in query:
-        return {"limit": _PAGE_SIZE}  # from its cache, a server lists everything at once
-    limit = int(query["limit"]) // 10
-    return {**query, "limit": limit} if limit else None

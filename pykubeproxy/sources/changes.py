@@ -51,14 +51,19 @@ def last_changes(client: Client, services: Iterable[Key]) -> Mapping[Key, float]
 def _times(client: Client, key: Key) -> Iterator[float]:
     name, namespace = key.name, quote(key.namespace, safe="")
     selectors = (
-        (f"/api/v1/namespaces/{namespace}/services", {"fieldSelector": f"metadata.name={name}"}),
+        (
+            f"/api/v1/namespaces/{namespace}/services",
+            "Service",
+            {"fieldSelector": f"metadata.name={name}"},
+        ),
         (
             f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
+            "EndpointSlice",
             {"labelSelector": f"kubernetes.io/service-name={name}"},
         ),
     )
-    for path, selector in selectors:
-        for one in list_items(client, path, selector, _objects.decode, seconds=_SECONDS):
+    for path, kind, selector in selectors:
+        for one in list_items(client, path, kind, selector, _objects.decode, seconds=_SECONDS):
             metadata = one.metadata
             if not metadata.managedFields:  # it may have changed since its creation
                 raise Failure(f"an object of Service {key} has no managedFields")

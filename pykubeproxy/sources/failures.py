@@ -57,10 +57,6 @@ class Expired(Failure):
     """The server no longer has the requested version or the rest of a list."""
 
 
-class TooLarge(Failure):
-    """A list is too large for one response."""
-
-
 class Unauthorized(Failure):
     """The server does not accept the credentials."""
 

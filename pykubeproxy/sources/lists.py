@@ -1,82 +1,104 @@
-"""Lists of objects that only commands read: page by page, each page dropped when it is decoded."""
+"""Lists, page by page. Objects are decoded while a page arrives, so memory never holds the text of a page."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from pykubeproxy.sources import wire
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.failures import Expired, Failure
 
-_PAGE_SIZE = 500
+PAGE_SIZE = 500  # as in kube-proxy
+# More objects of one kind than any cluster has: such a list never ends.
+_MAX_OBJECTS = 1_000_000
+# A server fills all pages but the last one. Accept as many others, even empty ones.
+_SHORT_PAGES = 20
 _ANSWER, _LIST = 60.0, 300.0  # seconds of silence, and for all pages together
-_MAX_PAGE = 256 << 20  # bytes
 
+Query: TypeAlias = dict[str, str | int]
 _Item = TypeVar("_Item")
 
 
-class _ListMeta(msgspec.Struct):
-    next: str | None = msgspec.field(default=None, name="continue")
+def read_pages(
+    ask: Callable[[Query], AbstractContextManager[Iterator[bytes]]],
+    query: Query,
+    kind: str,
+    take: Callable[[list[wire.Item]], None],
+) -> wire.ListMeta:
+    """Pass all items of a list to `take`, and return the metadata of its last page. `ask` sends a request.
 
+    Raises Failure; Expired if the server has dropped the rest of the list.
+    """
+    count = requests = 0
 
-class _Page(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
-    items: list[msgspec.Raw] | None = None
+    def take_counted(items: list[wire.Item]) -> None:
+        nonlocal count
+        count += len(items)
+        if count > _MAX_OBJECTS:
+            raise Failure(f"the API server's list has no end: more than {_MAX_OBJECTS} objects")
+        take(items)
+
+    while True:
+        with ask(query) as body:
+            meta = wire.page(body, kind, take_counted)
+        if not meta.next:
+            return meta
+        if meta.next == query.get("continue"):
+            raise Failure("the API server sends the same page of a list again and again")
+        requests += 1
+        if requests >= _SHORT_PAGES + count // PAGE_SIZE:
+            raise Failure(f"the API server's list has no end: {requests} pages with {count} objects in all")
+        query = {key: value for key, value in query.items() if key != "resourceVersion"}
+        query |= {"limit": PAGE_SIZE, "continue": meta.next}
 
 
 def list_items(
     client: Client,
     path: str,
+    kind: str,
     selectors: Mapping[str, str],
     decode: Callable[[msgspec.Raw], _Item],
     *,
     seconds: float = _LIST,
 ) -> tuple[_Item, ...]:
-    """Return what `decode` makes of each object at a path of the API; skip those for which it raises ValueError.
+    """Return what `decode` makes of each object of this kind at a path of the API.
 
-    Start again once if the server drops the rest of the list. Raises Failure.
+    Skip objects for which it raises ValueError, and those that are too large. Start again once if the server drops the
+    rest of the list. Raises Failure.
     """
     end = time.monotonic() + seconds
     try:
-        return tuple(_items(client, path, selectors, decode, end))
+        return _list_once(client, path, kind, selectors, decode, end)
     except Expired:
-        return tuple(_items(client, path, selectors, decode, end))
+        return _list_once(client, path, kind, selectors, decode, end)
 
 
-def _items(
+def _list_once(
     client: Client,
     path: str,
+    kind: str,
     selectors: Mapping[str, str],
     decode: Callable[[msgspec.Raw], _Item],
     end: float,
-) -> Iterator[_Item]:
-    resource = path.rpartition("/")[2]
-    query: dict[str, str | int] = {**selectors, "limit": _PAGE_SIZE}
-    while True:
-        with client.stream(
+) -> tuple[_Item, ...]:
+    found: list[_Item] = []
+
+    def ask(query: Query) -> AbstractContextManager[Iterator[bytes]]:
+        resource = path.rpartition("/")[2]
+        return client.stream(
             path, query, resource=resource, verbs="get and list of", idle=_ANSWER, end=end, compressible=True
-        ) as body:
-            page = _page(body, resource)
-        for raw in page.items or ():
+        )
+
+    def take(items: list[wire.Item]) -> None:
+        for raw in items:
             try:
-                yield decode(raw)
+                if not isinstance(raw, wire.Truncated):
+                    found.append(decode(raw))
             except (ValueError, RecursionError):
                 continue
-        if not page.metadata.next:
-            return
-        if page.metadata.next == query.get("continue"):
-            raise Failure("the API server sends the same page of a list again and again")
-        query["continue"] = page.metadata.next
 
-
-def _page(body: Iterator[bytes], resource: str) -> _Page:
-    text = bytearray()
-    for piece in body:
-        text += piece
-        if len(text) > _MAX_PAGE:
-            raise Failure(f"the API server sent a list of {resource} of more than {_MAX_PAGE >> 20} MiB")
-    try:
-        return msgspec.json.decode(text, type=_Page)
-    except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server sent no list of {resource}: {error}") from None
+    read_pages(ask, {**selectors, "limit": PAGE_SIZE}, kind, take)
+    return tuple(found)

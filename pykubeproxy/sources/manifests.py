@@ -64,6 +64,7 @@ class ManifestWatch:
 
     name = "watch-manifests"
     outage: Outage | None = None  # logged instead
+    list_outage: Outage | None = None
 
     def __init__(self, path: str) -> None:
         self._path = path

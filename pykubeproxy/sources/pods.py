@@ -29,7 +29,7 @@ def list_pods(
     field_selector = ",".join(f"{field}={value}" for field, value in fields.items() if value)
     selectors = {"labelSelector": labels, "fieldSelector": field_selector}
     given = {key: value for key, value in selectors.items() if value}
-    return list_items(client, _path(namespace), given, decode_pod)
+    return list_items(client, _path(namespace), "Pod", given, decode_pod)
 
 
 def get_pod(client: Client, namespace: str, name: str) -> Pod:

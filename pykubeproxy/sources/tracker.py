@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
 import structlog
 
 from pykubeproxy.objects import (
@@ -32,8 +31,9 @@ class ObjectTracker:
         self._versions: dict[Key, tuple[str, int]] = {}  # seen since then, and by which watch
         self._rejected: dict[Key, str] = {}  # versions that cannot be decoded
         self._remarks: dict[Key, str] = {}
+        self._too_large: dict[Key, str] = {}  # why, for those not reported yet
 
-    def decode_page(self, items: Iterable[msgspec.Raw], rejected: dict[Key, str]) -> Iterator[Object]:
+    def decode_page(self, items: Iterable[wire.Item], rejected: dict[Key, str]) -> Iterator[Object]:
         """Yield the valid objects of a page of a list; add the version of each other one to `rejected`."""
         for raw in items:
             if (decoded := self._decode(raw, rejected)) is not None:
@@ -45,6 +45,11 @@ class ObjectTracker:
         self._emitted = {object_.key for object_ in objects}
         self._remarks = {key: remark for key, remark in self._remarks.items() if key in self._emitted}
         return Listed(self._kind, objects)
+
+    def too_large(self) -> Iterator[Deleted]:
+        """Yield an event for each object of the last list that is too large and has not been reported."""
+        while self._too_large:
+            yield Deleted(self._kind, *self._too_large.popitem())
 
     def rebased(self, version: str) -> None:
         """Note that watches begin at this version."""
@@ -59,11 +64,12 @@ class ObjectTracker:
         self._versions[key] = version, watch
         return False
 
-    def updated(self, raw: msgspec.Raw, key: Key) -> Event | None:
+    def updated(self, raw: wire.Item, key: Key) -> Event | None:
         """Return the event for an added or modified object. One that cannot be decoded counts as deleted."""
         decoded = self._decode(raw, self._rejected)
         if decoded is None:
-            return self._removed(key)
+            removed = self._removed(key)
+            return next(self.too_large(), removed)
         self._rejected.pop(decoded.key, None)
         self._emitted.add(decoded.key)
         return Updated(decoded)
@@ -80,14 +86,18 @@ class ObjectTracker:
         self._emitted.remove(key)
         return Deleted(self._kind, key)
 
-    def _decode(self, raw: msgspec.Raw, rejected: dict[Key, str]) -> Object | None:
+    def _decode(self, raw: wire.Item, rejected: dict[Key, str]) -> Object | None:
         try:
+            if too_large := wire.too_large(raw):
+                raise Undecodable(self._kind, str(wire.meta(raw).key(self._kind)), too_large)
             decoded = decode(self._kind, raw)
         except Undecodable as error:
             meta = wire.meta(raw)
             key, version = meta.key(self._kind), meta.resourceVersion or ""
             if self._rejected.get(key) != version:
                 log.warning("object skipped", about=key, reason=str(error), version=version)
+                if too_large:
+                    self._too_large[key] = too_large
             rejected[key] = self._rejected[key] = version
             return None
         self._log_remark(decoded)

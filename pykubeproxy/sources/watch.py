@@ -33,6 +33,10 @@ class Watch(Protocol):
     def outage(self) -> Outage | None:
         """The current outage; any thread may read it."""
 
+    @property
+    def list_outage(self) -> Outage | None:
+        """How long and why lists have failed although the server answers; any thread may read it."""
+
     def once(self) -> tuple[Listed, ...]:
         """Read the current state in one attempt. Raises SourceError."""
 

@@ -1,22 +1,41 @@
 """The wire format around objects: pages of a list and lines of a watch."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from pykubeproxy.objects import Key, Kind
-from pykubeproxy.sources.failures import Failure, TooLarge, from_status, one_line
+from pykubeproxy.sources.failures import Failure, from_status, one_line
 
-# An object has at most 1.5 MB in etcd.
-MAX_LINE = 16 << 20
-# Ten times as much as 10,000 EndpointSlices of 10 endpoints take in one response.
-MAX_LIST = 1 << 28
-# A comma separates two values. Each may take 75 bytes of memory, even if it is only a digit.
-MAX_LIST_COMMAS = 1 << 22
+# An object has at most 1.5 MB in etcd, and 9 MB as JSON, which writes "<" as "\u003c". Skip a larger one.
+MAX_OBJECT = 16 << 20
+# A comma outside of strings separates two values, each of which may take 150 bytes. A server's object has fewer.
+_MAX_COMMAS = 1 << 19
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+# More than any server stores as one object: such a response never ends.
+_MAX_SKIPPED = 1 << 28
 # Decode items of a list when this many bytes have arrived.
 _BATCH = 1 << 18
 _ITEMS = b'"items":['
 _LONGEST_FIELD = 64
+# Within so many bytes, an object has its name, its namespace and its version.
+_BEGINNING = 4096
+_IDENTITY = re.compile(rb'"(name|namespace|resourceVersion)": ?"([!#-\[\]-~]+)"')
+_EVENT_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
+
+
+class Truncated(bytes):
+    """The beginning of an object, or of a watch line with an object, that is too long."""
+
+    def meta(self) -> "ObjectMeta":
+        """Return the identity and version of the object, empty if this is the beginning of something else."""
+        # The API server writes these fields before those with other text of users, such as labels.
+        fields = _IDENTITY.findall(self.partition(b'"metadata":')[2])
+        return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
+
+
+Item = msgspec.Raw | Truncated
 
 
 class ObjectMeta(msgspec.Struct, gc=False):
@@ -36,7 +55,7 @@ class _Object(msgspec.Struct, gc=False):
 
 
 class WatchEvent(msgspec.Struct, gc=False):
-    """One line of a watch."""
+    """One line of a watch. `object` is a Truncated if it is too long."""
 
     type: str
     object: msgspec.Raw
@@ -73,17 +92,18 @@ _objects = msgspec.json.Decoder(_Object)
 _statuses = msgspec.json.Decoder(_Status)
 
 
-def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
-    """Yield the lines of a body, and an empty one for an empty piece.
+def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
+    """Yield the lines of a body, a Truncated for each one above `limit`, and an empty one for an empty piece.
 
-    Raises Failure for a line that is too long or incomplete.
+    Raises Failure if the last is incomplete.
     """
     begun: list[bytes] = []
     length = 0
     for piece in body:
         *ended, rest = piece.split(b"\n")
         if ended:
-            ended[0] = b"".join((*begun, ended[0]))
+            whole = b"".join((*begun, ended[0]))
+            ended[0] = Truncated(whole[:_BEGINNING]) if length + len(ended[0]) > limit else whole
             begun, length = [], 0
             yield from ended
         if not piece:
@@ -92,59 +112,78 @@ def lines(body: Iterator[bytes], limit: int = MAX_LINE) -> Iterator[bytes]:
             begun.append(rest)
             length += len(rest)
         if length > limit:
-            raise Failure(f"the API server sent an event of more than {limit} bytes", persistent=True)
-    if begun:
+            begun = [_truncated(b"".join(begun), limit)]
+            _check_skipped(length)
+    if length:
         raise Failure("the API server's response ended in the middle of an event")
 
 
+def _truncated(text: bytes | bytearray, limit: int) -> Truncated:
+    """Return the beginning of a text above `limit`. Raises Failure if it is no object."""
+    beginning = Truncated(text[:_BEGINNING])
+    if not beginning.meta().name:
+        raise Failure(f"the API server sent more than {limit} bytes that are no object", persistent=True)
+    return beginning
+
+
+def _check_skipped(length: int) -> None:
+    if length > _MAX_SKIPPED:
+        raise Failure(f"the API server sent an object of more than {_MAX_SKIPPED} bytes", persistent=True)
+
+
 def page(
-    body: Iterator[bytes],
-    kind: Kind,
-    take: Callable[[list[msgspec.Raw]], None],
-    limit: int = MAX_LIST,
-    max_commas: int = MAX_LIST_COMMAS,
+    body: Iterator[bytes], kind: str, take: Callable[[list[Item]], None], limit: int = MAX_OBJECT
 ) -> ListMeta:
     """Read a page of a list of this kind, and pass its items to `take` in batches while the rest arrives.
 
-    Raises TooLarge above `limit` bytes or `max_commas`, and Failure if it is no such page; `take` may have items by then.
+    In place of an item above `limit` bytes, pass a Truncated. Raises Failure if the text is no such page; `take` may have
+    items by then.
     """
-    text = _PageText()
-    for piece in _limited(body, limit, max_commas):
+    text = _PageText(limit)
+    for piece in body:
         if items := text.add(piece):
             take(items)
     try:
         decoded = _pages.decode(text.rest())
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the API server sent no list of {kind.value}s: {error}", persistent=True) from None
-    if decoded.kind != f"{kind.value}List" or not decoded.metadata.resourceVersion:
+        raise Failure(f"the API server sent no list of {kind}s: {error}", persistent=True) from None
+    if decoded.kind != f"{kind}List" or not decoded.metadata.resourceVersion:
         other = one_line(repr(decoded.kind))
-        raise Failure(f"the API server sent no list of {kind.value}s but {other}", persistent=True)
+        raise Failure(f"the API server sent no list of {kind}s but {other}", persistent=True)
     if decoded.items:
-        take(decoded.items)
+        take([*decoded.items])
     return decoded.metadata
 
 
 class _PageText:
     """Take complete items out of the text of a page while the rest arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._head = b""  # the text before the first item; empty until a valid one has arrived
         self._text = bytearray()
-        self._due = _BATCH  # the length of the text at which to look for items
+        self._due = min(_BATCH, limit + 1)  # the length of the text at which to look for items
+        self._border = b""  # what ends the truncated item at which the text begins
+        self._skipped = 0  # the length of the text of this item that is no longer held
 
-    def add(self, piece: bytes) -> list[msgspec.Raw]:
+    def add(self, piece: bytes) -> list[Item]:
         """Add a piece, and return the complete items; none if too little text has arrived since the last ones."""
         self._text += piece
-        # An object is shorter than MAX_LINE, so a longer text has no items to find: do not copy it.
-        if not self._due <= len(self._text) <= MAX_LINE:
+        if (self._border and not self._skip()) or len(self._text) < self._due:
             return []
-        items = self._take() if self._head or self._split_head() else []
+        items: list[Item] = []
+        if self._head or self._split_head():
+            items += self._take()
+        if len(self._text) > self._limit:
+            items.append(self._truncate())
         # Look again when the text has doubled, so that a text without items is not read for each piece.
-        self._due = max(_BATCH, 2 * len(self._text))
+        self._due = min(max(_BATCH, 2 * len(self._text)), self._limit + 1)
         return items
 
     def rest(self) -> bytearray:
         """Return the page without the items that `add` has returned. Call it last."""
+        if self._border and self._text.rstrip().endswith(b"}]}"):
+            self._text[:] = b"]}"
         self._text[:0] = self._head
         return self._text
 
@@ -160,9 +199,9 @@ class _PageText:
         return True
 
     def _take(self) -> list[msgspec.Raw]:
-        # All items begin with the same field. If this is text inside an item, a bracket is open, and decoding fails.
-        field = self._text[: self._text.find(b":", 0, _LONGEST_FIELD) + 1]
-        end = self._text.rfind(b"}," + field) + 1 if field else 0
+        # If the border is part of an item, a bracket is open, and decoding fails.
+        border = self._find_border()
+        end = self._text.rfind(border) + 1 if border else 0
         try:
             items = _items.decode(b"".join((b"[", self._text[:end], b"]")))
         except (ValueError, RecursionError):
@@ -171,22 +210,37 @@ class _PageText:
             del self._text[: end + 1]
         return items
 
+    def _find_border(self) -> bytes:
+        """Return the text between two items, "" if unknown. All items begin with the same field."""
+        field = self._text[: self._text.find(b":", 0, _LONGEST_FIELD) + 1]
+        return b"}," + field if field else b""
 
-def _limited(body: Iterator[bytes], limit: int, max_commas: int) -> Iterator[bytes]:
-    """Yield the pieces of a list. Raises TooLarge."""
-    length = commas = 0
-    for piece in body:
-        length += len(piece)
-        commas += piece.count(b",")
-        if length > limit:
-            raise TooLarge(f"the API server sent a list of more than {limit} bytes", persistent=True)
-        if commas > max_commas:
-            raise TooLarge(f"the API server sent a list with more than {max_commas} commas", persistent=True)
-        yield piece
+    def _truncate(self) -> Truncated:
+        """Return the beginning of the first item, and begin to skip it."""
+        border = self._find_border()
+        beginning = _truncated(self._text if self._head and border else b"", self._limit)
+        self._border, self._skipped = border, 0
+        self._skip()
+        return beginning
+
+    def _skip(self) -> bool:
+        """Drop the text of the truncated item. Return whether its end has arrived."""
+        # No item holds a border: JSON escapes quotes in strings, and no field is a list of objects with metadata.
+        if (end := self._text.find(self._border)) >= 0:
+            del self._text[: end + len(b"},")]
+            self._border = b""
+            return True
+        dropped = len(self._text) - len(self._border) + 1  # the rest may begin a border
+        self._skipped += dropped
+        _check_skipped(self._skipped)
+        del self._text[:dropped]
+        return False
 
 
 def event(line: bytes) -> WatchEvent:
     """Decode one line of a watch. Raises Failure, also for an ERROR event."""
+    if isinstance(line, Truncated) and (type_ := _EVENT_TYPE.match(line)):
+        return WatchEvent(type_[1].decode(), line)  # type: ignore[arg-type]
     try:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
@@ -205,12 +259,25 @@ def is_older(version: str, than: str) -> bool:
     return len(numbers) == 2 and numbers[0] < numbers[1]
 
 
-def meta(raw: msgspec.Raw) -> ObjectMeta:
+def meta(raw: Item) -> ObjectMeta:
     """Return the identity and version of an object, empty if it cannot be decoded."""
+    if isinstance(raw, Truncated):
+        return raw.meta()
     try:
         return _objects.decode(raw).metadata
     except (ValueError, RecursionError):
         return ObjectMeta()
+
+
+def too_large(raw: Item) -> str:
+    """Return why an object would take too much memory, "" if it would not."""
+    if isinstance(raw, Truncated):
+        return f"it has more than {MAX_OBJECT >> 20} MiB"
+    text = memoryview(raw)
+    if len(text) <= _MAX_COMMAS or bytes(text).count(b",") <= _MAX_COMMAS:
+        return ""
+    many = _STRING.sub(b"", text).count(b",") > _MAX_COMMAS
+    return f"it has more than {_MAX_COMMAS} values" if many else ""
 
 
 def _error(raw: msgspec.Raw) -> Failure:

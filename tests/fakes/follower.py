@@ -65,7 +65,9 @@ class Follower:
                     kind = Kind(type(event.object).__name__)
                     self.state[kind][event.object.key] = event.object
                 case Deleted():
-                    del self.state[event.kind][event.key]
+                    self.state[event.kind].pop(event.key, None) if event.too_large else self.state[
+                        event.kind
+                    ].pop(event.key)
 
     def names(self, kind: Kind = Kind.SERVICE) -> set[str]:
         """Return the names of the objects of a kind."""

@@ -90,7 +90,7 @@ def watch(raw: bytes) -> None:
                 wire.meta(event.object)
                 decode(Kind.SERVICE, event.object)
     with contextlib.suppress(Failure):
-        wire.page(iter((raw,)), Kind.SERVICE, lambda items: [wire.meta(it) for it in items])
+        wire.page(iter((raw,)), Kind.SERVICE.value, lambda items: [wire.meta(it) for it in items])
 
 
 def configuration(raw: bytes) -> None:

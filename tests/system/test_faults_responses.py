@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 import time
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -49,15 +50,40 @@ def endless_pages(*names: str) -> CannedServer:
     return CannedServer(answer)
 
 
-def test_endless_empty_pages_time_out() -> None:
-    """Each page has another token."""
-    with endless_pages() as canned, pytest.raises(SourceError, match="takes too long"):
-        watches(canned.url, Kind.SERVICE, BRIEF)[0].once()
+def test_endless_empty_pages_are_a_failure() -> None:
+    """Each page has another token. Twenty requests and one log line a list, and a pause after it."""
+    with (
+        endless_pages() as canned,
+        capture_logs() as lines,
+        Follower(watches(canned.url, Kind.SERVICE)) as follower,
+    ):
+        eventually(lambda: reasons(lines))
+        assert len(canned.requests) >= 20
+        (watch,) = follower.watches
+        assert watch.list_outage
+        assert watch.list_outage.reason == reasons(lines)[0]
+    assert reasons(lines) == ["the API server's list has no end: 20 pages with 0 objects in all"]
+
+
+def test_lists_fail_from_the_first_failure_to_the_next_list() -> None:
+    """An API server that is away does not count: the pages of all nodes would show it."""
+    with server() as api:
+        (watch,) = watches(api.url, Kind.SERVICE)
+        for fault, fails in ((403, True), (503, True), (500, True), (0, False), (503, False)):
+            api.faults.clear()
+            if fault:
+                api.faults.fail(fault, verb="list")
+            before = watch.list_outage
+            with suppress(SourceError):
+                watch.once()
+            assert bool(watch.list_outage) is fails
+            if before and watch.list_outage:
+                assert watch.list_outage.seconds > before.seconds
 
 
 def test_lists_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before memory is exhausted."""
-    monkeypatch.setattr("pykubeproxy.sources.api._MAX_OBJECTS", 20)
+    monkeypatch.setattr("pykubeproxy.sources.lists._MAX_OBJECTS", 20)
     with endless_pages("a", "b") as canned:
         with pytest.raises(SourceError, match="has no end: more than 20 objects"):
             watches(canned.url, Kind.SERVICE)[0].once()

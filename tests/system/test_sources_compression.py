@@ -1,6 +1,5 @@
 """Lists that the API server or a proxy in between compresses."""
 
-import functools
 import gzip
 import json
 import socket
@@ -12,20 +11,21 @@ import yaml
 from structlog.testing import capture_logs
 
 from pykubeproxy.http import Handler, Request, Response
-from pykubeproxy.lab.apiserver import ApiServer
-from pykubeproxy.objects import Kind, Listed
-from pykubeproxy.sources import Client, SourceError, api_watches, wire
+from pykubeproxy.lab.apiserver import SERVICES, ApiServer
+from pykubeproxy.objects import Deleted, Key, Kind, Listed
+from pykubeproxy.sources import Client, SourceError, api_watches, lists, wire
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.cluster import server, service, watches
 from tests.fakes.follower import Follower, eventually
 
+TOO_LARGE = "it has more than 16 MiB"
 NAMES = [f"s{number:03}" for number in range(300)]
 
 
-def long_service(name: str) -> dict[str, Any]:
-    """A Service of about a kilobyte."""
+def long_service(name: str, length: int = 500) -> dict[str, Any]:
+    """A Service with a long note."""
     made = service(name)
-    made["metadata"]["annotations"] = {"note": "x" * 500}
+    made["metadata"]["annotations"] = {"note": "x" * length}
     return made
 
 
@@ -93,28 +93,70 @@ def test_an_incomplete_compressed_list_is_retried() -> None:
     assert reasons[0].startswith("the API server's response ended in the middle of gzip data")
 
 
-def test_a_bomb_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the limit the rest is not unpacked; smaller pages are tried too."""
-    monkeypatch.setattr(wire, "page", functools.partial(wire.page, limit=1 << 20))
+def test_a_bomb_is_a_failure() -> None:
+    """After 16 MiB without an object, the rest is not unpacked; there is one request."""
     bomb = whole(gzip.compress(bytes(1 << 28), 9), headers="Content-Encoding: gzip\r\n")
     with CannedServer(lambda _, connection: connection.sendall(bomb)) as canned:
-        with pytest.raises(SourceError, match="a list of more than 1048576 bytes"):
+        with pytest.raises(SourceError, match="more than 16777216 bytes that are no object"):
             watches(canned.url, Kind.SERVICE)[0].once()
-        limits = [target.partition("limit=")[2] for target in canned.requests]
-    assert limits == ["500&resourceVersion=0", "500", "50", "5"]
+        assert len(canned.requests) == 1
 
 
-def test_a_list_that_is_too_large_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thus no tenant with large objects can stop the lists of all nodes. Pages grow again after large objects."""
-    monkeypatch.setattr(wire, "page", functools.partial(wire.page, limit=30_000))
+def test_a_bomb_of_objects_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the first page, which has no limit."""
+    monkeypatch.setattr(lists, "_MAX_OBJECTS", 10_000)
+    item = b'{"metadata":{"name":"a"},"spec":{}}'
+    head = b'{"kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":['
+    bomb = whole(gzip.compress(head + b",".join([item] * 1_000_000), 9), headers="Content-Encoding: gzip\r\n")
+    with CannedServer(lambda _, connection: connection.sendall(bomb)) as canned:
+        with pytest.raises(SourceError, match="no end: more than 10000 objects"):
+            watches(canned.url, Kind.SERVICE)[0].once()
+        assert len(canned.requests) == 1
+
+
+def test_large_objects_cost_no_requests() -> None:
+    """Four externalNames of commas, which every API server accepts, once stopped all agents that had to list."""
     with server() as api:
-        api.store.load(map(long_service, NAMES))
+        api.store.load(map(service, NAMES))
+        for number in range(4):
+            api.store.create(service(f"x{number}", type="ExternalName", externalName="," * 1_400_000))
         (listed,) = watches(api.url, Kind.SERVICE)[0].once()
-        queries = [entry.query for entry in api.requests.entries("list")]
+        assert len(api.requests.entries("list")) == 1
     assert isinstance(listed, Listed)
-    assert [it.key.name for it in listed.objects] == NAMES
-    limits = [int(query.partition("limit=")[2].partition("&")[0]) for query in queries]
-    assert limits[:8] == [500, 500, 50, 5, 10, 20, 40, 4]
+    assert [it.key.name for it in listed.objects] == [*NAMES, "x0", "x1", "x2", "x3"]
+
+
+def test_an_object_that_is_too_large_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lists and watches, compressed or not. The log names it once per version, and an event follows."""
+    limit, length = 300_000, 500_000
+    monkeypatch.setattr(wire.page, "__defaults__", (limit,))
+    monkeypatch.setattr(wire.lines, "__defaults__", (limit,))
+    too_large = Key("default", "large")
+    with server() as api, capture_logs() as lines:
+        api.store.load(map(service, NAMES))
+        api.store.create(long_service("large", length))
+        with Follower(watches(api.url, Kind.SERVICE)) as follower:
+            follower.sees(*NAMES)
+            eventually(lambda: Deleted(Kind.SERVICE, too_large, TOO_LARGE) in follower.events)
+            # A smaller version is served, and so is any other object; a larger one is like a deletion.
+            note = {"metadata": {"annotations": {"note": "short"}}}
+            api.store.merge_patch(SERVICES, "default", "large", note)
+            follower.sees(*NAMES, "large")
+            api.store.create(long_service("larger", length))
+            note["metadata"]["annotations"]["note"] = "x" * length
+            api.store.merge_patch(SERVICES, "default", "large", note)
+            api.store.create(service("new"))
+            follower.sees(*NAMES, "new")
+            api.store.delete(SERVICES, "default", "larger")
+            api.store.create(service("newer"))
+            follower.sees(*NAMES, "new", "newer")
+            assert follower.lists() == 1
+        assert len(api.requests.entries("watch")) == 1
+    skipped = [str(line["reason"]) for line in lines if line["event"] == "object skipped"]
+    assert skipped == [
+        f"Service default/{name} is skipped: {TOO_LARGE}" for name in ("large", "larger", "large")
+    ]
+    assert not [line for line in lines if line["event"] == "watch failed"]
 
 
 def test_the_reason_of_a_compressed_error_is_shown() -> None:

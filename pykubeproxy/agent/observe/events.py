@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from pykubeproxy.objects import Family, Key
+from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.report_limit import ReportLimit
 from pykubeproxy.services.ports import Reserved
 from pykubeproxy.sources.client import Client, TokenBucket
@@ -213,7 +213,7 @@ def as_object(
         "action": event.action,
         "reason": event.reason,
         "regarding": {
-            "apiVersion": "v1",
+            "apiVersion": "discovery.k8s.io/v1" if event.kind == Kind.ENDPOINT_SLICE.value else "v1",
             "kind": event.kind,
             "name": about.name,
             **{field: value for field, value in regarding.items() if value},
@@ -251,6 +251,12 @@ def address_skipped(
     """Return the event that this node does not serve these addresses and ports of a Service."""
     note = f"node {node_name} does not serve {service} at {', '.join(addresses)}: {reason.value}"
     return KubernetesEvent("Service", service, _WARNING, "AddressSkipped", "Sync", note)
+
+
+def object_skipped(node_name: str, kind: Kind, key: Key, reason: str) -> KubernetesEvent:
+    """Return the event that this node cannot read an object, which counts as deleted."""
+    note = f"node {node_name} skips {kind.value} {key}: {reason}"
+    return KubernetesEvent(kind.value, key, _WARNING, "ObjectSkipped", "Watch", note)
 
 
 def drift_repaired(

@@ -9,6 +9,7 @@ import msgspec
 
 from pykubeproxy import http
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.sources import Outage, Watch
 
 # The cluster autoscaler sets this taint on a node before it removes it.
 _AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
@@ -18,6 +19,8 @@ _NEVER = "0001-01-01T00:00:00Z"
 
 # How long our rules may be missing, in seconds; most repairs take less than one.
 _MISSING_AFTER = 5.0
+# How long lists may fail, in seconds.
+_UNLISTED_AFTER = 60.0
 
 
 class FamilyHealth(msgspec.Struct, frozen=True):
@@ -41,23 +44,33 @@ class FamilyHealth(msgspec.Struct, frozen=True):
 class HealthState(msgspec.Struct, frozen=True):
     """The health of the proxy and of its node at one moment, `now` in ns since 1970.
 
-    `alive`: the reconcile loop does not hang (/livez). A restart would not help against anything else.
+    - `alive`: the reconcile loop does not hang (/livez). A restart would not help against anything else.
+    - `unlisted`: lists that have failed for a minute although the API server answers
     """
 
     now: int
     families: dict[Family, FamilyHealth]
     node_eligible: bool
     alive: bool
+    unlisted: tuple[Outage, ...] = ()
 
     @property
-    def ready(self) -> bool:
-        """Whether all families are ready: /readyz."""
+    def serving(self) -> bool:
+        """Whether all families are ready."""
         return self.alive and all(family.ready for family in self.families.values())
 
     @property
+    def ready(self) -> bool:
+        """Whether the rules follow changes too: /readyz."""
+        return self.serving and not self.unlisted
+
+    @property
     def healthy(self) -> bool:
-        """Whether load balancers should send clients to this node: /healthz."""
-        return self.ready and self.node_eligible
+        """Whether load balancers should send clients to this node: /healthz.
+
+        Failing lists do not count: if all nodes have them, clients would reach none.
+        """
+        return self.serving and self.node_eligible
 
 
 class Health:
@@ -85,6 +98,11 @@ class Health:
         self._families = dict.fromkeys(families, _Times())
         self._needs_node = needs_node
         self._node_eligible = not needs_node
+        self._watches: tuple[Watch, ...] = ()
+
+    def watching(self, watches: Iterable[Watch]) -> None:
+        """Include the lists of these watches."""
+        self._watches = tuple(watches)
 
     def sync_queued(self, family: Family, since: float | None = None) -> None:
         """Note that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
@@ -117,7 +135,9 @@ class Health:
             )
             for family, times in self._families.items()
         }
-        return HealthState(self._wall_clock(), families, self._node_eligible, alive=not self._hung())
+        outages = [outage for watch in self._watches if (outage := watch.list_outage)]
+        unlisted = tuple(outage for outage in outages if outage.seconds > _UNLISTED_AFTER)
+        return HealthState(self._wall_clock(), families, self._node_eligible, not self._hung(), unlisted)
 
     def _note(self, family: Family, **changes: float) -> None:
         self._families[family] = msgspec.structs.replace(self._families[family], **changes)
@@ -144,7 +164,7 @@ def health_pages(health: Health, served: Callable[[str, int], None]) -> http.Han
 
 def _page(name: str, state: HealthState) -> http.Response:
     live = name == "livez"
-    healthy = state.alive if live else state.ready
+    healthy = {"livez": state.alive, "readyz": state.ready}.get(name, state.serving)
     passed = state.healthy if name == "healthz" else healthy
     # In kube-proxy, lastUpdated is the current time while the proxy is healthy.
     last = (
@@ -154,6 +174,8 @@ def _page(name: str, state: HealthState) -> http.Response:
     if name == "healthz":
         content["nodeEligible"] = state.node_eligible
     content["healthy"] = healthy
+    if name == "readyz" and state.unlisted:
+        content["reasons"] = [f"cannot list {it.resource}: {it.reason}" for it in state.unlisted]
     content["status"] = {
         family.value: {
             "lastUpdated": timestamp(family_health.last_updated),

@@ -22,14 +22,14 @@ class Latencies:
         """Remember the trigger times of an event, before or after it is applied."""
         match event:
             case Updated(EndpointSlice() as slice_):
-                self._note(slice_)
+                self._note(slice_, event.trigger_times())
             case Listed(Kind.ENDPOINT_SLICE, objects):
                 present = {object_.key for object_ in objects}
                 for key in self._seen.keys() - present:
                     self._forget(key)
                 for object_ in objects:
                     if isinstance(object_, EndpointSlice):
-                        self._note(object_)
+                        self._note(object_, Updated(object_).trigger_times())
             case Deleted(Kind.ENDPOINT_SLICE, key):
                 self._forget(key)
 
@@ -38,13 +38,12 @@ class Latencies:
         pending, self._pending[family] = self._pending[family], {}
         return [max(0.0, now - trigger) for triggers in pending.values() for trigger in triggers]
 
-    def _note(self, slice_: EndpointSlice) -> None:
-        trigger = slice_.trigger_time
-        if trigger is None or trigger <= self._started or self._seen.get(slice_.key) == trigger:
-            return
-        for family in families_of(slice_).intersection(self._pending):
-            self._seen[slice_.key] = trigger
-            self._pending[family].setdefault(slice_.key, []).append(trigger)
+    def _note(self, slice_: EndpointSlice, triggers: tuple[float, ...]) -> None:
+        seen = self._seen.get(slice_.key)
+        new = [trigger for trigger in triggers if trigger > self._started and trigger != seen]
+        for family in families_of(slice_).intersection(self._pending) if new else ():
+            self._seen[slice_.key] = new[-1]
+            self._pending[family].setdefault(slice_.key, []).append(min(new))
 
     def _forget(self, key: Key) -> None:
         # The trigger time of a deleted slice is that of its last change, not of the deletion.

@@ -81,7 +81,7 @@ class Observers:
         self._heartbeat.progress()  # a start that hangs is seen too
         open_files = system.raise_open_files()
         self._checks = HealthChecks(
-            self._node_name, self.recorder, lambda: self.health.state().ready, open_files
+            self._node_name, self.recorder, lambda: self.health.state().serving, open_files
         )
         health = health_pages(self.health, self.metrics.health_served)
         metrics = metrics_pages(self.metrics.page, config, flags, status, objects)
@@ -109,6 +109,10 @@ class Observers:
         """Note that an event was applied to the cluster, with these changes."""
         if event == Deleted(Kind.NODE, Key("", self._node_name)):
             log.warning("node deleted, serving with its last state", about=event.key, node=self._node_name)
+        if isinstance(event, Deleted) and event.too_large:
+            self.recorder.record(
+                events.object_skipped(self._node_name, event.kind, event.key, event.too_large)
+            )
         self._latencies.event_applied(event)
         self.metrics.event_applied(event, changes)
 

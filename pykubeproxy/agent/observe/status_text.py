@@ -19,7 +19,7 @@ def health(status: Status) -> str:
     contested = listed([family.family for family in status.families if family.contested])
     if contested and not status.ready:
         return f"Not ready: another program keeps undoing the {contested} rules."
-    if not status.ready:
+    if not status.ready and not status.healthy:
         return "Not ready: the rules are not in place or not up to date yet."
     if not status.node_eligible:
         return "Rules are up to date, but the node is leaving or unknown: load balancers should skip it."

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.agent.observe import events
 from pykubeproxy.agent.observe.events import ApiRecorder, as_object
 from pykubeproxy.lab.apiserver import ApiServer
-from pykubeproxy.objects import Family, Key
+from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.sources import Client
 from tests.fakes.canned import CannedServer
 from tests.fakes.cluster import server
@@ -74,6 +74,14 @@ def test_event_objects_are_valid() -> None:
     assert start["metadata"] == {"name": f"node1.{NS:x}", "namespace": "default"}
     assert start["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"}
     assert (start["type"], start["reason"]) == ("Normal", "Starting")
+    skipped = events.object_skipped("node1", Kind.ENDPOINT_SLICE, Key("shop", "web-a"), "it is too large")
+    about = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "namespace": "shop",
+        "name": "web-a",
+    }
+    assert as_object(skipped, NS, "kube-proxy-node1")["regarding"] == about
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import json
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from pykubeproxy.agent.observe.heartbeat import HUNG_AFTER, Heartbeat
 from pykubeproxy.agent.observe.query import Query
 from pykubeproxy.kernel import Iptables, runner
 from pykubeproxy.objects import Family, Node
+from pykubeproxy.sources import Outage, Watch
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
 from tests.unit.agent.conftest import Serve
 
@@ -226,6 +227,27 @@ def test_an_overdue_sync_is_not_ready_but_alive(node: Setting) -> None:
     node.time.pass_(3600)
     assert node.statuses() == (503, 200, 503)
     node.health.sync_succeeded(Family.IPV6)
+    assert node.statuses() == (200, 200, 200)
+
+
+def test_failing_lists_are_not_ready_but_healthy(node: Setting) -> None:
+    """After a minute, with the reason. Clients still reach the node: all nodes may have such lists."""
+
+    class Lists:
+        list_outage: Outage | None = None
+
+    services, slices = Lists(), Lists()
+    node.health.watching(cast("list[Watch]", [services, slices]))
+    assert "reasons" not in node.content("readyz")
+    slices.list_outage = Outage("endpointslices", 60, "the list has no end")
+    assert node.statuses() == (200, 200, 200)
+    slices.list_outage = Outage("endpointslices", 60.1, "the list has no end")
+    assert node.statuses() == (200, 200, 503)
+    content = node.content("readyz")
+    assert content["reasons"] == ["cannot list endpointslices: the list has no end"]
+    assert (content["healthy"], content["status"]["IPv4"]["healthy"]) == (False, True)
+    assert node.content("healthz")["healthy"]
+    slices.list_outage = None
     assert node.statuses() == (200, 200, 200)
 
 

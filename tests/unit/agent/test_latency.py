@@ -36,6 +36,17 @@ def test_each_change_counts_once(latencies: Latencies) -> None:
     assert latencies.sync_succeeded(V4, 1005.0) == []
 
 
+def test_the_oldest_of_replaced_events_counts(latencies: Latencies) -> None:
+    """If it is new; the last one counts as seen."""
+    latencies.event_applied(Updated(changed(1003.0), replaced=1001.0))
+    latencies.event_applied(Updated(changed(1003.0), replaced=1003.0))
+    assert latencies.sync_succeeded(V4, 1005.0) == [4.0]
+    latencies.event_applied(Updated(changed(1004.0), replaced=1003.0))
+    latencies.event_applied(Updated(changed(None), replaced=1004.5))
+    latencies.event_applied(Updated(changed(1004.75), replaced=STARTED - 1))
+    assert latencies.sync_succeeded(V4, 1005.0) == [1.0, 0.5, 0.25]
+
+
 def test_changes_before_the_start_do_not_count(latencies: Latencies) -> None:
     """The first list contains changes that another process may have applied."""
     slices = (changed(999.0), changed(1000.0, "web-2"), changed(None, "web-3"), changed(1001.0, "web-4"))

@@ -300,3 +300,13 @@ def test_nothing_listens_before_serve(make: Callable[..., Agent]) -> None:
     with pytest.raises(ConnectionRefusedError):
         agent.health()
     assert agent.notes.reasons == []
+
+
+def test_an_object_that_is_too_large_is_an_event(make: Callable[..., Agent]) -> None:
+    """In the namespace of the object; one that is deleted causes none."""
+    agent, key = make(), Key("ns", "web-abc")
+    agent.observers.event_applied(Deleted(Kind.ENDPOINT_SLICE, key), {})
+    agent.observers.event_applied(Deleted(Kind.ENDPOINT_SLICE, key, "it has more than 16 MiB"), {})
+    (event,) = agent.notes.events
+    assert (event.kind, event.regarding, event.reason) == ("EndpointSlice", key, "ObjectSkipped")
+    assert event.note == f"node {HERE} skips EndpointSlice ns/web-abc: it has more than 16 MiB"

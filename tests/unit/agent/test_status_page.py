@@ -159,6 +159,7 @@ def test_the_largest_page_is_below_2_mb() -> None:
     [
         ({"alive": False, "ready": False, "healthy": False}, "the reconcile loop hangs"),
         ({"ready": False, "healthy": False}, "not in place or not up to date yet"),
+        ({"ready": False, "unwatched": (Unwatched("services", NOW - 99, "too large"),)}, "Cut off"),
         (
             {
                 "ready": False,

@@ -1,12 +1,16 @@
 """An invalid value costs the entry it is part of; a broken object is rejected with one clear line."""
 
+import copy
+import itertools
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.objects import (
+    Endpoint,
     EndpointSlice,
     Kind,
     Node,
@@ -17,7 +21,7 @@ from pykubeproxy.objects import (
     decode,
     rejection_warning,
 )
-from tests.invalid_objects import WHOLE, corrupted
+from tests.invalid_objects import WHOLE, corrupted, paths, put, value_at
 
 
 def rejection(kind: Kind, raw: bytes) -> str:
@@ -253,6 +257,70 @@ def test_huge_entry_is_shortened() -> None:
     assert isinstance(it, Service)
     assert len(str(it.rejected[0].value)) < 200
     assert len(rejection_warning(it)) < 300
+
+
+LABELS = {
+    Kind.SERVICE: "service.kubernetes.io/service-proxy-name",
+    Kind.ENDPOINT_SLICE: "service.kubernetes.io/headless",
+    Kind.NODE: "kubernetes.io/os",
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_long_text_is_never_kept(kind: Kind) -> None:
+    """Whichever field has it: one emoji makes each character take four bytes."""
+    whole = copy.deepcopy(WHOLE[kind])
+    whole["metadata"].setdefault("labels", {})[LABELS[kind]] = "x"  # type: ignore[index, union-attr, call-overload]
+    texts = [path for path in paths(whole) if isinstance(value_at(whole, path), str)]
+    assert len(texts) > 6
+    for path, text in itertools.product(texts, ("x" * 100_000, "\N{CLOWN FACE}" + "x" * 100_000)):
+        changed = copy.deepcopy(whole)
+        put(changed, path, text)
+        try:
+            decoded = decode(kind, json.dumps(changed).encode())
+        except Undecodable as error:
+            assert len(str(error)) < 700
+        else:
+            assert len(msgspec.json.encode(decoded)) < 2000, path
+
+
+def test_an_endpoint_with_a_long_optional_name_is_served() -> None:
+    """The name counts as missing; a hint keeps its effect on other zones."""
+    whole = copy.deepcopy(WHOLE[Kind.ENDPOINT_SLICE])
+    long = "\N{CLOWN FACE}" * 300_000
+    (endpoint,) = whole["endpoints"]  # type: ignore[misc]
+    endpoint.update(  # type: ignore[union-attr]
+        nodeName=long,
+        zone="z" * 64,
+        targetRef={"name": long},
+        hints={"forZones": [{"name": long}, {"name": "z" * 63}]},
+    )
+    decoded = decode(Kind.ENDPOINT_SLICE, json.dumps(whole).encode())
+    assert isinstance(decoded, EndpointSlice)
+    assert decoded.endpoints == (Endpoint("10.244.1.5", zone_hints=("?", "z" * 63)),)
+    assert decoded.rejected == ()
+
+
+def test_few_of_many_invalid_entries_are_kept() -> None:
+    """The API server accepts any number of multicast addresses. The last one that is kept counts the others."""
+    addresses = [f"225.0.{number // 250}.{number % 250}" for number in range(50_000)]
+    it = decode(Kind.SERVICE, spec(externalIPs=addresses, loadBalancerSourceRanges=["x"]))
+    assert isinstance(it, Service)
+    assert [entry.field for entry in it.rejected] == [
+        *(f"spec.externalIPs[{number}]" for number in range(100)),
+        "spec.loadBalancerSourceRanges[0]",
+    ]
+    assert str(it.rejected[99]) == (
+        "spec.externalIPs[99] is '225.0.0.99', a multicast address (49900 more entries are invalid): it is skipped"
+    )
+
+
+def test_addresses_that_are_not_served_are_not_kept() -> None:
+    """Those of an ExternalName, and of a Service without ports."""
+    addresses = [f"192.0.{number // 250}.{number % 250}" for number in range(60_000)]
+    it = decode(Kind.SERVICE, spec(type="ExternalName", externalIPs=addresses))
+    assert it == Service("ns", "web", "ExternalName")
+    assert "more than 100000 rules" in rejection(Kind.SERVICE, spec(ports=[], externalIPs=addresses * 2))
 
 
 def test_deep_nesting_is_rejected() -> None:

@@ -37,7 +37,7 @@ def test_pods_of_one_node(cluster: RemoteNodes, client: Client) -> None:
 
 
 def test_pages_of_a_long_list(cluster: RemoteNodes, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_PAGE_SIZE", 2)
+    monkeypatch.setattr(lists, "PAGE_SIZE", 2)
     for number in range(5):
         cluster.pod(f"p{number}", f"n{number}")
     assert sorted(find_proxies(client)) == [f"n{number}" for number in range(5)]

@@ -28,7 +28,9 @@ class Server:
         found = self._bodies[path.rpartition("/")[2]]
         if found is None:
             raise Failure("403 Forbidden")
-        text = found if isinstance(found, bytes) else json.dumps({"items": found}).encode()
+        kind = "Service" if path.endswith("/services") else "EndpointSlice"
+        page = {"kind": f"{kind}List", "metadata": {"resourceVersion": "1"}, "items": found}
+        text = found if isinstance(found, bytes) else json.dumps(page).encode()
         yield iter([text[:7], text[7:]])
 
 

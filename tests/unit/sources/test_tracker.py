@@ -3,7 +3,8 @@
 import msgspec
 from structlog.testing import capture_logs
 
-from pykubeproxy.objects import Key, Kind, Node, Updated
+from pykubeproxy.objects import Deleted, Key, Kind, Node, Updated
+from pykubeproxy.sources import wire
 from pykubeproxy.sources.tracker import ObjectTracker
 
 
@@ -33,6 +34,37 @@ def test_a_version_that_another_watch_delivered_is_stale() -> None:
     assert not tracker.is_stale(other, "7", 2)
     tracker.rebased("10")
     assert [tracker.is_stale(key, version, 2) for version in ("10", "11")] == [True, False]
+
+
+def test_commas_count_outside_of_strings_only() -> None:
+    """A short value takes many times more memory than its text; a long string does not."""
+    meta = {"name": "a", "namespace": "ns", "resourceVersion": "1", "note": 'x\\",' * 300_000}
+    whole = {"metadata": meta, "spec": {"externalName": "," * 600_000, "x": [0] * 500_000}}
+    tracker, key = ObjectTracker(Kind.SERVICE), Key("ns", "a")
+    with capture_logs() as lines:
+        assert isinstance(tracker.updated(msgspec.Raw(msgspec.json.encode(whole)), key), Updated)
+        whole["spec"]["x"] = [0] * 600_000
+        event = tracker.updated(msgspec.Raw(msgspec.json.encode(whole)), key)
+    assert event == Deleted(Kind.SERVICE, key, "it has more than 524288 values")
+    assert [line["reason"] for line in lines] == ["Service ns/a is skipped: it has more than 524288 values"]
+
+
+def test_an_object_that_is_too_large_is_reported_once_per_version() -> None:
+    """In a list and in a watch, whether it was served before or not."""
+    beginning = wire.Truncated(b'{"metadata":{"name":"a","namespace":"ns","resourceVersion":"%d","x":"')
+    tracker, key = ObjectTracker(Kind.ENDPOINT_SLICE), Key("ns", "a")
+    skipped = Deleted(Kind.ENDPOINT_SLICE, key, "it has more than 16 MiB")
+    with capture_logs() as lines:
+        for expected in ([skipped], []):
+            rejected: dict[Key, str] = {}
+            assert not [*tracker.decode_page([wire.Truncated(beginning % 5)], rejected)]
+            assert rejected == {key: "5"}
+            tracker.listed((), rejected)
+            assert [*tracker.too_large()] == expected
+        assert tracker.updated(wire.Truncated(beginning % 5), key) is None
+        assert tracker.updated(wire.Truncated(beginning % 6), key) == skipped
+        assert tracker.deleted(key) is None
+    assert len(lines) == 2
 
 
 def test_an_invalid_node_address_is_logged_once() -> None:
