@@ -11,6 +11,7 @@ class Metadata(msgspec.Struct, gc=False):
     namespace: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    creationTimestamp: str | None = None  # noqa: N815
     deletionTimestamp: str | None = None  # noqa: N815
 
 

@@ -44,6 +44,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     - `external_local`: false where external traffic cannot reach the Service
     - `skipped_ips`: external IPs and load balancer IPs that get no rules, because this node reaches an API server at that
       address and port
+    - `unkept_lists`: how many lists of clients session affinity of the Service needs, if it is not kept; else 0
     """
 
     name: PortName
@@ -59,6 +60,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     affinity_seconds: int | None
     health_check_node_port: int
     skipped_ips: tuple[str, ...] = ()
+    unkept_lists: int = 0
 
     @property
     def externally_accessible(self) -> bool:
@@ -96,16 +98,17 @@ def service_ports(
     family: Family,
     allow_external_ips: bool = True,
     api_servers: ApiServers = frozenset(),
+    unkept_lists: int = 0,
 ) -> tuple[ServicePort, ...] | ServiceSkipReason:
     """Return the service ports of a Service in one family, or why there are none.
 
     Skip external IPs and load balancer IPs that with their port are in `api_servers`: a Service could redirect the
     agent's own connection, and the agent would never hear that the Service is gone. Cluster IPs are never skipped,
-    because the API server allocates them, one of them for itself.
+    because the API server allocates them, one of them for itself. See ServicePort for `unkept_lists`.
     """
-    cluster_ip = _cluster_ip(service, family)
-    if isinstance(cluster_ip, ServiceSkipReason):
-        return cluster_ip
+    found = cluster_ip(service, family)
+    if isinstance(found, ServiceSkipReason):
+        return found
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
@@ -123,7 +126,7 @@ def service_ports(
         ServicePort(
             name=PortName(service.namespace, service.name, port.name, port.protocol.value),
             protocol=port.protocol,
-            cluster_ip=cluster_ip,
+            cluster_ip=found,
             port=port.port,
             node_port=port.node_port,
             external_ips=tuple([ip for ip in external_ips if not skips(ip, port)]),
@@ -131,17 +134,19 @@ def service_ports(
             source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
-            affinity_seconds=service.affinity_seconds,
+            affinity_seconds=service.affinity_seconds if not unkept_lists else None,
             health_check_node_port=service.health_check_node_port if has_health_check else 0,
             skipped_ips=tuple(
                 [ip for ip in dict.fromkeys((*external_ips, *load_balancer_ips)) if skips(ip, port)]
             ),
+            unkept_lists=unkept_lists,
         )
         for port in service.ports
     )
 
 
-def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
+def cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
+    """Return the cluster IP of a Service in one family, or why it is not served there."""
     if service.proxy_name is not None:
         return ServiceSkipReason.OTHER_PROXY
     if service.type == "ExternalName":
