@@ -49,4 +49,5 @@ def test_affinity_of_a_huge_service_delays_nobody(
             huge = made.api.store.replace({**huge, "spec": {**huge["spec"], "sessionAffinity": kind}})
 
         assert made.median_while(act) <= allowed
+        assert sum(1 for _ in Path("/proc/thread-self/net/xt_recent").iterdir()) == 3 * SHARE[0] * SHARE[1]
         assert "service=tenant" not in made.log.read_text()
