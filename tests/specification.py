@@ -244,6 +244,12 @@ SETTINGS = (
         f"{_SYSTEM}run_settings.py::test_rules_are_in_the_configured_backend_only",
     ),
     _row(
+        "max-affinity-lists",
+        "pykubeproxy.maxAffinityLists",
+        _SAME,
+        "unit/services/test_affinity.py::test_a_service_above_the_bound_is_served_without_affinity",
+    ),
+    _row(
         "max-service-pairs",
         "pykubeproxy.maxServicePairs",
         _SAME,

@@ -76,6 +76,7 @@ def services(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[Service]:
             internal_local=st.booleans(),
             external_local=st.booleans(),
             affinity_seconds=st.sampled_from([None, 60]),
+            created=st.sampled_from([0.0, 1.0]),
             health_check_node_port=st.sampled_from([0, 32000]),
         )
 

@@ -11,6 +11,7 @@ from pykubeproxy.bundle.layout import OBJECTS, STATUS
 from pykubeproxy.bundle.read import Bundle
 from pykubeproxy.config import Config, ConfigError, load
 from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.services.affinity import rivals
 from pykubeproxy.services.ports import PortName
 
 
@@ -71,9 +72,12 @@ def _matching(objects: Objects, query: ServiceFilter) -> Objects:
     def of_port(name: PortName) -> bool:
         return matches(name.namespace, name.service)
 
+    services = tuple(it for it in objects.services if matches(it.namespace, it.name))
+    services += rivals(services, objects.services)
+    keys = {it.key for it in services}
     return msgspec.structs.replace(
         objects,
-        services=tuple(it for it in objects.services if matches(it.namespace, it.name)),
-        slices=tuple(it for it in objects.slices if matches(it.namespace, it.service)),
+        services=services,
+        slices=tuple(it for it in objects.slices if it.service_key in keys),
         quarantined=tuple(it for it in objects.quarantined if of_port(it.port_name)),
     )

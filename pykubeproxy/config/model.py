@@ -145,7 +145,8 @@ class Config(msgspec.Struct, frozen=True):
     bind_address: the node's IP address; unspecified (0.0.0.0 or ::) means that of the Node object.
     health_address, metrics_address: None means no such server.
     node_port_addresses: canonical CIDRs, or "primary" alone; empty means all addresses of the node.
-    max_service_pairs: see `count_pairs`; 0 means any number.
+    max_service_pairs: see `Oversized`; 0 means any number.
+    max_affinity_lists: see `Cluster.unkept_lists`; 0 means any number.
     config_sync_period: seconds.
     ignored: (field path, value) of each setting without effect that differs from its default.
     """
@@ -162,6 +163,7 @@ class Config(msgspec.Struct, frozen=True):
     iptables_backend: IptablesBackend
     dispatch: Dispatch
     max_service_pairs: int
+    max_affinity_lists: int
     detect_local: DetectLocal
     node_port_addresses: tuple[str, ...]
     oom_score_adj: int

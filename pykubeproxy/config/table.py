@@ -265,6 +265,10 @@ OURS: tuple[Setting, ...] = (
             "Do not serve a Service with more pairs of a port and an endpoint, external IP, load balancer IP or source"
             " range in an address family; 0 allows any number.",
             "max_service_pairs", beside_config=True, omitted=True),
+    Setting("pykubeproxy.maxAffinityLists", "max-affinity-lists", integer(0, 2**31 - 1), 500,
+            "Serve a Service without session affinity if it and older Services of its namespace need more lists of"
+            " clients, one for each port and endpoint; 0 allows any number.",
+            "max_affinity_lists", beside_config=True, omitted=True),
 )
 
 SETTINGS = KUBE_PROXY + OURS

@@ -146,6 +146,7 @@ def _service(service: wire.Service) -> Service:
         headless=headless,
         rejected=tuple(rejected),
         uid=meta.uid if meta.uid and len(meta.uid) <= _LONGEST_UID else "",
+        created=_timestamp(meta.creationTimestamp) or 0.0,
     )
 
 
@@ -269,7 +270,7 @@ def _endpoint_port(port: wire.EndpointPort) -> EndpointPort:
 
 
 def _timestamp(text: str | None) -> float | None:
-    """Return an RFC 3339 time in seconds since 1970; None if missing or malformed, as it only feeds a metric."""
+    """Return an RFC 3339 time in seconds since 1970; None if missing or malformed."""
     try:
         time = datetime.datetime.fromisoformat(text) if text else None
     except ValueError:

@@ -84,6 +84,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     - `affinity_seconds`: None without ClientIP affinity
     - `proxy_name`: the label service.kubernetes.io/service-proxy-name, None if missing
     - `headless`: clusterIP is "None"
+    - `created`: metadata.creationTimestamp in seconds since 1970, 0 if unknown
     - `rejected`: values that the other fields omit
     - `uid`: for events about it, "" if unknown
     """
@@ -104,6 +105,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     headless: bool = False
     rejected: tuple[RejectedValue, ...] = ()
     uid: str = ""
+    created: float = 0.0
 
     @property
     def key(self) -> Key:

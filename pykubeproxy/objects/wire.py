@@ -12,6 +12,7 @@ class Metadata(msgspec.Struct, gc=False):
     uid: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    creationTimestamp: str | None = None  # noqa: N815
     deletionTimestamp: str | None = None  # noqa: N815
 
 

@@ -35,8 +35,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
 class RuleContext(msgspec.Struct, frozen=True):
     """The context of the rules of one family, from the configuration, the Node object and the kernel.
 
-    A Service with more than `max_service_pairs` is not served; 0 means any number.
-    For `reserved` see `service_ports`.
+    A Service with more than `max_service_pairs` is not served; 0 means any number. See `Cluster.unkept_lists` for
+    `max_affinity_lists`, and `service_ports` for `reserved`.
     """
 
     node: NodeTopology
@@ -44,13 +44,20 @@ class RuleContext(msgspec.Struct, frozen=True):
     node_port_jumps: tuple[str, ...]
     allow_external_ips: bool = True
     max_service_pairs: int = 0
+    max_affinity_lists: int = 0
     reserved: ReservedAddresses = {}
 
     def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...] | Oversized:
         """Return the resolved ports of one Service, or why it is too large to be served."""
         family = self.options.family
         return oversized(cluster, service, family, self.max_service_pairs) or resolve_ports(
-            cluster, service, family, self.node, self.allow_external_ips, self.reserved
+            cluster,
+            service,
+            family,
+            self.node,
+            self.allow_external_ips,
+            self.reserved,
+            cluster.unkept_lists(service, self.max_affinity_lists),
         )
 
 
@@ -87,6 +94,7 @@ def rule_context(
         node_port_jumps=node_port_jumps(networks, _of_family(kernel.addresses, family), options),
         allow_external_ips=config.feature_gates.allow_service_external_ips,
         max_service_pairs=config.max_service_pairs,
+        max_affinity_lists=config.max_affinity_lists,
         reserved={
             **dict.fromkeys(_own_pages(config, node, family), Reserved.OWN_PAGES),
             **dict.fromkeys(api_servers_of(api_servers, family), Reserved.API_SERVER),

@@ -12,6 +12,7 @@ from pykubeproxy.rules.context import KernelFacts
 from pykubeproxy.rules.options import LocalTraffic
 from pykubeproxy.rules.parse import parse_target, without_comment
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.services.ports import PortName
 
 _FORWARD = ChainKey("filter", names.FORWARD)
 _POSTROUTING = ChainKey("nat", names.POSTROUTING)
@@ -91,6 +92,13 @@ def inferred_settings(rules: Ruleset) -> InferredSettings | None:
         node_port_jumps=jumps,
         serves=served > 0,
     )
+
+
+def keeps_affinity(rules: Ruleset, port: PortName) -> bool | None:
+    """Return whether clients of a service port keep their endpoint; None if no chain balances its traffic."""
+    chains = (ChainKey("nat", chain) for chain in (names.cluster_chain(port), names.local_chain(port)))
+    found = [rules.chains[chain] for chain in chains if chain in rules.chains]
+    return any("-m recent --rcheck" in rule for some in found for rule in some) if found else None
 
 
 def _matches_loopback(jump: str) -> bool:

@@ -21,6 +21,7 @@ from pykubeproxy.objects import (
     Updated,
     family_of,
 )
+from pykubeproxy.services.affinity import AffinityShares, Claim, affinity_claim
 from pykubeproxy.services.endpoints import slice_skip_reason
 
 # For each changed Service, the families in which its rules may change, and how many objects have changed there. Do not
@@ -58,6 +59,7 @@ class Cluster:
         self._slices: dict[Key, EndpointSlice] = {}
         self._slices_of: dict[Key, dict[str, EndpointSlice]] = {}
         self._nodes: dict[Key, Node] = {}
+        self._affinity = AffinityShares()
         self._objects: Mapping[Kind, Mapping[Key, Object]] = {
             Kind.SERVICE: self._services,
             Kind.ENDPOINT_SLICE: self._slices,
@@ -68,11 +70,16 @@ class Cluster:
         """Apply one event and return what it changes."""
         match event:
             case Listed(kind, objects):
-                return self._replace(kind, objects)
+                changes = self._replace(kind, objects)
             case Updated(object_):
-                return self._put(object_)
+                changes = self._put(object_)
             case Deleted(kind, key):
-                return self._remove(kind, key)
+                changes = self._remove(kind, key)
+        for key in self._changed_affinity(changes):
+            if service := self._services.get(key):
+                counts = _one_in(families_of(service))
+                changes[key] = changes[key] | counts if key in changes else counts
+        return changes
 
     def has_listed(self, *kinds: Kind) -> bool:
         """Return whether all these kinds have been listed."""
@@ -99,6 +106,18 @@ class Cluster:
         slices = self._slices_of.get(key, {})
         return tuple([slices[name] for name in sorted(slices)])
 
+    def unkept_lists(self, key: Key, limit: int) -> int:
+        """Return how many lists of clients session affinity of a Service needs, if it is not kept; else 0.
+
+        Each namespace may use `limit` lists; 0 allows any number. Later changes of the answer count as changes of the
+        Service: see `apply`.
+        """
+        return self._affinity.unkept_lists(key, limit)
+
+    def affinity_claims(self) -> Mapping[str, Mapping[str, Claim]]:
+        """Return the claims of all Services with session affinity, by namespace and name."""
+        return self._affinity.all_claims()
+
     def node(self, name: str) -> Node | None:
         """Return a Node as last seen, even if it has been deleted since."""
         return self._nodes.get(Key("", name))
@@ -106,6 +125,17 @@ class Cluster:
     def counts(self) -> tuple[int, int]:
         """Return the number of Services and of EndpointSlices."""
         return len(self._services), len(self._slices)
+
+    def _changed_affinity(self, changes: Iterable[Key]) -> set[Key]:
+        """Return the Services that keep or lose session affinity because these Services have changed."""
+        claims = {}
+        for key in changes:
+            service = self._services.get(key)
+            if service and service.affinity_seconds is not None:
+                claims[key] = affinity_claim(service, self._slices_of.get(key, {}).values())
+            elif self._affinity.claim(key):
+                claims[key] = None
+        return self._affinity.update(claims)
 
     def _replace(self, kind: Kind, objects: tuple[Object, ...]) -> ChangedServices:
         self._listed.add(kind)

@@ -63,6 +63,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     - `source_ranges`: the clients allowed at load balancer IPs; None for all
     - `external_local`: false where external traffic cannot reach the Service
     - `skipped_ips`: external IPs and load balancer IPs that get no rules, because that address and port are reserved
+    - `unkept_lists`: how many lists of clients session affinity of the Service needs, if it is not kept; else 0
     """
 
     name: PortName
@@ -78,6 +79,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     affinity_seconds: int | None
     health_check_node_port: int
     skipped_ips: tuple[SkippedIP, ...] = ()
+    unkept_lists: int = 0
 
     @property
     def externally_accessible(self) -> bool:
@@ -115,17 +117,19 @@ def service_ports(
     family: Family,
     allow_external_ips: bool = True,
     reserved: ReservedAddresses | None = None,
+    unkept_lists: int = 0,
 ) -> tuple[ServicePort, ...] | ServiceSkipReason:
     """Return the service ports of a Service in one family, or why there are none.
 
     Skip external IPs and load balancer IPs that with their port are `reserved`: a Service could redirect the agent's own
     connection to the API server, and the agent would never hear that the Service is gone; or the probes of the agent's
-    health. Cluster IPs are never skipped, because the API server allocates them, one of them for itself.
+    health. Cluster IPs are never skipped, because the API server allocates them, one of them for itself. See ServicePort
+    for `unkept_lists`.
     """
     reserved = reserved or {}
-    cluster_ip = _cluster_ip(service, family)
-    if isinstance(cluster_ip, ServiceSkipReason):
-        return cluster_ip
+    found = cluster_ip(service, family)
+    if isinstance(found, ServiceSkipReason):
+        return found
     external_ips = _of_family(service.external_ips, family) if allow_external_ips else ()
     load_balancer_ips = _of_family(service.load_balancer_ips, family)
     source_ranges = _source_ranges(service, family)
@@ -143,7 +147,7 @@ def service_ports(
         ServicePort(
             name=PortName(service.namespace, service.name, port.name, port.protocol.value),
             protocol=port.protocol,
-            cluster_ip=cluster_ip,
+            cluster_ip=found,
             port=port.port,
             node_port=port.node_port,
             external_ips=tuple([ip for ip in external_ips if not reason(ip, port)]),
@@ -151,7 +155,7 @@ def service_ports(
             source_ranges=source_ranges,
             internal_local=service.internal_local,
             external_local=external_local,
-            affinity_seconds=service.affinity_seconds,
+            affinity_seconds=service.affinity_seconds if not unkept_lists else None,
             health_check_node_port=service.health_check_node_port if has_health_check else 0,
             skipped_ips=tuple(
                 [
@@ -160,12 +164,14 @@ def service_ports(
                     if (why := reason(ip, port))
                 ]
             ),
+            unkept_lists=unkept_lists,
         )
         for port in service.ports
     )
 
 
-def _cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
+def cluster_ip(service: Service, family: Family) -> str | ServiceSkipReason:
+    """Return the cluster IP of a Service in one family, or why it is not served there."""
     if service.proxy_name is not None:
         return ServiceSkipReason.OTHER_PROXY
     if service.type == "ExternalName":

@@ -205,15 +205,16 @@ def resolve_ports(
     node: NodeTopology,
     allow_external_ips: bool = True,
     reserved: ReservedAddresses | None = None,
+    unkept_lists: int = 0,
 ) -> tuple[ResolvedPort, ...]:
     """Return the resolved ports of one Service in one family; none if the Service is missing or skipped.
 
-    See `service_ports` for the last two arguments.
+    See `service_ports` for the last three arguments.
     """
     service = cluster.service(key)
     if service is None:
         return ()
-    ports = service_ports(service, family, allow_external_ips, reserved)
+    ports = service_ports(service, family, allow_external_ips, reserved, unkept_lists)
     if isinstance(ports, ServiceSkipReason):
         return ()
     slices = [slice_ports(slice_) for slice_ in cluster.slices_of(key, family)]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import structlog
 
-from pykubeproxy.objects import Event, Key, Kind, Listed, Object
+from pykubeproxy.objects import Event, Key, Kind, Listed, Object, Service
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
 from pykubeproxy.sources.client import Client, WatchResponse
@@ -78,14 +78,18 @@ def service_objects(
 ) -> tuple[Listed, ...]:
     """Return the Services of a name, in all namespaces if `namespace` is empty, their EndpointSlices, and these Nodes.
 
-    Headless Services and those of other proxies are included; a missing Node is left out. Raises SourceError.
+    Headless Services and those of other proxies are included; a missing Node is left out. A Service with session affinity
+    comes with all of its namespace: they may decide whether it keeps that. Raises SourceError.
     """
-    resources = (
+    resources = [
         _resource(Kind.SERVICE, namespace, fieldSelector=f"metadata.name={name}"),
         _resource(Kind.ENDPOINT_SLICE, namespace, labelSelector=f"kubernetes.io/service-name={name}"),
         *map(_node, dict.fromkeys(node_names)),
-    )
+    ]
     lists = [listed for resource in resources for listed in ApiWatch(client, resource, Timing()).once()]
+    found = [it for listed in lists for it in listed.objects if isinstance(it, Service)]
+    for shared in {it.namespace for it in found if it.affinity_seconds is not None}:
+        lists += [list_kind(client, kind, shared) for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE)]
     return tuple(
         Listed(kind, tuple(object_ for listed in lists if listed.kind is kind for object_ in listed.objects))
         for kind in Kind

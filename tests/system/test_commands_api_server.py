@@ -61,6 +61,18 @@ def test_explain_requests_only_needed_objects(api: ApiServer) -> None:
     ]
 
 
+def test_explain_reads_the_services_that_decide_about_affinity(api: ApiServer) -> None:
+    """The older one of the same namespace comes first; of equal age, that with the first name."""
+    for number, name in enumerate(("first", "second"), 1):
+        made = service(name, clusterIP=f"10.96.0.2{number}", sessionAffinity="ClientIP")
+        api.store.create(made, verbatim=True)
+        ports = [{"name": "", "port": 8080}]
+        api.store.create({**slice_of(name, f"10.1.1.{number}"), "ports": ports}, verbatim=True)
+    limit = "--max-affinity-lists=1"
+    assert "A client keeps its endpoint" in explained(api, "default/first", *HERE, limit).stdout
+    assert "Session affinity is not kept" in explained(api, "default/second", *HERE, limit).stdout
+
+
 def test_unwatched_services_are_explained(api: ApiServer) -> None:
     """Headless Services and those of other proxies."""
     assert "It has no rules: it is headless" in explained(api, "none", *HERE).stdout

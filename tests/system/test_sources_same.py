@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pykubeproxy.lab.apiserver import resources
-from pykubeproxy.objects import Kind
+from pykubeproxy.objects import Kind, Object, Service
 from pykubeproxy.sources import Watch
 from pykubeproxy.sources.manifests import ManifestWatch
 from tests.fakes.cluster import node, server, service, slice_of, watches
@@ -101,8 +102,15 @@ def states(world: World) -> list[Any]:
                 lambda expected=expected: {kind.value: follower.names(kind) for kind in Kind} == expected
             )
             quiet(follower)
-            seen.append({kind: dict(follower.state[kind]) for kind in Kind})
+            seen.append(
+                {kind: {key: as_written(it) for key, it in follower.state[kind].items()} for kind in Kind}
+            )
     return seen
+
+
+def as_written(item: Object) -> Object:
+    """Return an object without what only an API server gives it."""
+    return msgspec.structs.replace(item, uid="", created=0.0) if isinstance(item, Service) else item
 
 
 def quiet(follower: Follower) -> None:

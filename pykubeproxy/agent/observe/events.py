@@ -259,6 +259,15 @@ def object_skipped(node_name: str, kind: Kind, key: Key, reason: str) -> Kuberne
     return KubernetesEvent(kind.value, key, _WARNING, "ObjectSkipped", "Watch", note)
 
 
+def affinity_not_kept(node_name: str, service: Key, lists: int, limit: int) -> KubernetesEvent:
+    """Return the event that a Service is served without session affinity, because of maxAffinityLists."""
+    note = (
+        f"node {node_name} serves {service} without session affinity, which needs {lists} lists of clients: the Services of"
+        f" a namespace may have {limit}, the oldest Service first (maxAffinityLists)"
+    )
+    return KubernetesEvent("Service", service, _WARNING, "AffinityNotKept", "Sync", note)
+
+
 def drift_repaired(
     node_name: str, family: Family, tables: Mapping[str, str], writers: tuple[str, ...]
 ) -> KubernetesEvent:

@@ -19,6 +19,7 @@ from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import metrics_pages
 from pykubeproxy.agent.observe.skipped_addresses import SkippedAddressReporter
 from pykubeproxy.agent.observe.status import Filter, Repair, Status
+from pykubeproxy.agent.observe.unkept_affinity import UnkeptAffinityReporter
 from pykubeproxy.agent.quarantine.reporter import QuarantineReporter
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
@@ -61,6 +62,7 @@ class Observers:
         self._latencies = Latencies(time.time(), self._families)
         self._quarantine = QuarantineReporter(node_name, recorder)
         self._skipped = SkippedAddressReporter(node_name, recorder)
+        self._unkept = UnkeptAffinityReporter(node_name, recorder, config.max_affinity_lists)
         self._rejected_trees: dict[Family, str] = {}
         self._desired_checks = DesiredChecks()
         self._checks: HealthChecks | None = None
@@ -136,6 +138,7 @@ class Observers:
         if self._quarantine.sync_succeeded(report):
             self.metrics.restore_failed(report.family)
         self._skipped.sync_succeeded(report)
+        self._unkept.sync_succeeded(report)
         self._report_tree(report)
         self.history.sync_succeeded(report, now)
         for seconds in self._latencies.sync_succeeded(report.family, now):

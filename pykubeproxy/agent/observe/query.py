@@ -10,6 +10,7 @@ from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.status import Filter, PortStatus, port_statuses
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.objects import Key, Node
+from pykubeproxy.services.affinity import rivals
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import ApiServers
 
@@ -66,8 +67,12 @@ def list_objects(
     api_servers: ApiServers = frozenset(),
     all_slices: bool = False,
 ) -> Objects:
-    """Return the Services that match, and the Node; EndpointSlices of a Service that the filter names, or of all."""
+    """Return the Services that match, and the Node; EndpointSlices of a Service that the filter names, or of all.
+
+    With a Service come those that may decide whether it keeps session affinity.
+    """
     services = tuple(service for service in cluster.services() if _matches(service.key, filter_))
+    services += rivals(services, cluster.services() if filter_.service else ())
     slices = (slice_ for service in services for slice_ in cluster.all_slices_of(service.key))
     quarantined = (port for family in tables for port in family.quarantined())
     return Objects(

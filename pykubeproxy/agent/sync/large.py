@@ -7,7 +7,7 @@ from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, service_ports
-from pykubeproxy.services.size import count_pairs
+from pykubeproxy.services.size import count_pairs, oversized
 
 # Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
 LARGE_PAIRS = 5000
@@ -22,10 +22,12 @@ def may_defer(
 
     `live` are the tables of a full sync. The rules can stay only if all their chains exist: others jump to them.
     """
-    found, pairs = cluster.service(service), count_pairs(cluster, service, context.options.family)
-    if found is None or not LARGE_PAIRS < pairs <= (context.max_service_pairs or pairs):
+    found, family = cluster.service(service), context.options.family
+    if found is None or count_pairs(cluster, service, family) <= LARGE_PAIRS:
         return False
-    if isinstance(service_ports(found, context.options.family), ServiceSkipReason):
+    if oversized(cluster, service, family, context.max_service_pairs):
+        return False
+    if isinstance(service_ports(found, family), ServiceSkipReason):
         return False
     if applied.ports(service):
         return applied.holds_all_chains(service)

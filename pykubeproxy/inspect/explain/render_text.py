@@ -229,6 +229,11 @@ def restrictions(explanation: PortExplanation) -> Iterator[str]:
     if port.affinity_seconds is not None:
         kept = period(port.affinity_seconds)
         yield f"A client keeps its endpoint for {kept} after its last new connection (sessionAffinity ClientIP)."
+    if port.unkept_lists:
+        yield (
+            f"Session affinity is not kept: it needs {port.unkept_lists} lists of clients, and the Services of a namespace"
+            f" may have {explanation.context.max_affinity_lists}, the oldest Service first (maxAffinityLists)."
+        )
     if port.health_check_node_port:
         yield (
             f"Health check node port {port.health_check_node_port} tells load balancers whether this node has ready"

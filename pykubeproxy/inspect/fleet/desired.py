@@ -1,5 +1,7 @@
 """Render the desired rules of many nodes. Services with the same rules on several nodes are rendered once."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from pykubeproxy.objects import Family, Key
@@ -54,7 +56,7 @@ class DesiredRules:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rendered: dict[tuple[Key, NodeTopology, RuleOptions], _Ports] = {}
+        self._rendered: dict[tuple[Key, NodeTopology, RuleOptions, int], _Ports] = {}
         self._rulesets: dict[tuple[object, ...], Ruleset] = {}
         scopes = {it.key: self._find_scope(it.key) for it in cluster.services()}
         self._scopes = {key: it for key, it in scopes.items() if it.nodes or it.zones}
@@ -62,37 +64,46 @@ class DesiredRules:
         self._with_ranges = frozenset(it.key for it in cluster.services() if it.source_ranges)
         self._large: dict[Family, bool] = {}
 
-    def ruleset(self, context: RuleContext) -> Ruleset:
-        """Return what a proxy leaves in tables that were empty; the same value for nodes with the same rules."""
+    def ruleset(self, context: RuleContext, unkept_lists: Mapping[Key, int]) -> Ruleset:
+        """Return what a proxy leaves in tables that were empty; the same value for nodes with the same rules.
+
+        `unkept_lists` has the Services without the session affinity that they ask for. See ServicePort.
+        """
         options = msgspec.structs.replace(
             context.options, large_cluster=self._is_large(context.options.family)
         )
         special = {key: it.narrow(context.node) for key, it in self._scopes.items()}
         usual = msgspec.structs.replace(options, node_ip="")
-        case = (options if self._with_ranges else usual, context.node_port_jumps, tuple(special.items()))
+        case = (
+            options if self._with_ranges else usual,
+            context.node_port_jumps,
+            tuple(special.items()),
+            frozenset(unkept_lists),
+        )
         if (known := self._rulesets.get(case)) is None:
             ports: _Ports = {}
             for service in self._cluster.services():
                 key = service.key
                 node = special.get(key, _NOWHERE)
-                ports |= self._service(key, node, options if key in self._with_ranges else usual)
+                own_options = options if key in self._with_ranges else usual
+                ports |= self._service(key, node, own_options, unkept_lists.get(key, 0))
             known = installed(assemble(ports, usual, context.node_port_jumps), options)
             if len(self._rulesets) >= _MOST_RULESETS:
                 self._rulesets.clear()
             self._rulesets[case] = known
         return known
 
-    def _service(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
-        case = (key, node, options)
+    def _service(self, key: Key, node: NodeTopology, options: RuleOptions, unkept_lists: int) -> _Ports:
+        case = (key, node, options, unkept_lists)
         if (known := self._rendered.get(case)) is None:
             if len(self._rendered) >= _MOST_RENDERED:
                 self._rendered.clear()
-            known = self._rendered[case] = self._render(key, node, options)
+            known = self._rendered[case] = self._render(*case)
         return known
 
-    def _render(self, key: Key, node: NodeTopology, options: RuleOptions) -> _Ports:
+    def _render(self, key: Key, node: NodeTopology, options: RuleOptions, unkept_lists: int) -> _Ports:
         found: _Ports = {}
-        for port in resolve_ports(self._cluster, key, options.family, node):
+        for port in resolve_ports(self._cluster, key, options.family, node, unkept_lists=unkept_lists):
             rules = port_rules(port.port, port.selection, options)
             found[port.port.name] = _Rendered(rules.entries, tuple(rules.chains()))
         return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pykubeproxy.config import Dispatch
+from pykubeproxy.config import Dispatch, load
 from pykubeproxy.config.table import HEALTH_PORT, METRICS_PORT
 from pykubeproxy.inspect.fleet.desired import DesiredRules
 from pykubeproxy.inspect.fleet.services import (
@@ -26,11 +26,12 @@ from pykubeproxy.inspect.trace.packet import Host
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.dispatch import node_port_jumps
-from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings
+from pykubeproxy.rules.inferred import InferredSettings, inferred_facts, inferred_settings, keeps_affinity
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.ruleset import Ruleset
+from pykubeproxy.services.affinity import kept_claims
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers
+from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import NodeTopology
 
 _OURS = "pykubeproxy"
@@ -95,6 +96,7 @@ class FleetComparison:
         self._api_servers = api_servers | _api_servers(cluster)
         self.comparison = comparison or MeaningComparison()
         self._desired = DesiredRules(cluster)
+        self._default_lists = load(None, {}).config.max_affinity_lists
         self._contested = contested_destinations(cluster)
         self._cluster_ips = frozenset(ip for it in cluster.services() for ip in it.cluster_ips)
 
@@ -144,9 +146,8 @@ class FleetComparison:
 
     def desired(self, node: Node, live: Ruleset, proxy: str = "") -> Ruleset:
         """Return the rules of a family that the node should have, with the settings of the rules it has."""
-        return self._desired.ruleset(
-            _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
-        )
+        context = _context(node, live, inferred_settings(live) or InferredSettings(), proxy)
+        return self._desired.ruleset(context, self._unkept_lists(live))
 
     def _needs(self, node: Node, family: Family) -> bool:
         """Return whether a node and a Service have addresses of a family."""
@@ -166,11 +167,38 @@ class FleetComparison:
             inferred = msgspec.structs.replace(inferred, local_traffic=LocalTraffic(source=common))
         else:
             local_network = ""
-        desired = self._desired.ruleset(_context(node, live, inferred, proxy))
+        desired = self._desired.ruleset(_context(node, live, inferred, proxy), self._unkept_lists(live))
         version = older_version(before)
         for change in self.comparison.changes(before, desired, host, local_network):
             if not version.explains(change, host, self._cluster_ips):
                 yield change
+
+    def _unkept_lists(self, live: Ruleset) -> dict[Key, int]:
+        """Return the Services from which the proxy withholds session affinity by maxAffinityLists, with their lists.
+
+        In each namespace, assume the limit with which its rules agree, but no lower one than the default: either none,
+        or the lists in use.
+        """
+        unkept = {}
+        for namespace, claims in self.cluster.affinity_claims().items():
+            if sum(it.lists for it in claims.values()) <= self._default_lists:
+                continue
+            found = {name: self._keeps_affinity(live, Key(namespace, name)) for name in claims}
+            served = [claims[name] for name, keeps in found.items() if keeps is not None]
+            kept = {name for name, keeps in found.items() if keeps}
+            used = sum(claims[name].lists for name in kept)
+            bounded = kept_claims(served, max(used, self._default_lists))
+            unbounded = {it.name for it in served}
+            if len(bounded ^ kept) < len(unbounded ^ kept):
+                unkept.update({Key(namespace, it.name): it.lists for it in served if it.name not in bounded})
+        return unkept
+
+    def _keeps_affinity(self, live: Ruleset, key: Key) -> bool | None:
+        """Return whether the rules of a Service have session affinity; None without endpoints."""
+        service = self.cluster.service(key)
+        ports = service.ports if service else ()
+        found = [keeps_affinity(live, PortName(*key, it.name, it.protocol.value)) for it in ports]
+        return any(found) if any(it is not None for it in found) else None
 
 
 def _api_servers(cluster: Cluster) -> ApiServers:

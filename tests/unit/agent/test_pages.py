@@ -184,6 +184,7 @@ def test_flagz_has_kube_proxys_flags_and_ours(port: int) -> None:
     assert set(lines) - set(expected.body.splitlines()) == {
         "dispatch: auto",
         "iptables-backend: auto",
+        "max-affinity-lists: 500",
         "max-service-pairs: 50000",
     }
 

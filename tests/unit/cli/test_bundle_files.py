@@ -254,6 +254,25 @@ def test_explain_answers_from_the_objects(bundle: str) -> None:
     assert f"{bundle} has no Service ns1/nothing" in result.stderr
 
 
+def test_explain_counts_the_services_that_come_first_for_affinity(tmp_path: Path) -> None:
+    """They are in the bundle, too: of equal age, the first name comes first."""
+    document = json.loads(objects_of(load_case("affinity")))
+    objects = document["objects"]
+    (web,) = (it for it in objects["services"] if it["name"] == "web")
+    (slice_,) = (it for it in objects["slices"] if it["service"] == "web")
+    objects["services"].append({**web, "name": "first", "created": web["created"]})
+    objects["slices"].append({**slice_, "name": "first-1", "service": "first"})
+    lists = len(slice_["endpoints"]) * len(slice_["ports"])
+    document["config"] = document["config"].rstrip() + f"\npykubeproxy:\n  maxAffinityLists: {lists}\n"
+    file = tmp_path / "node.tar.gz"
+    sections = sections_of("affinity", files_of(saved("affinity")), with_objects=False)
+    file.write_bytes(written([*sections, section(OBJECTS, json.dumps(document).encode())]))
+    kept, unkept = (invoke(explain, f"ns1/{it}", "--bundle", file).stdout for it in ("first", "web"))
+    assert "A client keeps its endpoint" in kept
+    assert "Session affinity is not kept" in unkept
+    assert "ns1/first" not in unkept
+
+
 def test_status_is_that_of_the_agent(tmp_path: Path) -> None:
     agent = Status(
         version="1.2.3", node="node1", backend="nft", started=1.0, now=100.0,

@@ -116,7 +116,7 @@ def test_configz_is_as_recorded() -> None:
 
 def test_flagz_is_as_recorded() -> None:
     """For the recorded flags, /flagz is what kube-proxy answered and our own flags."""
-    ours = ("dispatch: auto", "iptables-backend: auto", "max-service-pairs: 50000")
+    ours = ("dispatch: auto", "iptables-backend: auto", "max-affinity-lists: 500", "max-service-pairs: 50000")
     lines = flagz(flag_values(FLAGS)).split("\n")
     assert "\n".join(line for line in lines if line not in ours) == FLAGZ
     assert set(ours) <= set(lines)

@@ -24,6 +24,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "healthz-bind-address": ("10.0.0.1:7", "10.0.0.1:7"),
     "hostname-override": ("Node1", "Node1"),
     "dispatch": ("tree", "tree"),
+    "max-affinity-lists": ("9000", 9000),
     "max-service-pairs": ("9000", 9000),
     "iptables-backend": ("legacy", "legacy"),
     "iptables-localhost-nodeports": ("false", False),

@@ -300,3 +300,14 @@ if __name__ == "__main__":
         (FOLDER / f"{case}.txt").write_text(text(case))
     for case in DOCUMENTS:
         (FOLDER / f"{case}.json").write_text(document(case))
+
+
+def test_affinity_that_is_not_kept_is_explained() -> None:
+    """With the lists that the Service needs, those of a namespace, and the setting."""
+    made = service(affinity_seconds=60), slice_of("10.0.0.1", "10.0.0.2")
+    assert (
+        "Session affinity is not kept: it needs 2 lists of clients, and the Services of a namespace may have 1, the oldest"
+        in (" ".join(notes(web(*made, **{"max-affinity-lists": "1"}))))
+    )
+    (found,) = [it for it in notes(web(*made)) if "ffinity" in it]
+    assert found.startswith("A client keeps its endpoint for 1 min")

@@ -18,7 +18,20 @@ from pykubeproxy.inspect.fleet.rounds import Clock, UnknownTables, compare_fleet
 from pykubeproxy.inspect.meaning.signature import Signer
 from pykubeproxy.inspect.meaning.walk import Rules
 from pykubeproxy.inspect.node_tables import NodeTables
-from pykubeproxy.objects import EndpointSlice, Family, Key, Kind, Listed, Node, Service
+from pykubeproxy.objects import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Family,
+    Key,
+    Kind,
+    Listed,
+    Node,
+    Port,
+    Protocol,
+    Service,
+    Updated,
+)
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.difference import installed
 from pykubeproxy.rules.inferred import inferred_settings
@@ -424,7 +437,7 @@ def test_rules_desired_on_any_node_are_those_that_render_gives(name: str) -> Non
         for topology in (NodeTopology(*it) for it in product(sorted(names), sorted(zones))):
             on_node = msgspec.structs.replace(base, node=topology)
             expected = installed(render_rules(objects, on_node), on_node.options)
-            assert desired.ruleset(on_node).chains == expected.chains, topology
+            assert desired.ruleset(on_node, {}).chains == expected.chains, topology
 
 
 def test_equal_rules_are_signed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,6 +490,55 @@ def test_a_quarantined_service_is_named_and_not_called_wrong(port: str) -> None:
     assert "default/service20" in text
     (node,) = render.document([result])["nodes"]
     assert {"namespace": "default", "name": "service20"} in node["quarantined"]
+
+
+def many_with_affinity() -> Cluster:
+    """A cluster with 12 Services that ask for affinity, each of 100 endpoints: 600 more lists than the default allows."""
+    found = Cluster()
+    for number in range(12):
+        name = f"sticky{number}"
+        ports = (EndpointPort("http", Protocol.TCP, 8080),)
+        endpoints = tuple(Endpoint(f"10.244.{number}.{it + 1}") for it in range(100))
+        service = Service(
+            "default",
+            name,
+            cluster_ips=(f"10.96.7.{number + 1}",),
+            ports=(Port("http", Protocol.TCP, 80),),
+            affinity_seconds=10800,
+            created=float(number),
+        )
+        found.apply(Updated(service))
+        found.apply(Updated(EndpointSlice("default", name, name, Family.IPV4, endpoints, ports)))
+    return found
+
+
+@pytest.mark.parametrize("limit", [0, 500, 830, 5000])
+def test_a_bound_on_affinity_is_no_difference(limit: int) -> None:
+    """Neither is that kube-proxy has none: 0."""
+    one, objects = nodes(SIZE)[1], many_with_affinity()
+    rules = agent_rules(one, objects, max_affinity_lists=limit)
+    for proxy in (AGENT, "kube-proxy v1.36.0"):
+        result = compared(rules, objects, one, proxy)
+        assert result.verdict is NodeVerdict.FOLLOWS, result.wrong
+
+
+@pytest.mark.parametrize("limit", [0, 500])
+def test_rules_that_lack_affinity_for_another_reason_differ(limit: int) -> None:
+    """The oldest Service keeps affinity under any bound that it fits."""
+    one, objects, without = nodes(SIZE)[1], many_with_affinity(), many_with_affinity()
+    plain = without.service(Key("default", "sticky0"))
+    assert plain
+    without.apply(Updated(msgspec.structs.replace(plain, affinity_seconds=None, created=0.0)))
+    on = msgspec.structs.replace(context(one.node), max_affinity_lists=limit)
+    if limit:  # the others as if it had kept its affinity
+        for number in range(5, 12):
+            key = Key("default", f"sticky{number}")
+            found = without.service(key)
+            assert found
+            without.apply(Updated(msgspec.structs.replace(found, affinity_seconds=None)))
+    rules = {Family.IPV4: installed(render_rules(without, on), on.options)}
+    result = compared(rules, objects, one, AGENT)
+    assert [it.name for it in result.wrong] == ["sticky0"]
 
 
 def quarantined(one: FleetNode, objects: Cluster, key: Key) -> dict[Family, Ruleset]:

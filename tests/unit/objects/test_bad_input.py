@@ -175,6 +175,17 @@ def test_an_invalid_entry_costs_only_itself(
     assert [getattr(it, name) for name in others] == [getattr(whole, name) for name in others]
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2026-01-01T00:00:05Z", 1767225605.0), ("", 0.0), ("yesterday", 0.0), (None, 0.0)]
+)
+def test_an_invalid_creation_time_counts_as_unknown(text: str | None, seconds: float) -> None:
+    whole = WHOLE[Kind.SERVICE]
+    metadata = {**whole["metadata"], "creationTimestamp": text}
+    it = decode(Kind.SERVICE, json.dumps({**whole, "metadata": metadata}).encode())
+    assert isinstance(it, Service)
+    assert it.created == seconds
+
+
 def test_an_invalid_ingress_address_costs_only_itself() -> None:
     """One of ipMode Proxy, or with a host name only, is none."""
     ingress = [

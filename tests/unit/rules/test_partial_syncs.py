@@ -25,7 +25,10 @@ pytestmark = pytest.mark.usefixtures("small_trees")
 
 
 def context(
-    node_port_addresses: tuple[str, ...], masquerade_all: bool, dispatch: str = "auto"
+    node_port_addresses: tuple[str, ...],
+    masquerade_all: bool,
+    dispatch: str = "auto",
+    max_affinity_lists: int = 0,
 ) -> RuleContext:
     config = load(
         {
@@ -34,7 +37,7 @@ def context(
             "clusterCIDR": "10.244.0.0/16",
             "nodePortAddresses": list(node_port_addresses),
             "iptables": {"masqueradeAll": masquerade_all},
-            "pykubeproxy": {"dispatch": dispatch},
+            "pykubeproxy": {"dispatch": dispatch, "maxAffinityLists": max_affinity_lists},
         },
         {},
     ).config
@@ -52,7 +55,11 @@ def empty_tables(backend: Backend = Backend.NFT) -> FakeIptables:
 
 
 contexts = st.builds(
-    context, st.sampled_from([(), ("192.168.99.0/24",)]), st.booleans(), st.sampled_from(["flat", "tree"])
+    context,
+    st.sampled_from([(), ("192.168.99.0/24",)]),
+    st.booleans(),
+    st.sampled_from(["flat", "tree"]),
+    st.sampled_from([0, 2, 5]),
 )
 
 
@@ -65,7 +72,7 @@ contexts = st.builds(
 def test_partial_syncs_equal_a_full_sync(
     steps: list[tuple[list[Event], RuleContext]], backend: Backend, chains_per_block: int | None
 ) -> None:
-    """Also with changed settings between syncs, and with any block size."""
+    """Also with changed settings between syncs, with any block size, and if Services lose affinity to older ones."""
     cluster = Cluster()
     live = empty_tables(backend)
     synced = FamilyTables(live, chains_per_block)

@@ -4,7 +4,7 @@ import pytest
 
 from pykubeproxy.objects import EndpointPort, Family, Key, Port, Protocol, Service, Updated
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.size import count_pairs, oversized
+from pykubeproxy.services.size import AFFINITY_COST, count_pairs, oversized
 from tests.objects import service, slice_of
 
 WEB = Key("ns", "web")
@@ -82,3 +82,10 @@ def test_a_service_without_ports_is_not_oversized() -> None:
     """A manifest may have one."""
     made = cluster(service(ports=()), slice_of("10.0.0.1", "10.0.0.2"))
     assert oversized(made, WEB, Family.IPV4, 1) is None
+
+
+def test_an_endpoint_with_session_affinity_costs_more() -> None:
+    """That makes a Service large earlier, but never too large to be served."""
+    made = service(ports=PORTS, affinity_seconds=60, external_ips=("192.0.2.1",)), slice_of("10.0.0.1")
+    assert pairs(*made) == 3 * (AFFINITY_COST + 1)
+    assert oversized(cluster(*made), WEB, Family.IPV4, 3 * (1 + 1)) is None

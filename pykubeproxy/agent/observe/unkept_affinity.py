@@ -1,0 +1,38 @@
+"""Report Services that are served without the session affinity that they ask for."""
+
+import structlog
+
+from pykubeproxy.agent.observe.events import Recorder, affinity_not_kept
+from pykubeproxy.agent.sync.report import SyncReport
+from pykubeproxy.objects import Key
+
+# A tenant may create any number of Services: log and record this many of one sync.
+_MOST = 20
+
+log = structlog.get_logger()
+
+
+class UnkeptAffinityReporter:
+    """Report each such Service once, until it is gone. Call from the loop thread only.
+
+    One that keeps and loses affinity in turns, because its number of endpoints changes, is reported once too.
+    """
+
+    def __init__(self, node_name: str, recorder: Recorder, limit: int) -> None:
+        self._node_name = node_name
+        self._recorder = recorder
+        self._limit = limit
+        self._known: set[Key] = set()
+
+    def sync_succeeded(self, report: SyncReport) -> None:
+        """Report the Services of a sync that are not known yet."""
+        ports = [it.port for it in report.resolved]
+        self._known -= {name.service_key for name in report.gone} - {it.name.service_key for it in ports}
+        unkept = {it.name.service_key: it.unkept_lists for it in ports if it.unkept_lists}
+        new = [(key, lists) for key, lists in unkept.items() if key not in self._known]
+        self._known.update(unkept)
+        if others := len(new[_MOST:]):
+            log.warning("more session affinity not kept", family=report.family.value, services=others)
+        for key, lists in new[:_MOST]:
+            log.warning("session affinity not kept", service=str(key), lists=lists, limit=self._limit)
+            self._recorder.record(affinity_not_kept(self._node_name, key, lists, self._limit))
