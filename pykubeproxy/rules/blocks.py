@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
-from pykubeproxy.rules.digests import AppliedPort
+from pykubeproxy.rules.digests import AppliedChain, AppliedPort
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,
@@ -41,13 +41,13 @@ _T = TypeVar("_T")
 class Chunk(NamedTuple):
     """A piece of restore input that never goes beyond the end of a block, and what it does.
 
-    `chains` are the written chains with their final rules, `deleted` is the number of deleted ones. `ports` are service
-    ports whose chains are all written by the end of the block.
+    `chains` are the written chains with their final rules, `deleted` the names of deleted ones. `ports` are service ports
+    whose chains are all written by the end of the block.
     """
 
     text: str
     chains: tuple[Chain, ...] = ()
-    deleted: int = 0
+    deleted: tuple[str, ...] = ()
     ports: tuple[AppliedPort, ...] = ()
 
 
@@ -112,7 +112,7 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
 
 
 def _nat_steps(
-    update: Update, batched: Iterable[ChainUpdate], unused: dict[str, int], limit: int
+    update: Update, batched: Iterable[ChainUpdate], unused: dict[str, AppliedChain], limit: int
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
     yield _written(_of_table("nat", update.fixed))
@@ -124,15 +124,15 @@ def _nat_steps(
     yield from _removed(update, unused, limit)
 
 
-def _removed(update: Update, unused: dict[str, int], limit: int) -> Iterator[Chunk]:
-    """Yield the steps that delete unused chains.
+def _removed(update: Update, unused: dict[str, AppliedChain], limit: int) -> Iterator[Chunk]:
+    """Yield the steps that delete unused chains, as many as the update may.
 
     A chain is emptied and deleted in one block: if another proxy refers to it by now, the kernel rejects the block, and
     the chain keeps its rules. Only chains that foreign rules refer to are emptied and stay.
     """
     empty = hash(())
     kept = {name for name in unused if update.applied.can_only_be_emptied(ChainKey("nat", name))}
-    emptied = tuple(name for name in sorted(kept) if unused[name] != empty)
+    emptied = tuple(name for name in sorted(kept) if unused[name].digest != empty)
     for names in _portions(emptied, limit):
         yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
     deleted = [name for name in unused if name not in kept]
@@ -140,11 +140,13 @@ def _removed(update: Update, unused: dict[str, int], limit: int) -> Iterator[Chu
     may_refer_back = update.applied.may_refer_back
     together = tuple(filter(may_refer_back, deleted))
     others = tuple(itertools.filterfalse(may_refer_back, deleted))
+    if (most := update.desired.most_deleted) is not None:
+        others = others[: max(0, most - len(together))]
     for names in (together, *_portions(others, limit)):
-        yield Chunk(empty_chains(names) + delete_chains(names), deleted=len(names))
+        yield Chunk(empty_chains(names) + delete_chains(names), deleted=names)
 
 
-def _keep(unused: dict[str, int], batch: ChainUpdate) -> None:
+def _keep(unused: dict[str, AppliedChain], batch: ChainUpdate) -> None:
     """Remove the chains of a batch from the unused ones."""
     if unused:
         for port in batch.ports:
@@ -187,7 +189,7 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk(
         text="".join(chunk.text for chunk in chunks),
         chains=tuple(chain for chunk in chunks for chain in chunk.chains),
-        deleted=sum(chunk.deleted for chunk in chunks),
+        deleted=tuple(name for chunk in chunks for name in chunk.deleted),
         ports=tuple(port for chunk in chunks for port in chunk.ports),
     )
 

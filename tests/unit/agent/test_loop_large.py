@@ -31,7 +31,7 @@ def test_a_large_service_delays_no_small_one(
     family.live.restore = slow_with_large_services  # type: ignore[method-assign]
     large = service("large", cluster_ip="10.96.0.11")
     small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
-    changes = [Updated(slice_of(*(f"10.244.2.{n + k}" for k in range(3)), service="large")) for n in range(9)]
+    changes = [Updated(slice_of(*(f"10.244.2.{k}" for k in range(3 + n)), service="large")) for n in range(9)]
     steps = [step for n, change in enumerate(changes) for step in at(10.5 + n, change)]
     steps += [step for n, change in enumerate(small) for step in at(10 + 2 * n, change)]
     run(family, clock, *STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
