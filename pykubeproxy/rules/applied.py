@@ -104,6 +104,10 @@ class AppliedState:
         chains = (chain for port in self.ports(service) for chain in port.chains().items())
         return {name for name, chain in chains if chain.digest != ABSENT}
 
+    def misses_chains(self, service: Key) -> bool:
+        """Return whether the tables lack a chain of the ports of a Service."""
+        return any(ABSENT in port.digests for port in self.ports(service))
+
     def has_unused_chains(self) -> bool:
         """Return whether the tables hold chains that no rule of ours uses."""
         return bool(self._unclaimed)
@@ -241,30 +245,35 @@ class AppliedState:
     def keep(self, service: Key, live: Ruleset) -> bool:
         """Let a Service keep the rules that the adopted `live` tables hold, after a sync that may have failed halfway.
 
-        It then owns all chains to which they lead. Return False, and change nothing, if a chain of its ports is missing or
-        if its rules lead to a chain of others.
+        Its ports then own all chains to which their rules lead. A port of which a chain is missing, or whose rules lead to
+        a chain of others, loses its rules. Return whether no port does.
         """
-        kept = []
-        for port in self.ports(service):
-            chains, found = port.chains(), port.names.split()
-            if MISSING_CHAIN in chains.values():
-                return False
+        before, kept = self.ports(service), []
+        for port in before:
+            chains = port.chains()
+            complete = MISSING_CHAIN not in chains.values()
+            found = list(chains) if complete else []
             for name in found:  # grows
                 for target in map(parse_target, live.chains[_nat(name)]):
                     if target in self._unclaimed and target not in chains:
                         chains[target] = self._unclaimed[target]
                         found.append(target)
                     elif names.is_owned(target) and target not in chains:
-                        return False
-            # Each before those to which it refers, and endpoint chains refer to none.
-            kept.append(port.holding({it: chains[it] for it in sorted(found, key=names.is_endpoint_chain)}))
-        self._totals.subtract(self._services.get(service, ()))
+                        complete = False
+            if complete:
+                # Each before those to which it refers, and endpoint chains refer to none.
+                chains = {name: chains[name] for name in sorted(found, key=names.is_endpoint_chain)}
+                kept.append(port.holding(chains))
+                for name in chains:
+                    self._unclaimed.pop(name, None)
+            else:
+                own = port.chains().items()
+                self._unclaimed.update((name, chain) for name, chain in own if chain != MISSING_CHAIN)
+        self._totals.subtract(self._services.pop(service))
         self._totals.add(kept)
         if kept:
             self._services[service] = tuple(kept)
-        for name in (name for port in kept for name in port.names.split()):
-            self._unclaimed.pop(name, None)
-        return True
+        return len(kept) == len(before)
 
     def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
         """Record what `live` tables hold of chains that others have changed.

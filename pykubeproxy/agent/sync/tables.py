@@ -26,7 +26,7 @@ from pykubeproxy.rules.context import RuleContext, api_servers_of
 from pykubeproxy.rules.digests import Desired
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.ownership import ensured_lines
+from pykubeproxy.rules.ownership import ensured_lines, served_chains
 from pykubeproxy.rules.release import release_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster, families_of
@@ -283,16 +283,23 @@ class FamilyTables:
         # The first list and later ones bring all changes at once.
         changed: Collection[Key] = () if self._context is None or self._listed else self._dirty
         waiting = large.must_wait(
-            cluster, keys - self._drifted - turn, changed, self._deferred.keys() | reduce, context
+            cluster,
+            keys - turn - (set() if failed else self._drifted),
+            changed,
+            self._deferred.keys() | reduce,
+            context,
         )
         reduced: dict[Key, Container[str]] = {}
         for key in sorted(waiting):
-            if key in reduce or not self._can_keep_rules(cluster, key, live, failed):
-                if key in reduce or failed:
-                    reduced[key] = self._existing_chains(key, live)
-                else:  # as after a flush of the tables
-                    waiting.discard(key)
-            elif self._applied.ports(key) and key in self._dirty and self._loses(cluster, key):
+            known = bool(self._applied.ports(key))
+            if key in reduce:
+                reduced[key] = self._applied.existing_chains(key)
+            elif live is not None and not known and failed:
+                # An earlier agent or a failed sync may have written rules that the applied state does not know.
+                reduced[key] = served_chains(live)
+            elif live is not None and self._is_damaged(cluster, key, live) and not failed:
+                waiting.discard(key)
+            elif known and self._loses(cluster, key, live):
                 self._losing.add(key)
         resolution = resolve(cluster, keys - waiting | reduced.keys(), self._applied, context, reduced)
         large_cluster = resolution.context.options.large_cluster
@@ -301,25 +308,20 @@ class FamilyTables:
         self._deferred |= dict.fromkeys(sorted(waiting))
         return resolution
 
-    def _can_keep_rules(self, cluster: Cluster, service: Key, live: Ruleset | None, failed: bool) -> bool:
-        """Return whether a Service can keep the rules it has, if any; `live` are the tables that a full sync has read."""
-        if live is None:
-            return True
+    def _is_damaged(self, cluster: Cluster, service: Key, live: Ruleset) -> bool:
+        """Return whether chains of a Service are missing, or its rules are unknown after a start."""
         if self._applied.ports(service):
-            return self._applied.keep(service, live)
-        # The applied state does not know the rules that an earlier agent or a failed sync wrote.
-        return not failed and (self._context is not None or not large.has_rules(live, cluster, service))
+            return self._applied.misses_chains(service)
+        return self._context is None and large.has_rules(live, cluster, service)
 
-    def _existing_chains(self, service: Key, live: Ruleset | None) -> Container[str]:
-        """Return the chains of a Service that exist, and maybe those of others."""
-        if live is None or self._applied.ports(service):
-            return self._applied.existing_chains(service)
-        return {name for name, _ in live.of_table("nat")}
-
-    def _loses(self, cluster: Cluster, service: Key) -> bool:
-        """Return whether the applied rules of a Service may expose what it has lost."""
+    def _loses(self, cluster: Cluster, service: Key, live: Ruleset | None) -> bool:
+        """Return whether the rules that a Service keeps expose what it may have lost."""
+        if live is not None and not self._applied.keep(service, live):
+            return True
         exposed = self._exposed.get(service)
-        return exposed is None or not exposure(cluster, service, self.family).issuperset(exposed)
+        return service in self._dirty and (
+            exposed is None or not exposure(cluster, service, self.family).issuperset(exposed)
+        )
 
     def _note_exposure(self, cluster: Cluster, resolution: Resolution) -> None:
         """Remember what the rules of larger Services expose now."""
