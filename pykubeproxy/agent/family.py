@@ -95,7 +95,9 @@ class FamilyController:
         return self._requested or self._drifted or self.tables.needs_resync
 
     def next_work(self) -> float:
-        """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
+        """Return when to call `check_drift`, `sync_losses`, `sync_deferred` or `retry_quarantined`."""
+        if self.tables.has_losses:
+            return -math.inf
         check = min(self._schedule.due(), self._schedule.next_missing_check(), self._schedule.calm_at)
         return min(check, self.next_deferred(), self.next_retry())
 
@@ -187,7 +189,7 @@ class FamilyController:
         return synced
 
     def sync_losses(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
-        """Remove what deferred Services have lost from their rules. Return as `sync` does."""
+        """Remove what some deferred Services have lost from their rules. Return as `sync` does."""
         return self._sync(node, api_servers, lambda context: self.tables.sync_losses(cluster, context))
 
     def _sync(

@@ -189,8 +189,11 @@ class Agent:
             self._remove_leftovers()
             return
         for family in self._families:
+            if family.tables.has_losses:
+                self._sync_apart(family, family.sync_losses)
+                return
             if now >= family.next_deferred():
-                self._sync_deferred(family)
+                self._sync_apart(family, family.sync_deferred)
                 return
             if now >= family.next_retry():
                 if family.retry_quarantined(self._cluster):
@@ -201,11 +204,13 @@ class Agent:
         found = remove_leftovers(self._config, self._backend, self._observers.progress)
         self._leftovers.checked(found, self._clock())
 
-    def _sync_deferred(self, family: FamilyController) -> bool:
+    def _sync_apart(
+        self,
+        family: FamilyController,
+        sync: Callable[[Cluster, Node | None, ApiServers], Synced | None],
+    ) -> bool:
         """Sync some deferred Services of a family. Return whether that succeeded."""
-        succeeded = self._note_sync(
-            family, family.sync_deferred(self._cluster, self._node, self._api_servers)
-        )
+        succeeded = self._note_sync(family, sync(self._cluster, self._node, self._api_servers))
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
         self._observers.apply_checks(self._node)
@@ -217,7 +222,7 @@ class Agent:
         for family in self._families:
             failed = 0
             while family.tables.deferred > failed:
-                failed += not self._sync_deferred(family)
+                failed += not self._sync_apart(family, family.sync_deferred)
             succeeded = succeeded and not failed
         return succeeded
 
@@ -250,7 +255,7 @@ class Agent:
         return succeeded
 
     def _sync_family(self, family: FamilyController) -> bool:
-        """Sync a family, except for deferred Services; remove what these have lost. Return whether that succeeded."""
+        """Sync a family, and remove what some deferred Services have lost. Return whether that succeeded."""
         cluster, node, api_servers = self._cluster, self._node, self._api_servers
         if not self._note_sync(family, family.sync(cluster, node, api_servers)):
             return False

@@ -124,6 +124,10 @@ class AppliedState:
             count[key.table] += chain.rules
         return count
 
+    def chain_count(self) -> int:
+        """Return the number of chains."""
+        return len(self._chains) + self._totals.chains + len(self._unclaimed)
+
     def entry_counts(self) -> Mapping[str, int]:
         """Return how many entries of iptables-legacy our rules and chains take, by table."""
         chains = Counter(key.table for key in self._chains)

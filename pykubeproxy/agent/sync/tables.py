@@ -66,7 +66,7 @@ class FamilyTables:
         # Services that wait for `sync_deferred`, in the order of their turns.
         self._deferred: dict[Key, None] = {}
         # Those of them whose rules `sync_losses` must reduce.
-        self._losing: set[Key] = set()
+        self._losing: dict[Key, None] = {}
         # What the applied rules of larger Services expose (see `exposure`).
         self._exposed: dict[Key, array[int]] = {}
         self._turn_failed = self._failed = False
@@ -112,8 +112,8 @@ class FamilyTables:
 
     @property
     def has_losses(self) -> bool:
-        """Return whether to call `sync_losses`."""
-        return bool(self._losing)
+        """Return whether to call `sync_losses`: at once, but others may be synced before."""
+        return bool(self._losing) and not self._needs_resync
 
     def find_drift(self, scope: DriftScope) -> Drift | None:
         """Compare live tables, or just some chains, with the applied state. Return what differs; change nothing.
@@ -162,21 +162,24 @@ class FamilyTables:
         return self._sync(cluster, context)
 
     def sync_losses(self, cluster: Cluster, context: RuleContext) -> SyncReport:
-        """Remove lost endpoints, addresses and sources of waiting Services from their rules. Raises as `sync` does."""
-        return self._sync(cluster, context, reduce=frozenset(self._losing))
+        """Remove what some waiting Services have lost from their rules. Take turns and raise as `sync_deferred` does."""
+        return self._sync(cluster, context, reduce=self._take_turn(self._losing, cluster, context))
 
     def sync_deferred(self, cluster: Cluster, context: RuleContext) -> SyncReport:
         """Sync some waiting Services and delete some unused chains; namespaces take turns. Raises as `sync` does."""
-        turn = large.next_turn(cluster, self._deferred, context, alone=self._turn_failed)
-        # If the sync fails, the Services stay: they must not keep others waiting.
+        return self._sync(cluster, context, turn=self._take_turn(self._deferred, cluster, context))
+
+    def _take_turn(self, queue: dict[Key, None], cluster: Cluster, context: RuleContext) -> frozenset[Key]:
+        """Return the Services whose turn it is, of one namespace. After a failed turn, Services are alone.
+
+        They move to the end of the queue: if their sync fails, they must not keep others waiting.
+        """
+        turn = large.next_turn(cluster, queue, context, alone=self._turn_failed)
         namespaces = {key.namespace for key in turn}
-        self._deferred = dict.fromkeys(
-            sorted(self._deferred, key=lambda key: (key.namespace in namespaces, key in turn))
-        )
-        self._turn_failed = True
-        report = self._sync(cluster, context, turn)
-        self._turn_failed = False
-        return report
+        order = sorted(queue, key=lambda key: (key.namespace in namespaces, key in turn))
+        queue.clear()
+        queue.update(dict.fromkeys(order))
+        return turn
 
     def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
         """Retry quarantined service ports; those that iptables accepts get their rules with the next sync.
@@ -200,10 +203,14 @@ class FamilyTables:
         reduce: frozenset[Key] = frozenset(),
     ) -> SyncReport:
         failed, self._failed = self._failed, True
+        if turn or reduce:
+            self._turn_failed = True
         with self._fallback.attempts():
             for _ in range(_ATTEMPTS):
                 if report := self._try_sync(cluster, context, turn, reduce, failed):
                     self._failed = False
+                    if turn or reduce:
+                        self._turn_failed = False
                     return report
             raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
@@ -246,9 +253,10 @@ class FamilyTables:
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
         self._note_exposure(cluster, resolution)
-        for key in resolution.services.keys() - resolution.reduced:
-            self._deferred.pop(key, None)
-        self._losing -= resolution.services.keys()
+        for key in resolution.services:
+            self._losing.pop(key, None)
+            if key not in resolution.reduced:
+                self._deferred.pop(key, None)
         report = self._report(resolution, gone, live, desired, written, stopwatch.laps)
         self._context, self._drift, self._needs_resync = resolution.context, None, False
         self._listed = False
@@ -300,7 +308,7 @@ class FamilyTables:
             elif live is not None and self._is_damaged(cluster, key, live) and not failed:
                 waiting.discard(key)
             elif known and self._loses(cluster, key, live):
-                self._losing.add(key)
+                self._losing[key] = None
         resolution = resolve(cluster, keys - waiting | reduced.keys(), self._applied, context, reduced)
         large_cluster = resolution.context.options.large_cluster
         if not everything and self._context and large_cluster != self._context.options.large_cluster:
