@@ -19,7 +19,6 @@ from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName
 from tests.fakes.drift import scope
-from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
 from tests.unit.rules.test_partial_syncs import context, empty_tables
 
@@ -201,4 +200,4 @@ def test_innocent_services_are_served_at_each_next_sync(
     fresh.restart()
     for _ in range(40):
         fresh.turn()
-    assert {key: it for key, it in node.live.save().chains.items()} == fresh.live.save().chains
+    assert node.live.save().chains == fresh.live.save().chains
