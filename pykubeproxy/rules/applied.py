@@ -292,7 +292,9 @@ class AppliedState:
             if any(not owned.isdisjoint(port.names.split()) for port in ports)
         }
         for service in services:
+            self._totals.subtract(self.ports(service))
             self._services[service] = tuple(_observed(port, changed, live) for port in self.ports(service))
+            self._totals.add(self._services[service])
         shared = set()
         for key in changed:
             if self._unclaimed.pop(key.chain, None) and key in live.chains:
