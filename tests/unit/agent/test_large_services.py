@@ -20,10 +20,11 @@ from pykubeproxy.kernel import Failed
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ServiceSkipReason
+from pykubeproxy.services.ports import PortName, ServiceSkipReason
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
@@ -251,6 +252,45 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     node.tables.sync_deferred(node.cluster, node.context)
     assert "10.244.2.4:8080" in node.targets()
     assert node.tables.deferred == 1
+
+
+def test_a_large_service_that_fails_halfway_does_not_stop_others() -> None:
+    """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
+    node = Node()
+    ports = (Port("a", Protocol.TCP, 80), Port("b", Protocol.TCP, 81))
+    made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
+    targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080 + port.port) for port in ports)
+    first, grown = (
+        Updated(slice_of(*(f"10.244.2.{n}" for n in hosts), service="large", ports=targets))
+        for hosts in ((1, 2), (1, 2, 3))
+    )
+    node.tables = FamilyTables(node.live, 1)
+    node.sync(*SMALL, made, first)
+    node.turn()
+    restore = node.live.restore
+
+    def fail(text: str) -> None:
+        before, found, _ = text.partition(f"-A {cluster_chain(PortName('ns', 'large', 'b', 'TCP'))} ")
+        restore(before[: before.rfind("*")] if found else text)
+        if found:
+            raise Failed("iptables-restore", 1, "out of memory")
+
+    node.live.restore = fail  # type: ignore[method-assign]
+    node.sync(Updated(slice_of(service="small")), grown)
+    for _ in range(3):
+        with pytest.raises(SyncFailed):
+            node.turn()
+        assert "10.244.2.3:8160" in node.targets()
+        assert node.sync(*SMALL).full
+        assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
+        assert "10.244.1.5:8080" in node.targets()
+        node.sync(Updated(slice_of(service="small")))
+    # A dead endpoint leaves the port that can be written; the other one keeps failing, and stops nobody.
+    node.sync(*SMALL, Updated(msgspec.structs.replace(grown.object, endpoints=grown.object.endpoints[1:])))
+    with pytest.raises(SyncFailed):
+        node.lose()
+    node.sync(*SMALL)
+    assert "10.244.1.5:8080" in node.targets()
 
 
 def test_namespaces_with_large_services_take_turns() -> None:
