@@ -162,26 +162,23 @@ class AppliedState:
 
         Of a `reduced` Service, endpoint chains stay as they are.
         """
-        applied = {port.name: port for port in self.ports(service)}
+        applied, unclaimed = {port.name: port for port in self.ports(service)}, self._unclaimed
         for port in ports:
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
             before = applied.get(port.name)
             known = before.chains() if before else {}
-            held = {name: known.get(name) or self._unclaimed.get(name, MISSING_CHAIN) for name, _ in rendered}
+            held = [known.get(name) or unclaimed.get(name, MISSING_CHAIN) for name, _ in rendered]
             if reduced:
-                new = kept.chains()
+                new = zip(kept.chains().items(), held, strict=True)
                 kept = kept.holding(
-                    {
-                        name: chain if names.is_endpoint_chain(name) else new[name]
-                        for name, chain in held.items()
-                    }
+                    {name: was if names.is_endpoint_chain(name) else chain for (name, chain), was in new}
                 )
-            chains = (
+            chains = [
                 Chain(_nat(name), rules)
-                for (name, rules), digest in zip(rendered, kept.digests, strict=True)
-                if held[name].digest != digest
-            )
+                for (name, rules), digest, was in zip(rendered, kept.digests, held, strict=True)
+                if was.digest != digest
+            ]
             yield ChainUpdate(tuple(chains), (kept,))
 
     def may_refer_back(self, name: str) -> bool:

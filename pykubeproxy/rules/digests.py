@@ -72,8 +72,8 @@ class AppliedPort(msgspec.Struct, frozen=True):
             name=msgspec.structs.replace(port.name),
             endpoints=port.endpoints,
             names=" ".join(chain for chain, _ in chains),
-            digests=array("q", (hash(rules) for _, rules in chains)),
-            sizes=array("I", (len(rules) for _, rules in chains)),
+            digests=array("q", [hash(rules) for _, rules in chains]),
+            sizes=array("I", [len(rules) for _, rules in chains]),
             entries=port.rules.entries,
         )
 
