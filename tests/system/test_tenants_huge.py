@@ -1,11 +1,14 @@
 """One tenant creates huge Services: another tenant's changes arrive as usual."""
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pykubeproxy.lab.apiserver import SERVICES
 from tests.fakes.cluster import service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.victim import Victim, victim
@@ -54,3 +57,29 @@ def test_a_large_service_delays_nobody(backend: str, tmp_path: Path) -> None:
         allowed = made.allowed()
         act = huge(made, "large", "10.96.7.7", LARGE)
         assert made.median_while(act) <= allowed
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_many_services_of_one_namespace_delay_nobody(backend: str, tmp_path: Path) -> None:
+    """A tenant hands half of eight Services of 4000 pairs to another proxy, and takes them back.
+
+    On legacy, each sync replaces the whole table: compare with the time beside these Services.
+    """
+    proxies = itertools.cycle([{"service.kubernetes.io/service-proxy-name": "other"}, {}])
+    names = [f"s{number}" for number in range(8)]
+
+    def create(made: Victim) -> None:
+        for number, name in enumerate(names):
+            huge(made, name, f"10.96.7.{number + 1}", (100, 40))
+
+    with victim(backend, tmp_path, before=create) as made:
+        allowed = made.allowed()
+
+        def act() -> None:
+            labels = next(proxies)
+            for name in names[:4]:
+                found = msgspec.json.decode(made.api.store.read(SERVICES, "default", name).body)
+                made.api.store.replace(found | {"metadata": found["metadata"] | {"labels": labels}})
+            time.sleep(1)
+
+        assert made.median_while(act) <= 1.5 * allowed

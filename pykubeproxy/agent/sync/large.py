@@ -14,8 +14,10 @@ from pykubeproxy.services.size import count_pairs
 # The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
 # for others to notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
-# How many unused chains one sync deletes.
+# How many unused chains one sync deletes; on legacy all, since any change replaces the whole table.
 MOST_DELETED = 5000
+# For the same reason, turns have more pairs on legacy.
+LEGACY_FACTOR = 4
 
 
 def must_wait(
@@ -42,17 +44,17 @@ def must_wait(
 
 
 def next_turn(
-    cluster: Cluster, deferred: Collection[Key], context: RuleContext, alone: bool
+    cluster: Cluster, deferred: Collection[Key], context: RuleContext, limit: int
 ) -> frozenset[Key]:
-    """Return the deferred Services whose turn is next, all of one namespace; only one Service if `alone`."""
+    """Return the deferred Services whose turn is next, all of one namespace: at least one, up to `limit` pairs."""
     turn: list[Key] = []
     pairs = 0
     for key in deferred:
-        if turn and (alone or pairs >= LARGE_PAIRS):
+        if turn and pairs >= limit:
             break
         if not turn or key.namespace == turn[0].namespace:
             pairs += count_pairs(cluster, key, context.options.family)
-            if not turn or pairs <= LARGE_PAIRS:
+            if not turn or pairs <= limit:
                 turn.append(key)
     return frozenset(turn)
 

@@ -174,7 +174,8 @@ class FamilyTables:
 
         They move to the end of the queue: if their sync fails, they must not keep others waiting.
         """
-        turn = large.next_turn(cluster, queue, context, alone=self._turn_failed)
+        limit = large.LARGE_PAIRS * (large.LEGACY_FACTOR if self._chains_per_block is None else 1)
+        turn = large.next_turn(cluster, queue, context, 0 if self._turn_failed else limit)
         namespaces = {key.namespace for key in turn}
         order = sorted(queue, key=lambda key: (key.namespace in namespaces, key in turn))
         queue.clear()
@@ -351,7 +352,9 @@ class FamilyTables:
             ensured: Mapping[str, tuple[str, ...]] = ensured_lines(live, options)
         else:
             ensured = self._drift.ensured if self._drift else {}
-        at_once = self._context is None or self._listed or self._drift
+        at_once = (
+            self._chains_per_block is None or self._context is None or self._listed or self._drift is not None
+        )
         return Desired(
             services=resolution.desired(self.quarantine),
             options=options,
