@@ -1,5 +1,7 @@
 """The applied state: which chains of ours one family's tables hold, and the update from it to the desired rules."""
 
+import contextlib
+import graphlib
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,7 +89,9 @@ class AppliedState:
         self._chains: dict[ChainKey, AppliedChain] = {}
         self._unclaimed: dict[str, AppliedChain] = {}
         self._referenced: frozenset[str] = frozenset()
-        self._may_hold_foreign_rules = False  # as read from live tables
+        # What others may have changed: adopted tables until the next update, or just some chains.
+        self._live: Ruleset | None = None
+        self._may_hold_foreign_rules = False
 
     # Read.
 
@@ -181,14 +185,27 @@ class AppliedState:
             ]
             yield ChainUpdate(tuple(chains), (kept,))
 
-    def may_refer_back(self, name: str) -> bool:
-        """Return whether a chain of table nat may refer to one before it in `chains_below`.
+    def deletion_order(self, unused: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the unused chains of table nat to delete together, and the others, each before those to which it refers.
 
-        Branches may. Unclaimed chains may too, and so may all that others have changed; those of endpoints refer to none.
+        Branches may refer to one another. So may all chains that others have changed, except those of endpoints.
         """
-        if self._may_hold_foreign_rules:
-            return not names.is_endpoint_chain(name)
-        return _nat(name) in self._chains
+        if self._live:
+            referrers: dict[str, set[str]] = {name: set() for name in unused}
+            for name in unused:
+                for target in map(parse_target, self._live.chains.get(_nat(name), ())):
+                    if target in referrers:
+                        referrers[target].add(name)
+            with contextlib.suppress(graphlib.CycleError):
+                return (), tuple(graphlib.TopologicalSorter(referrers).static_order())
+        foreign = self._live or self._may_hold_foreign_rules
+        together = [
+            name
+            for name in unused
+            if (not names.is_endpoint_chain(name) if foreign else _nat(name) in self._chains)
+        ]
+        chosen = frozenset(together)
+        return tuple(together), tuple(name for name in unused if name not in chosen)
 
     def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, AppliedChain]:
         """Return the unclaimed chains, those of these Services, and those of the trees below these roots."""
@@ -219,7 +236,7 @@ class AppliedState:
 
         Owners stay as they are; chains without an owner are unclaimed.
         """
-        self._may_hold_foreign_rules = True
+        self._live = live
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
         self._unclaimed = {
             key.chain: AppliedChain.of(Chain(key, rules))
@@ -320,10 +337,11 @@ class AppliedState:
         for root, tree in update.trees.items():
             for name, rules in tree.chains:
                 self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
+        together, others = self.deletion_order(unused)
         self._unclaimed = {
-            name: chain for name, chain in unused.items() if not self.can_only_be_emptied(_nat(name))
+            name: unused[name] for name in (*together, *others) if not self.can_only_be_emptied(_nat(name))
         }
-        self._may_hold_foreign_rules = False
+        self._live, self._may_hold_foreign_rules = None, False
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):

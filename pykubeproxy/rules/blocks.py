@@ -144,11 +144,7 @@ def _removed(update: Update, unused: dict[str, AppliedChain], limit: int) -> Ite
     emptied = tuple(name for name in sorted(kept) if unused[name].digest != empty)
     for names in _portions(emptied, limit):
         yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
-    deleted = [name for name in unused if name not in kept]
-    # Chains that may refer to one another are deleted together; the others in order, each before those it refers to.
-    may_refer_back = update.applied.may_refer_back
-    together = tuple(filter(may_refer_back, deleted))
-    others = tuple(itertools.filterfalse(may_refer_back, deleted))
+    together, others = update.applied.deletion_order([name for name in unused if name not in kept])
     if (most := update.desired.most_deleted) is not None:
         others = others[: max(0, most - len(together))]
     for names in (together, *_portions(others, limit)):
