@@ -31,7 +31,7 @@ def referenced_by_others(live: Ruleset) -> frozenset[ChainKey]:
     )
 
 
-def served_chains(live: Ruleset) -> set[str]:
+def served_chains(live: Ruleset) -> frozenset[str]:
     """Return the chains of table nat to which our shared chains lead."""
     pending = [key for key in skeleton.SHARED if key.table == "nat"]
     found = {key.chain for key in pending}
@@ -40,7 +40,7 @@ def served_chains(live: Ruleset) -> set[str]:
             if target.startswith("KUBE-") and target not in found:
                 found.add(target)
                 pending.append(ChainKey("nat", target))
-    return found
+    return frozenset(found)
 
 
 def ensured_lines(

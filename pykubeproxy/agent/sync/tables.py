@@ -287,8 +287,8 @@ class FamilyTables:
         keys = self._dirty | turn | reduce
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
-            served = {service.key for service in cluster.services() if self.family in families_of(service)}
-            keys = keys | served | quarantined | set(self.services()) | self._deferred.keys()
+            present = {service.key for service in cluster.services() if self.family in families_of(service)}
+            keys = keys | present | quarantined | set(self.services()) | self._deferred.keys()
         # The first list and later ones bring all changes at once.
         changed: Collection[Key] = () if self._context is None or self._listed else self._dirty
         waiting = large.must_wait(
@@ -298,14 +298,15 @@ class FamilyTables:
             self._deferred.keys() | reduce,
             context,
         )
+        # An earlier agent or a failed sync may have written rules that the applied state does not know.
+        served = served_chains(live) if live is not None and failed else frozenset()
         reduced: dict[Key, Container[str]] = {}
         for key in sorted(waiting):
             known = bool(self._applied.ports(key))
             if key in reduce:
                 reduced[key] = self._applied.existing_chains(key)
             elif live is not None and not known and failed:
-                # An earlier agent or a failed sync may have written rules that the applied state does not know.
-                reduced[key] = served_chains(live)
+                reduced[key] = served
             elif live is not None and self._is_damaged(cluster, key, live) and not failed:
                 waiting.discard(key)
             elif known and self._loses(cluster, key, live):
