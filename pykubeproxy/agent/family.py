@@ -23,8 +23,9 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 from pykubeproxy.services.ports import ApiServers
 
-# The part of the time that syncs of large Services may take.
-_DEFERRED_SHARE = 0.25
+# The part of the time that deferred syncs may take. Short ones may use that of the last half minute at once, so that
+# thousands of honest changes do not wait.
+_DEFERRED_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 1.0, 30.0
 
 log = structlog.get_logger()
 
@@ -59,10 +60,12 @@ class FamilyController:
         self._clock = clock
         self._schedule = DriftSchedule(config.iptables.sync_period, clock())
         self._retries = RetrySchedule()
-        self._deferred_share = TimeShare(_DEFERRED_SHARE, config.iptables.sync_period)
+        self._deferred_share = TimeShare(
+            _DEFERRED_SHARE, config.iptables.sync_period, _SHORT_SECONDS, _SAVED_SECONDS
+        )
         self._drifted = False  # the next sync repairs detected drift
         self._changed: set[Key] = set()
-        self._requested = False
+        self._requested = self._listed = False
         self._change_since = math.inf  # when the oldest change arrived that no sync was queued for
         opened.tables.on_progress(observers.progress)
 
@@ -70,9 +73,13 @@ class FamilyController:
         """Note that another program wrote to the tables of this family."""
         self._schedule.external_write(write, self._clock())
 
-    def request_sync(self, since: float, services: Iterable[Key] = ()) -> None:
-        """Have the next round sync this family, after a change that arrived at `since`; it may change these Services."""
+    def request_sync(self, since: float, services: Iterable[Key] = (), listed: bool = False) -> None:
+        """Have the next round sync this family, after a change that arrived at `since`; it may change these Services.
+
+        `listed`: the change is a new list.
+        """
         self._requested = True
+        self._listed = self._listed or listed
         self._changed.update(services)
         self._change_since = min(self._change_since, since)
 
@@ -88,7 +95,9 @@ class FamilyController:
         return self._requested or self._drifted or self.tables.needs_resync
 
     def next_work(self) -> float:
-        """Return when to call `check_drift`, `sync_deferred` or `retry_quarantined`."""
+        """Return when to call `check_drift`, `sync_losses`, `sync_deferred` or `retry_quarantined`."""
+        if self.tables.has_losses:
+            return -math.inf
         check = min(self._schedule.due(), self._schedule.next_missing_check(), self._schedule.calm_at)
         return min(check, self.next_deferred(), self.next_retry())
 
@@ -138,11 +147,11 @@ class FamilyController:
             self._observers.rules_missing(self.family, scope.since)
 
     def next_deferred(self) -> float:
-        """Return when to call `sync_deferred`; infinity if no Service is deferred."""
+        """Return when to call `sync_deferred`; infinity if nothing is deferred."""
         return self._deferred_share.due() if self.tables.deferred else math.inf
 
     def sync_deferred(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
-        """Sync one deferred large Service. Return as `sync` does."""
+        """Sync some deferred Services. Return as `sync` does."""
         begun = self._clock()
         synced = self._sync(node, api_servers, lambda context: self.tables.sync_deferred(cluster, context))
         self._deferred_share.worked(begun, self._clock(), synced is not None)
@@ -174,9 +183,16 @@ class FamilyController:
         self.queue_sync()  # a drift repair comes before the rate limiter
         self._requested = False
         changed, self._changed = self._changed, set()
-        synced = self._sync(node, api_servers, lambda context: self.tables.sync(cluster, changed, context))
+        listed, self._listed = self._listed, False
+        synced = self._sync(
+            node, api_servers, lambda context: self.tables.sync(cluster, changed, context, listed)
+        )
         self._follow_quarantine(changed)
         return synced
+
+    def sync_losses(self, cluster: Cluster, node: Node | None, api_servers: ApiServers) -> Synced | None:
+        """Remove what some deferred Services have lost from their rules. Return as `sync` does."""
+        return self._sync(node, api_servers, lambda context: self.tables.sync_losses(cluster, context))
 
     def _follow_quarantine(self, changed: Collection[Key]) -> None:
         """Schedule retries after a sync; `changed` are the Services that have changed since the last one."""

@@ -127,14 +127,16 @@ class Agent:
             self._request_sync()
         for family in self._families:
             if services := [key for key, families in changes.items() if family.family in families]:
-                self._request_sync(family, services)
+                self._request_sync(family, services, isinstance(event, Listed))
 
-    def _request_sync(self, only: FamilyController | None = None, services: Iterable[Key] = ()) -> None:
+    def _request_sync(
+        self, only: FamilyController | None = None, services: Iterable[Key] = (), listed: bool = False
+    ) -> None:
         """Request a sync of all families, or of `only` one, in which these Services have changed."""
         now = self._clock()
         self._limiter.request(now)
         for family in [only] if only else self._families:
-            family.request_sync(min(self._mailbox.waiting_since(), now), services)
+            family.request_sync(min(self._mailbox.waiting_since(), now), services, listed)
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
@@ -180,7 +182,7 @@ class Agent:
                 self._sync()
 
     def _do_deferred_work(self) -> None:
-        """Remove leftovers, sync one deferred Service or retry quarantined ports; no other sync is due."""
+        """Remove leftovers, sync deferred Services or retry quarantined ports; no other sync is due."""
         if not self._in_sync:
             return
         now = self._clock()
@@ -188,8 +190,11 @@ class Agent:
             self._remove_leftovers()
             return
         for family in self._families:
+            if family.tables.has_losses:
+                self._sync_apart(family, family.sync_losses)
+                return
             if now >= family.next_deferred():
-                self._sync_deferred(family)
+                self._sync_apart(family, family.sync_deferred)
                 return
             if now >= family.next_retry():
                 if family.retry_quarantined(self._cluster):
@@ -200,23 +205,25 @@ class Agent:
         found = remove_leftovers(self._config, self._backend, self._observers.progress)
         self._leftovers.checked(found, self._clock())
 
-    def _sync_deferred(self, family: FamilyController) -> bool:
-        """Sync one large Service of a family. Return whether that succeeded."""
-        succeeded = self._note_sync(
-            family, family.sync_deferred(self._cluster, self._node, self._api_servers)
-        )
+    def _sync_apart(
+        self,
+        family: FamilyController,
+        sync: Callable[[Cluster, Node | None, ApiServers], Synced | None],
+    ) -> bool:
+        """Sync some deferred Services of a family. Return whether that succeeded."""
+        succeeded = self._note_sync(family, sync(self._cluster, self._node, self._api_servers))
         if not succeeded:
             self._limiter.finished(self._clock(), succeeded)
         self._observers.apply_checks(self._node)
         return succeeded
 
     def _sync_all_deferred(self) -> bool:
-        """Sync all large Services now. Return whether all syncs succeeded."""
+        """Sync all deferred Services now. Return whether all syncs succeeded."""
         succeeded = True
         for family in self._families:
             failed = 0
             while family.tables.deferred > failed:
-                failed += not self._sync_deferred(family)
+                failed += not self._sync_apart(family, family.sync_deferred)
             succeeded = succeeded and not failed
         return succeeded
 
@@ -235,11 +242,7 @@ class Agent:
             self._last_resync = self._clock()
             for family in self._families:
                 family.tables.retry_tree()
-        results = [
-            self._note_sync(family, family.sync(self._cluster, self._node, self._api_servers))
-            for family in self._families
-            if family.needs_sync
-        ]
+        results = [self._sync_family(family) for family in self._families if family.needs_sync]
         succeeded = all(results)
         self._limiter.finished(self._clock(), succeeded)
         self._observers.round_finished(succeeded, self._node)
@@ -251,6 +254,16 @@ class Agent:
             garbage.collect_normally()
             system.release_memory()
         return succeeded
+
+    def _sync_family(self, family: FamilyController) -> bool:
+        """Sync a family, and remove what some deferred Services have lost. Return whether that succeeded."""
+        cluster, node, api_servers = self._cluster, self._node, self._api_servers
+        if not self._note_sync(family, family.sync(cluster, node, api_servers)):
+            return False
+        # Only now: if it fails, the others have their rules.
+        return not family.tables.has_losses or self._note_sync(
+            family, family.sync_losses(cluster, node, api_servers)
+        )
 
     def _note_sync(self, family: FamilyController, synced: Synced | None) -> bool:
         """Pass a report to everything that observes syncs. Return whether there is one: the sync succeeded."""

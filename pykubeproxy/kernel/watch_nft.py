@@ -87,14 +87,13 @@ class NftWatch:
             yield written.note
         finally:
             with self._lock:
-                if written.is_long:
-                    self._highest.clear()
-                    self._join()
-                    if _generation() - before != written.blocks:
-                        self._anything()
-                self._drain()
-                self._writing = False
-                self._own.clear()
+                try:
+                    if written.is_long:
+                        self._rejoin(before + written.blocks)
+                    self._drain()
+                finally:
+                    self._writing = False
+                    self._own.clear()
 
     def synced(self, family: Family, counts: TableCounts) -> None:
         """Do nothing: the events suffice."""
@@ -108,6 +107,17 @@ class NftWatch:
 
     def _join(self) -> None:
         self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+
+    def _rejoin(self, expected: int) -> None:
+        """Listen again; report unknown writes unless the last transaction has the `expected` number."""
+        self._highest.clear()
+        alone = False
+        try:
+            self._join()
+            alone = _generation() == expected
+        finally:
+            if not alone:
+                self._anything()
 
     def _leave(self) -> None:
         """Stop listening, and drop the current transaction: its other events will not arrive."""

@@ -1,9 +1,10 @@
 """The applied state: which chains of ours one family's tables hold, and the update from it to the desired rules."""
 
+import contextlib
+import graphlib
 import itertools
-from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.digests import (
     ABSENT,
     CHAIN_ENTRIES,
+    MISSING_CHAIN,
     AppliedChain,
     AppliedPort,
     Desired,
@@ -22,6 +24,7 @@ from pykubeproxy.rules.digests import (
 )
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ownership import is_ours, referenced_by_others
+from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries
@@ -56,13 +59,14 @@ class Update(msgspec.Struct, frozen=True):
     def chains(self) -> Iterator[ChainUpdate]:
         """Render one service port after the other, small Services first, then the branches that lead to them."""
         for _, key in sorted((_size(ports), key) for key, ports in self.desired.services.items()):
-            yield from self.applied.compare_service(key, self.desired.services[key])
+            reduced = key in self.desired.reduced
+            yield from self.applied.compare_service(key, self.desired.services[key], reduced)
         for tree in self.trees.values():
             branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
             yield from (ChainUpdate((chain,)) for chain in branches if self.applied.differs(chain))
 
-    def replaced_chains(self) -> dict[str, int]:
-        """Return the digests of the chains of table nat that the update may leave unused.
+    def replaced_chains(self) -> dict[str, AppliedChain]:
+        """Return the chains of table nat that the update may leave unused.
 
         Branches that it keeps are not among them; the caller drops the chains of service ports once they are rendered.
         """
@@ -76,17 +80,20 @@ class Update(msgspec.Struct, frozen=True):
 class AppliedState:
     """Track the chains of ours that the tables of one family hold: a digest and an owner for each.
 
-    The owner is a service port, or a shared chain for the branches of its tree. A chain found in live tables has no owner
-    until an update needs or deletes it.
+    The owner is a service port, or a shared chain for the branches of its tree. Chains found in live tables, and unused
+    ones, have no owner until an update needs or deletes them; no rule of ours leads there. Each of them comes before those
+    to which it refers.
     """
 
     def __init__(self) -> None:
         self._services: dict[Key, tuple[AppliedPort, ...]] = {}
         self._totals = PortTotals()
         self._chains: dict[ChainKey, AppliedChain] = {}
-        self._unclaimed: dict[str, int] = {}
+        self._unclaimed: dict[str, AppliedChain] = {}
         self._referenced: frozenset[str] = frozenset()
-        self._may_hold_foreign_rules = False  # as read from live tables
+        # What others may have changed: adopted tables until the next update, or just some chains.
+        self._live: Ruleset | None = None
+        self._may_hold_foreign_rules = False
 
     # Read.
 
@@ -98,9 +105,18 @@ class AppliedState:
         """Return the ports of a Service that have rules, by name."""
         return self._services.get(service, ())
 
-    def holds_all_chains(self, service: Key) -> bool:
-        """Return whether the tables hold all chains of the ports of a Service, with any rules."""
-        return all(ABSENT not in port.digests for port in self.ports(service))
+    def existing_chains(self, service: Key) -> set[str]:
+        """Return the chains of the ports of a Service that the tables hold, with any rules."""
+        chains = (chain for port in self.ports(service) for chain in port.chains().items())
+        return {name for name, chain in chains if chain.digest != ABSENT}
+
+    def misses_chains(self, service: Key) -> bool:
+        """Return whether the tables lack a chain of the ports of a Service."""
+        return any(ABSENT in port.digests for port in self.ports(service))
+
+    def has_unused_chains(self) -> bool:
+        """Return whether the tables hold chains that no rule of ours uses."""
+        return bool(self._unclaimed)
 
     def endpoints(self) -> int:
         """Return the number of endpoints, each counted once for every service port."""
@@ -108,15 +124,20 @@ class AppliedState:
 
     def rule_counts(self) -> Mapping[str, int]:
         """Return how many rules of ours each table holds."""
-        count = Counter({"nat": self._totals.rules})
+        unused = sum(chain.rules for chain in self._unclaimed.values())
+        count = Counter({"nat": self._totals.rules + unused})
         for key, chain in self._chains.items():
             count[key.table] += chain.rules
         return count
 
+    def chain_count(self) -> int:
+        """Return the number of chains."""
+        return len(self._chains) + self._totals.chains + len(self._unclaimed)
+
     def entry_counts(self) -> Mapping[str, int]:
         """Return how many entries of iptables-legacy our rules and chains take, by table."""
         chains = Counter(key.table for key in self._chains)
-        chains["nat"] += self._totals.chains
+        chains["nat"] += self._totals.chains + len(self._unclaimed)
         rules = self.rule_counts()
         return {table: rules.get(table, 0) + CHAIN_ENTRIES * chains[table] for table in rules.keys() | chains}
 
@@ -124,9 +145,11 @@ class AppliedState:
         """Yield each chain with its digest."""
         for key, chain in self._chains.items():
             yield key, chain.digest
+        for name, chain in self._unclaimed.items():
+            yield _nat(name), chain.digest
         for ports in self._services.values():
             for port in ports:
-                for name, known in port.chains().items():
+                for name, known in zip(port.names.split(), port.digests, strict=True):
                     yield _nat(name), known
 
     def can_only_be_emptied(self, key: ChainKey) -> bool:
@@ -135,51 +158,72 @@ class AppliedState:
 
     def differs(self, chain: Chain) -> bool:
         """Return whether the tables lack this chain or hold it with other rules; for chains that no service port owns."""
-        applied = self._chains.get(chain.key)
-        before = applied.digest if applied else self._unclaimed.get(chain.key.chain, ABSENT)
-        return before != digest(*chain)
+        applied = self._chains.get(chain.key) or self._unclaimed.get(chain.key.chain, MISSING_CHAIN)
+        return applied.digest != digest(*chain)
 
-    def compare_service(self, service: Key, ports: Iterable[DesiredPort]) -> Iterator[ChainUpdate]:
-        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
-        applied = {port.name: port for port in self.ports(service)}
+    def compare_service(
+        self, service: Key, ports: Iterable[DesiredPort], reduced: bool = False
+    ) -> Iterator[ChainUpdate]:
+        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules.
+
+        Of a `reduced` Service, endpoint chains stay as they are.
+        """
+        applied, unclaimed = {port.name: port for port in self.ports(service)}, self._unclaimed
         for port in ports:
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
             before = applied.get(port.name)
             known = before.chains() if before else {}
-            chains = (
+            held = [known.get(name) or unclaimed.get(name, MISSING_CHAIN) for name, _ in rendered]
+            if reduced:
+                new = zip(kept.chains().items(), held, strict=True)
+                kept = kept.holding(
+                    {name: was if names.is_endpoint_chain(name) else chain for (name, chain), was in new}
+                )
+            chains = [
                 Chain(_nat(name), rules)
-                for (name, rules), after in zip(rendered, kept.digests, strict=True)
-                if known.get(name, self._unclaimed.get(name, ABSENT)) != after
-            )
+                for (name, rules), after, was in zip(rendered, kept.digests, held, strict=True)
+                if was.digest != after
+            ]
             yield ChainUpdate(tuple(chains), (kept,))
 
     def unchanged(self, desired: Desired) -> Iterator[PortName]:
         """Yield the service ports of which no own chain must be written."""
         for service, ports in desired.services.items():
-            for update in self.compare_service(service, ports):
+            for update in self.compare_service(service, ports, service in desired.reduced):
                 if not update.chains:
                     yield update.ports[0].name
 
-    def may_refer_back(self, name: str) -> bool:
-        """Return whether a chain of table nat may refer to one before it in `chains_below`.
+    def deletion_order(self, unused: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the unused chains of table nat to delete together, and the others, each before those to which it refers.
 
-        Branches may. Unclaimed chains may too, and so may all that others have changed; those of endpoints refer to none.
+        Branches may refer to one another. So may all chains that others have changed, except those of endpoints.
         """
-        if self._may_hold_foreign_rules:
-            return not names.is_endpoint_chain(name)
-        return _nat(name) in self._chains
+        if self._live:
+            referrers: dict[str, set[str]] = {name: set() for name in unused}
+            for name in unused:
+                for target in map(parse_target, self._live.chains.get(_nat(name), ())):
+                    if target in referrers:
+                        referrers[target].add(name)
+            with contextlib.suppress(graphlib.CycleError):
+                return (), tuple(graphlib.TopologicalSorter(referrers).static_order())
+        foreign = self._live or self._may_hold_foreign_rules
+        together = [
+            name
+            for name in unused
+            if (not names.is_endpoint_chain(name) if foreign else _nat(name) in self._chains)
+        ]
+        chosen = frozenset(together)
+        return tuple(together), tuple(name for name in unused if name not in chosen)
 
-    def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, int]:
-        """Return the digests of the chains of these Services, of the trees below these roots, and of unclaimed chains."""
-        digests = dict(self._unclaimed)
+    def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, AppliedChain]:
+        """Return the unclaimed chains, those of these Services, and those of the trees below these roots."""
+        chains = dict(self._unclaimed)
         for service in services:
             for port in self.ports(service):
-                digests.update(port.chains())
-        digests.update(
-            (key.chain, chain.digest) for key, chain in self._chains.items() if chain.root in roots
-        )
-        return {name: known for name, known in digests.items() if known != ABSENT}
+                chains.update(port.chains())
+        chains.update((key.chain, chain) for key, chain in self._chains.items() if chain.root in roots)
+        return {name: chain for name, chain in chains.items() if chain.digest != ABSENT}
 
     def update_to(self, desired: Desired) -> Update:
         """Return what to write and delete; do not change this state."""
@@ -201,10 +245,12 @@ class AppliedState:
 
         Owners stay as they are; chains without an owner are unclaimed.
         """
-        self._may_hold_foreign_rules = True
+        self._live = live
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
         self._unclaimed = {
-            key.chain: digest(key, rules) for key, rules in ours.items() if names.is_owned(key.chain)
+            key.chain: AppliedChain.of(Chain(key, rules))
+            for key, rules in ours.items()
+            if names.is_owned(key.chain)
         }
         self._referenced = frozenset(key.chain for key in referenced_by_others(live) if key.table == "nat")
         roots = {key: chain.root for key, chain in self._chains.items() if chain.root}
@@ -215,14 +261,46 @@ class AppliedState:
         }
         for key in roots:
             self._unclaimed.pop(key.chain, None)
+        self._totals = PortTotals()
         for service, ports in self._services.items():
             self._services[service] = tuple(
-                msgspec.structs.replace(
-                    port,
-                    digests=array("q", (self._unclaimed.pop(name, ABSENT) for name in port.names.split())),
-                )
+                port.holding({name: self._unclaimed.pop(name, MISSING_CHAIN) for name in port.names.split()})
                 for port in ports
             )
+            self._totals.add(self._services[service])
+
+    def keep(self, service: Key, live: Ruleset) -> bool:
+        """Let a Service keep the rules that the adopted `live` tables hold, after a sync that may have failed halfway.
+
+        Its ports then own all chains to which their rules lead. A port of which a chain is missing, or whose rules lead to
+        a chain of others, loses its rules. Return whether no port does.
+        """
+        before, kept = self.ports(service), []
+        for port in before:
+            chains = port.chains()
+            complete = MISSING_CHAIN not in chains.values()
+            found = list(chains) if complete else []
+            for name in found:  # grows
+                for target in map(parse_target, live.chains[_nat(name)]):
+                    if target in self._unclaimed and target not in chains:
+                        chains[target] = self._unclaimed[target]
+                        found.append(target)
+                    elif names.is_owned(target) and target not in chains:
+                        complete = False
+            if complete:
+                # Each before those to which it refers, and endpoint chains refer to none.
+                chains = {name: chains[name] for name in sorted(found, key=names.is_endpoint_chain)}
+                kept.append(port.holding(chains))
+                for name in chains:
+                    self._unclaimed.pop(name, None)
+            else:
+                own = port.chains().items()
+                self._unclaimed.update((name, chain) for name, chain in own if chain != MISSING_CHAIN)
+        self._totals.subtract(self._services.pop(service))
+        self._totals.add(kept)
+        if kept:
+            self._services[service] = tuple(kept)
+        return len(kept) == len(before)
 
     def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
         """Record what `live` tables hold of chains that others have changed.
@@ -237,9 +315,13 @@ class AppliedState:
             if any(not owned.isdisjoint(port.names.split()) for port in ports)
         }
         for service in services:
+            self._totals.subtract(self.ports(service))
             self._services[service] = tuple(_observed(port, changed, live) for port in self.ports(service))
+            self._totals.add(self._services[service])
         shared = set()
         for key in changed:
+            if self._unclaimed.pop(key.chain, None) and key in live.chains:
+                self._unclaimed[key.chain] = AppliedChain.of(Chain(key, live.chains[key]))
             if applied := self._chains.pop(key, None):
                 shared |= {root for root in (key, applied.root) if root in skeleton.SHARED}
                 if (rules := live.chains.get(key)) is not None:
@@ -248,12 +330,15 @@ class AppliedState:
                     self._chains[key] = AppliedChain(digest(key, rules), len(rules), applied.root, ours)
         return services, shared
 
-    def after(self, update: Update, ports: Iterable[AppliedPort]) -> "AppliedState":
-        """Return the state after an applied update; `ports` are those that it rendered.
+    def after(self, update: Update, ports: Sequence[AppliedPort], deleted: Iterable[str]) -> "AppliedState":
+        """Return the state after an applied update; `ports` are those that it rendered, `deleted` the deleted chains.
 
         The returned state reuses the storage of this one: do not use this one afterwards. Copying 55,000 entries would cost
         more than most updates.
         """
+        unused = update.replaced_chains()
+        for name in itertools.chain(deleted, *(port.names.split() for port in ports if unused)):
+            unused.pop(name, None)
         for chain in (*update.fixed, *update.shared):
             self._chains[chain.key] = AppliedChain.of(chain)
         for key in [key for key, chain in self._chains.items() if chain.root in update.trees]:
@@ -261,7 +346,11 @@ class AppliedState:
         for root, tree in update.trees.items():
             for name, rules in tree.chains:
                 self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
-        self._unclaimed, self._may_hold_foreign_rules = {}, False
+        together, others = self.deletion_order(unused)
+        self._unclaimed = {
+            name: unused[name] for name in (*together, *others) if not self.can_only_be_emptied(_nat(name))
+        }
+        self._live, self._may_hold_foreign_rules = None, False
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
@@ -310,19 +399,17 @@ def _size(ports: Iterable[DesiredPort]) -> int:
 
 
 def _observed(port: AppliedPort, changed: Collection[ChainKey], live: Ruleset) -> AppliedPort:
-    digests = array(
-        "q",
-        (
-            _digest(live, key) if (key := _nat(name)) in changed else known
-            for name, known in port.chains().items()
-        ),
+    return port.holding(
+        {
+            name: _observed_chain(live, key) if (key := _nat(name)) in changed else chain
+            for name, chain in port.chains().items()
+        }
     )
-    return msgspec.structs.replace(port, digests=digests)
 
 
-def _digest(live: Ruleset, key: ChainKey) -> int:
+def _observed_chain(live: Ruleset, key: ChainKey) -> AppliedChain:
     rules = live.chains.get(key)
-    return ABSENT if rules is None else digest(key, rules)
+    return MISSING_CHAIN if rules is None else AppliedChain.of(Chain(key, rules))
 
 
 def _nat(chain: str) -> ChainKey:

@@ -54,6 +54,8 @@ class Desired(msgspec.Struct, frozen=True):
     - `services`: the ports of each Service, by name; none for a Service that should have no rules
     - `shared`: shared chains to render even if no entry in them changes
     - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
+    - `reduced`: Services whose endpoint chains stay as they are; the rules of `services` need no others
+    - `most_deleted`: delete about this many unused chains, the rest later; None means all
     """
 
     services: Mapping[Key, tuple[DesiredPort, ...]]
@@ -61,20 +63,22 @@ class Desired(msgspec.Struct, frozen=True):
     node_port_jumps: Rules
     shared: frozenset[ChainKey] = frozenset()
     ensured: Mapping[str, tuple[str, ...]] = {}
+    reduced: frozenset[Key] = frozenset()
+    most_deleted: int | None = None
 
 
 class AppliedPort(msgspec.Struct, frozen=True):
     """The applied rules of a service port, as digests.
 
     `names` are those of its own chains, separated by spaces: one text takes a third of the memory of many. `digests`
-    are those of these chains, `rules` is the number of rules in them, `entries` are its rules in shared chains.
+    are those of these chains, `sizes` are their numbers of rules, `entries` are its rules in shared chains.
     """
 
     name: PortName
     endpoints: int
     names: str
     digests: "array[int]"
-    rules: int
+    sizes: "array[int]"
     entries: Entries
 
     @classmethod
@@ -85,14 +89,23 @@ class AppliedPort(msgspec.Struct, frozen=True):
             name=msgspec.structs.replace(port.name),
             endpoints=port.endpoints,
             names=" ".join(chain for chain, _ in chains),
-            digests=array("q", (digest(ChainKey("nat", chain), rules) for chain, rules in chains)),
-            rules=sum(len(rules) for _, rules in chains),
+            digests=array("q", [digest(ChainKey("nat", chain), rules) for chain, rules in chains]),
+            sizes=array("I", [len(rules) for _, rules in chains]),
             entries=port.rules.entries,
         )
 
-    def chains(self) -> dict[str, int]:
-        """Return the digest of each own chain."""
-        return dict(zip(self.names.split(), self.digests, strict=True))
+    def chains(self) -> "dict[str, AppliedChain]":
+        """Return each own chain."""
+        return dict(zip(self.names.split(), map(AppliedChain, self.digests, self.sizes), strict=True))
+
+    def holding(self, chains: "Mapping[str, AppliedChain]") -> "AppliedPort":
+        """Return the port with these own chains."""
+        return msgspec.structs.replace(
+            self,
+            names=" ".join(chains),
+            digests=array("q", (chain.digest for chain in chains.values())),
+            sizes=array("I", (chain.rules for chain in chains.values())),
+        )
 
 
 class AppliedChain(NamedTuple):
@@ -115,6 +128,9 @@ class AppliedChain(NamedTuple):
         return cls(digest(key, rules), len(rules), root, rules if keep_text else ())
 
 
+MISSING_CHAIN = AppliedChain(ABSENT, 0)
+
+
 class PortTotals(msgspec.Struct):
     """Running totals of the endpoints, chains and rules of all service ports."""
 
@@ -127,7 +143,7 @@ class PortTotals(msgspec.Struct):
         for port in ports:
             self.endpoints += sign * port.endpoints
             self.chains += sign * len(port.digests)
-            self.rules += sign * port.rules
+            self.rules += sign * sum(port.sizes)
 
     def subtract(self, ports: Iterable[AppliedPort]) -> None:
         """Subtract ports."""

@@ -52,6 +52,28 @@ def _pairs(cluster: Cluster, key: Key, family: Family, per_endpoint: int = 1) ->
     return max(ports, addresses * ports + per_endpoint * endpoints)
 
 
+def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
+    """Return hashes of the ports, addresses, allowed sources and usable endpoints of a Service in one family.
+
+    A Service that loses one of them must lose rules at once; others may wait. Ports and endpoints are not multiplied.
+    """
+    service = cluster.service(key)
+    if service is None:
+        return frozenset()
+    given = (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
+    found = {hash(port) for port in service.ports}
+    found.update(hash(("address", address)) for address in given)
+    found.update(hash(("source", source)) for source in service.source_ranges or ("any",))
+    for slice_ in cluster.slices_of(key, family):
+        ports = hash(slice_.ports)
+        for endpoint in slice_.endpoints:
+            if endpoint.ready:
+                found.add(hash((endpoint.address, ports, "ready")))
+            if endpoint.serving:
+                found.add(hash((endpoint.address, ports, "serving")))
+    return frozenset(found)
+
+
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:
     """Return why a Service is too large to be served; None if it is not. A `limit` of 0 allows any size."""
     pairs = _pairs(cluster, key, family) if limit else 0

@@ -1,5 +1,7 @@
 """Detect, report and repair drift in real tables; foreign rules are kept."""
 
+import errno
+import os
 import shlex
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from pykubeproxy.kernel import (
     ExternalWrite,
     Runner,
     WatchedTables,
+    netfilter,
     open_iptables,
     watch_tables,
 )
@@ -352,6 +355,29 @@ def test_own_writes_are_not_reported(node: Node) -> None:
     assert node.external_writes == []
     node.run("", "-t", "nat", "-D", "KUBE-SERVICES", "1")
     assert node.repair() == {"nat": TableDrift("nat", rules=1)}
+
+
+@pytest.mark.parametrize("backend", [Backend.NFT], ids=["nft"], indirect=True)
+def test_a_watch_that_failed_after_our_own_write_reports_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot tell who wrote meanwhile, and it takes no later process for ours."""
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    with pytest.raises(OSError, match="No buffer space"), node.watch.own_writes(node.family) as note:
+        note("#" * (1 << 18) + "#")
+        monkeypatch.setattr(netfilter, "request", fail)
+    monkeypatch.undo()
+    assert node.external_writes == [ExternalWrite.anywhere(family) for family in Family]
+    node.external_writes.clear()
+    write = shlex.join([node.real.tools.main, "-t", "nat", "-F", "KUBE-SERVICES"])
+    with subprocess.Popen(["sh", "-c", f"read _; exec {write}"], stdin=subprocess.PIPE) as other:
+        node.watch.command_started(other.pid)
+        assert other.stdin
+        other.stdin.write(b"\n")
+    eventually(lambda: bool(node.external_writes), 5)
 
 
 def test_a_write_right_after_our_own_is_reported(node: Node) -> None:

@@ -141,7 +141,7 @@ class Observers:
         self._unkept.sync_succeeded(report)
         self._report_tree(report)
         self.history.sync_succeeded(report, now)
-        for seconds in self._latencies.sync_succeeded(report.family, now):
+        for seconds in self._latencies.sync_succeeded(report.family, now, report.deferred):
             self.metrics.programmed(report.family, seconds)
         self._desired_checks.sync_succeeded(report)
         self._addresses[report.family] = local_addresses

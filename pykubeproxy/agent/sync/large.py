@@ -1,45 +1,77 @@
-"""Which Services are large, so that their syncs are deferred and delay no others."""
+"""Which Services wait for their turn, so that the changes of one namespace do not delay the others."""
+
+from collections import Counter
+from collections.abc import Collection, Container
 
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
-from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, service_ports
 from pykubeproxy.services.size import count_pairs, oversized
 
-# Above this many pairs (see `count_pairs`) a Service is large: its sync takes long enough for others to notice.
+# The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
+# for others to notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
+# How many unused chains one sync deletes; on legacy all, since any change replaces the whole table.
+MOST_DELETED = 5000
+# For the same reason, turns have more pairs on legacy.
+LEGACY_FACTOR = 4
 
 
-def may_defer(
-    cluster: Cluster, service: Key, context: RuleContext, applied: AppliedState, live: Ruleset | None
-) -> bool:
-    """Return whether to defer the sync of a Service: it is large, and can keep the rules it has, if any.
+def must_wait(
+    cluster: Cluster,
+    keys: Collection[Key],
+    changed: Container[Key],
+    deferred: Container[Key],
+    context: RuleContext,
+) -> set[Key]:
+    """Return the Services that wait for a turn: deferred ones, large ones, and the largest of many changed ones.
 
-    One that is no longer served cannot.
-
-    `live` are the tables of a full sync. The rules can stay only if all their chains exist: others jump to them.
+    Services that are not served do not wait.
     """
-    found, family = cluster.service(service), context.options.family
-    if found is None or count_pairs(cluster, service, family) <= LARGE_PAIRS:
-        return False
-    if oversized(cluster, service, family, context.max_service_pairs):
-        return False
-    if isinstance(service_ports(found, family), ServiceSkipReason):
-        return False
-    if applied.ports(service):
-        return applied.holds_all_chains(service)
-    if live is None:
-        return True
-    # After a restart, the applied state does not know the rules that an earlier agent wrote, maybe for other ports.
-    ports = (PortName(*service, port.name, port.protocol.value) for port in found.ports)
+    family, limit = context.options.family, context.max_service_pairs
+    waiting: set[Key] = set()
+    used: Counter[str] = Counter()
+    for pairs, key in sorted((count_pairs(cluster, key, family), key) for key in keys):
+        total = pairs + used[key.namespace] * (key in changed)
+        if key not in deferred and total <= LARGE_PAIRS:
+            used[key.namespace] += pairs * (key in changed)
+        elif not oversized(cluster, key, family, limit) and _is_served(cluster, key, context):
+            waiting.add(key)
+    return waiting
+
+
+def next_turn(
+    cluster: Cluster, deferred: Collection[Key], context: RuleContext, limit: int
+) -> frozenset[Key]:
+    """Return the deferred Services whose turn is next, all of one namespace: at least one, up to `limit` pairs."""
+    turn: list[Key] = []
+    pairs = 0
+    for key in deferred:
+        if turn and pairs >= limit:
+            break
+        if not turn or key.namespace == turn[0].namespace:
+            pairs += count_pairs(cluster, key, context.options.family)
+            if not turn or pairs <= limit:
+                turn.append(key)
+    return frozenset(turn)
+
+
+def has_rules(live: Ruleset, cluster: Cluster, service: Key) -> bool:
+    """Return whether the tables hold rules of a Service that an earlier agent wrote, maybe for other ports."""
+    found = cluster.service(service)
+    ports = [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
     chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
-    return not (any(ChainKey("nat", chain) in live.chains for chain in chains) or _names(live, service))
-
-
-def _names(live: Ruleset, service: Key) -> bool:
-    """Return whether the comment of a rule names a Service."""
+    if any(ChainKey("nat", chain) in live.chains for chain in chains):
+        return True
     comments = f'"{service}:', f'"{service} '
     return any(it in rule for rules in live.chains.values() for rule in rules for it in comments)
+
+
+def _is_served(cluster: Cluster, key: Key, context: RuleContext) -> bool:
+    service = cluster.service(key)
+    if service is None:
+        return False
+    return not isinstance(service_ports(service, context.options.family), ServiceSkipReason)

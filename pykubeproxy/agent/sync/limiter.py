@@ -51,24 +51,31 @@ class SyncLimiter:
 class TimeShare:
     """Limit work to a share of the time. It reads no clock: the caller passes the time in, in seconds.
 
+    Pieces of work of less than `short` seconds may use up to `saved` seconds of the past in which there was no work.
     After failed pieces of work in a row, the next one waits at least 1 s, 2, 4, … up to `retry_period`.
     """
 
-    def __init__(self, share: float, retry_period: float = 0.0) -> None:
-        self._pause = 1 / share - 1
+    def __init__(
+        self, share: float, retry_period: float = 0.0, short: float = 0.0, saved: float = 0.0
+    ) -> None:
+        self._share = share
         self._retry_period = retry_period
+        self._short = short
+        self._saved = saved
         self._failures = 0
-        self._due = -math.inf
+        self._used_until = self._due = -math.inf
 
     def due(self) -> float:
         """Return when the next piece of work may start."""
         return self._due
 
     def worked(self, begun: float, now: float, succeeded: bool = True) -> None:
-        """Note that a piece of work has ended."""
+        """Record the end of a piece of work."""
         self._failures = 0 if succeeded else self._failures + 1
         least = 0.0 if succeeded else backoff(self._failures, self._retry_period)
-        self._due = now + max(least, self._pause * (now - begun))
+        saved = self._saved if now - begun < self._short else 0.0
+        self._used_until = max(self._used_until, begun - saved) + (now - begun) / self._share
+        self._due = max(now + least, self._used_until)
 
 
 def backoff(failures: int, longest: float) -> float:

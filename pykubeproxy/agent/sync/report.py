@@ -6,7 +6,7 @@ import msgspec
 
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.kernel import TableCounts
-from pykubeproxy.objects import Family
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules.drift import NO_DRIFT, DriftReport
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import ResolvedPort
@@ -20,6 +20,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     - `rules`: how many rules of ours each table holds now; `rules_written`: how many of them this sync wrote
     - `seconds`: the time of each phase: read, resolve, compare, restore
     - `resolved`, `gone`: the service ports it went through, and those that no longer exist
+    - `deferred`: the Services with changes that wait for a later sync
     - `wrote`: whether anything was written or deleted
     - `installed`: the UDP frontends that a full sync found in the tables
     - `quarantined`: all quarantined service ports of the family
@@ -40,6 +41,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     resolved: tuple[ResolvedPort, ...]
     gone: tuple[PortName, ...]
     wrote: bool
+    deferred: frozenset[Key] = frozenset()
     installed: frozenset[tuple[str, int]] = frozenset()
     quarantined: tuple[Quarantined, ...] = ()
     rejected_tree: str = ""

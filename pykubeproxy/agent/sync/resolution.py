@@ -1,14 +1,15 @@
 """Resolve the Services to render: their ports, the endpoints this node uses, and the context of their rules."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import msgspec
 
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.objects import Key
+from pykubeproxy.rules import names
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.digests import DesiredPort
+from pykubeproxy.rules.digests import AppliedPort, DesiredPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster
@@ -20,11 +21,13 @@ from pykubeproxy.services.size import Oversized
 class Resolution(msgspec.Struct, frozen=True):
     """The ports of the Services to render, by name, and the context of their rules.
 
-    `oversized` are those of the Services that are too large to be served; they have no ports here.
+    `oversized` are those of the Services that are too large to be served; they have no ports here. `reduced` Services
+    have only endpoints whose chains exist.
     """
 
     services: Mapping[Key, tuple[ResolvedPort, ...]]
     oversized: Mapping[Key, Oversized]
+    reduced: frozenset[Key]
     context: RuleContext
 
     def ports(self) -> tuple[ResolvedPort, ...]:
@@ -55,9 +58,16 @@ class Resolution(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    cluster: Cluster, keys: Collection[Key], applied: AppliedState, context: RuleContext
+    cluster: Cluster,
+    keys: Collection[Key],
+    applied: AppliedState,
+    context: RuleContext,
+    reduced: Mapping[Key, Container[str]],
 ) -> Resolution:
-    """Resolve these Services. Set the option `large_cluster` by the number of all endpoints."""
+    """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
+
+    `reduced` are Services that must do with the endpoint chains that exist, and the names of these chains.
+    """
     services: dict[Key, tuple[ResolvedPort, ...]] = {}
     too_large: dict[Key, Oversized] = {}
     for key in keys:
@@ -66,17 +76,46 @@ def resolve(
             services[key], too_large[key] = (), found
         else:
             services[key] = _by_name(found)
+        if key in reduced:
+            services[key] = tuple(_reduced(services[key], applied.ports(key), reduced[key]))
     before = sum(port.endpoints for key in keys for port in applied.ports(key))
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
     options = msgspec.structs.replace(context.options, large_cluster=large)
-    return Resolution(services, too_large, msgspec.structs.replace(context, options=options))
+    return Resolution(
+        services, too_large, frozenset(reduced), msgspec.structs.replace(context, options=options)
+    )
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
     """Return the ports of one Service, by name; none if it is oversized."""
     found = context.resolve(cluster, service)
     return () if isinstance(found, Oversized) else _by_name(found)
+
+
+def _reduced(
+    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], chains: Container[str]
+) -> Iterator[ResolvedPort]:
+    """Yield ports with only those endpoints that have one of these chains; omit new ports without any."""
+    known = {port.name for port in applied}
+    for resolved in ports:
+        name, selection = resolved.port.name, resolved.selection
+        kept = {it.target for it in selection.reachable if names.endpoint_chain(name, it.target) in chains}
+        if kept or name in known:
+            used = {it.target for it in selection.reachable}
+            smaller = msgspec.structs.replace(
+                selection,
+                cluster=tuple(it for it in selection.cluster if it.target in kept),
+                local=tuple(it for it in selection.local if it.target in kept),
+                reachable=tuple(it for it in selection.reachable if it.target in kept),
+                any_usable=selection.any_usable and bool(kept or not used),
+                verdicts=tuple(
+                    it
+                    for it in selection.verdicts
+                    if it.endpoint.target not in used or it.endpoint.target in kept
+                ),
+            )
+            yield msgspec.structs.replace(resolved, selection=smaller)
 
 
 def _by_name(ports: Iterable[ResolvedPort]) -> tuple[ResolvedPort, ...]:

@@ -1,8 +1,9 @@
 """Sync the tables of one family: resolve what changed, compare it with the applied state, write the difference."""
 
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 
 import msgspec
 
@@ -11,8 +12,8 @@ from pykubeproxy.agent.drift.schedule import DriftScope
 from pykubeproxy.agent.quarantine.bisect import Split
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
+from pykubeproxy.agent.sync import large
 from pykubeproxy.agent.sync.fallback import Fallback
-from pykubeproxy.agent.sync.large import may_defer
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
 from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
@@ -25,16 +26,19 @@ from pykubeproxy.rules.context import RuleContext, api_servers_of
 from pykubeproxy.rules.digests import Desired
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
-from pykubeproxy.rules.ownership import ensured_lines
+from pykubeproxy.rules.ownership import ensured_lines, served_chains
 from pykubeproxy.rules.release import release_input
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster, families_of
 from pykubeproxy.services.ports import ApiServers, PortName
 from pykubeproxy.services.selection import ResolvedPort
+from pykubeproxy.services.size import exposure
 
 # The attempts of one sync: each further one omits what iptables rejected: kinds of services, single services, or a
 # dispatch tree.
 _ATTEMPTS = 4
+# Of Services with fewer endpoints in all ports, do not remember what they expose: looking at their rules takes no longer.
+_FEW_ENDPOINTS = 500
 
 
 class FamilyTables:
@@ -59,8 +63,15 @@ class FamilyTables:
         self._needs_resync = True
         # Services with drift: they do not wait.
         self._drifted: set[Key] = set()
-        # Large Services that wait for `sync_deferred`, in the order of their turns.
+        # Services that wait for `sync_deferred`, in the order of their turns.
         self._deferred: dict[Key, None] = {}
+        # Those of them whose rules `sync_losses` must reduce.
+        self._losing: dict[Key, None] = {}
+        # What the applied rules of larger Services expose (see `exposure`).
+        self._exposed: dict[Key, array[int]] = {}
+        self._turn_failed = self._failed = False
+        # A list arrived: small Services do not wait.
+        self._listed = False
         # Drift that was detected but is not repaired yet.
         self._drift: Drift | None = None
 
@@ -96,8 +107,13 @@ class FamilyTables:
 
     @property
     def deferred(self) -> int:
-        """Return how many large Services wait for `sync_deferred`."""
-        return len(self._deferred)
+        """Return how many Services wait for `sync_deferred`; unused chains that wait count as one."""
+        return len(self._deferred) + self._applied.has_unused_chains()
+
+    @property
+    def has_losses(self) -> bool:
+        """Return whether to call `sync_losses`: at once, but others may be synced before."""
+        return bool(self._losing) and not self._needs_resync
 
     def find_drift(self, scope: DriftScope) -> Drift | None:
         """Compare live tables, or just some chains, with the applied state. Return what differs; change nothing.
@@ -133,24 +149,38 @@ class FamilyTables:
         self._tables.restore(found)
         return bool(found)
 
-    def sync(self, cluster: Cluster, changed: Collection[Key], context: RuleContext) -> SyncReport:
+    def sync(
+        self, cluster: Cluster, changed: Collection[Key], context: RuleContext, listed: bool = False
+    ) -> SyncReport:
         """Make the tables follow the cluster, in which the `changed` Services have changed since the last call.
 
-        Large Services may keep their rules until `sync_deferred`. Raises KernelError and SyncFailed; then the next sync
-        is a full one.
+        Some Services wait for `sync_losses` and `sync_deferred`; with `listed`, only large ones do. Raises KernelError and
+        SyncFailed; then the next sync is a full one.
         """
         self._dirty.update(changed)
+        self._listed = self._listed or listed
         return self._sync(cluster, context)
 
+    def sync_losses(self, cluster: Cluster, context: RuleContext) -> SyncReport:
+        """Remove what some waiting Services have lost from their rules. Take turns and raise as `sync_deferred` does."""
+        return self._sync(cluster, context, reduce=self._take_turn(self._losing, cluster, context))
+
     def sync_deferred(self, cluster: Cluster, context: RuleContext) -> SyncReport:
-        """Sync a large Service, after any small one; namespaces take turns. Raises as `sync` does."""
-        turn = next(iter(self._deferred), None)
-        if turn:
-            # If the sync fails, the Service stays: it must not keep others waiting.
-            self._deferred = dict.fromkeys(
-                sorted(self._deferred, key=lambda key: (key.namespace == turn.namespace, key == turn))
-            )
-        return self._sync(cluster, context, turn)
+        """Sync some waiting Services and delete some unused chains; namespaces take turns. Raises as `sync` does."""
+        return self._sync(cluster, context, turn=self._take_turn(self._deferred, cluster, context))
+
+    def _take_turn(self, queue: dict[Key, None], cluster: Cluster, context: RuleContext) -> frozenset[Key]:
+        """Return the Services whose turn it is, of one namespace. After a failed turn, Services are alone.
+
+        They move to the end of the queue: if their sync fails, they must not keep others waiting.
+        """
+        limit = large.LARGE_PAIRS * (large.LEGACY_FACTOR if self._chains_per_block is None else 1)
+        turn = large.next_turn(cluster, queue, context, 0 if self._turn_failed else limit)
+        namespaces = {key.namespace for key in turn}
+        order = sorted(queue, key=lambda key: (key.namespace in namespaces, key in turn))
+        queue.clear()
+        queue.update(dict.fromkeys(order))
+        return turn
 
     def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
         """Retry quarantined service ports; those that iptables accepts get their rules with the next sync.
@@ -166,17 +196,36 @@ class FamilyTables:
         self._dirty |= {name.service_key for name in split.accepted}
         return split
 
-    def _sync(self, cluster: Cluster, context: RuleContext, turn: Key | None = None) -> SyncReport:
+    def _sync(
+        self,
+        cluster: Cluster,
+        context: RuleContext,
+        turn: frozenset[Key] = frozenset(),
+        reduce: frozenset[Key] = frozenset(),
+    ) -> SyncReport:
+        failed, self._failed = self._failed, True
+        if turn or reduce:
+            self._turn_failed = True
         with self._fallback.attempts():
             for _ in range(_ATTEMPTS):
-                if report := self._try_sync(cluster, context, turn):
+                if report := self._try_sync(cluster, context, turn, reduce, failed):
+                    self._failed = False
+                    if turn or reduce:
+                        self._turn_failed = False
                     return report
             raise SyncFailed(KernelError("iptables rejects the rules of more services on every attempt"))
 
-    def _try_sync(self, cluster: Cluster, context: RuleContext, turn: Key | None) -> SyncReport | None:
-        """Sync once, with the large Service whose `turn` it is.
+    def _try_sync(
+        self,
+        cluster: Cluster,
+        context: RuleContext,
+        turn: frozenset[Key],
+        reduce: frozenset[Key],
+        failed: bool,
+    ) -> SyncReport | None:
+        """Sync once, with the waiting Services whose `turn` it is, and those whose rules to `reduce`.
 
-        Return None if iptables rejected rules that the next attempt omits.
+        `failed`: the last sync failed. Return None if iptables rejected rules that the next attempt omits.
         """
         stopwatch = _Stopwatch(self._progress)
         context = self._fallback.context(context)
@@ -185,7 +234,7 @@ class FamilyTables:
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
-        resolution = self._resolve(cluster, context, live, turn, everything=full)
+        resolution = self._resolve(cluster, context, live, turn, reduce, failed, everything=full)
         self.quarantine.resolved(resolution.services, resolution.oversized)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
@@ -203,13 +252,17 @@ class FamilyTables:
             raise
         stopwatch.lap("restore")
         gone = resolution.gone(self._applied)
-        self._applied = self._applied.after(update, written.ports)
+        self._applied = self._applied.after(update, written.ports, written.deleted)
+        self._note_exposure(cluster, resolution)
+        for key in resolution.services:
+            self._losing.pop(key, None)
+            if key not in resolution.reduced:
+                self._deferred.pop(key, None)
         report = self._report(resolution, gone, live, desired, written, stopwatch.laps)
         self._context, self._drift, self._needs_resync = resolution.context, None, False
+        self._listed = False
         for changes in (self._dirty, self._drifted, self._dirty_chains):
             changes.clear()
-        for key in resolution.services:
-            self._deferred.pop(key, None)
         return report
 
     def _adopt_live_tables(self) -> Ruleset:
@@ -218,24 +271,73 @@ class FamilyTables:
         return live
 
     def _resolve(
-        self, cluster: Cluster, context: RuleContext, live: Ruleset | None, turn: Key | None, everything: bool
+        self,
+        cluster: Cluster,
+        context: RuleContext,
+        live: Ruleset | None,
+        turn: frozenset[Key],
+        reduce: frozenset[Key],
+        failed: bool,
+        everything: bool,
     ) -> Resolution:
-        """Resolve the dirty Services, and the large one whose turn it is; defer other large ones.
+        """Resolve the dirty Services, those whose `turn` it is, and reduced ones; others that must wait stay as they are.
 
         Resolve all Services of this family with `everything`.
         """
-        keys = self._dirty | ({turn} if turn else set())
+        keys = self._dirty | turn | reduce
         if everything:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
-            served = {service.key for service in cluster.services() if self.family in families_of(service)}
-            keys = served | quarantined | set(self.services()) | self._deferred.keys()
-        deferred = {
-            key
-            for key in keys - self._drifted - {turn}
-            if may_defer(cluster, key, context, self._applied, live)
-        }
-        self._deferred |= dict.fromkeys(sorted(deferred))
-        return resolve(cluster, keys - deferred, self._applied, context)
+            present = {service.key for service in cluster.services() if self.family in families_of(service)}
+            keys = keys | present | quarantined | set(self.services()) | self._deferred.keys()
+        # The first list and later ones bring all changes at once.
+        changed: Collection[Key] = () if self._context is None or self._listed else self._dirty
+        waiting = large.must_wait(
+            cluster,
+            keys - turn - (set() if failed else self._drifted),
+            changed,
+            self._deferred.keys() | reduce,
+            context,
+        )
+        # An earlier agent or a failed sync may have written rules that the applied state does not know.
+        served = served_chains(live) if live is not None and failed else frozenset()
+        reduced: dict[Key, Container[str]] = {}
+        for key in sorted(waiting):
+            known = bool(self._applied.ports(key))
+            if key in reduce:
+                reduced[key] = self._applied.existing_chains(key)
+            elif live is not None and not known and failed:
+                reduced[key] = served
+            elif live is not None and self._is_damaged(cluster, key, live) and not failed:
+                waiting.discard(key)
+            elif known and self._loses(cluster, key, live):
+                self._losing[key] = None
+        self._deferred |= dict.fromkeys(sorted(waiting))
+        return resolve(cluster, keys - waiting | reduced.keys(), self._applied, context, reduced)
+
+    def _is_damaged(self, cluster: Cluster, service: Key, live: Ruleset) -> bool:
+        """Return whether chains of a Service are missing, or its rules are unknown after a start."""
+        if self._applied.ports(service):
+            return self._applied.misses_chains(service)
+        return self._context is None and large.has_rules(live, cluster, service)
+
+    def _loses(self, cluster: Cluster, service: Key, live: Ruleset | None) -> bool:
+        """Return whether the rules that a Service keeps expose what it may have lost."""
+        if live is not None and not self._applied.keep(service, live):
+            return True
+        exposed = self._exposed.get(service)
+        return service in self._dirty and (
+            exposed is None or not exposure(cluster, service, self.family).issuperset(exposed)
+        )
+
+    def _note_exposure(self, cluster: Cluster, resolution: Resolution) -> None:
+        """Remember what the rules of larger Services expose now."""
+        for key, ports in resolution.services.items():
+            before = self._exposed.pop(key, None)
+            if sum(len(port.selection.verdicts) for port in ports) >= _FEW_ENDPOINTS:
+                now = exposure(cluster, key, self.family)
+                if key in resolution.reduced and before is not None:
+                    now = now.intersection(before)
+                self._exposed[key] = array("q", now)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""
@@ -247,7 +349,18 @@ class FamilyTables:
             ensured: Mapping[str, tuple[str, ...]] = ensured_lines(live, options)
         else:
             ensured = self._drift.ensured if self._drift else {}
-        return Desired(resolution.desired(self.quarantine), options, jumps, frozenset(shared), ensured)
+        at_once = (
+            self._chains_per_block is None or self._context is None or self._listed or self._drift is not None
+        )
+        return Desired(
+            services=resolution.desired(self.quarantine),
+            options=options,
+            node_port_jumps=jumps,
+            shared=frozenset(shared),
+            ensured=ensured,
+            reduced=resolution.reduced,
+            most_deleted=None if at_once else large.MOST_DELETED,
+        )
 
     def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
@@ -279,13 +392,14 @@ class FamilyTables:
             services=len(self._applied.services()),
             endpoints=self._applied.endpoints(),
             chains_written=written.chains,
-            chains_deleted=written.deleted,
+            chains_deleted=len(written.deleted),
             rules_written=written.rules,
             rules=rules,
             seconds=seconds,
             resolved=resolution.ports(),
             gone=gone,
             wrote=written.anything,
+            deferred=frozenset(self._deferred),
             installed=udp_frontends(live) if live is not None else frozenset(),
             quarantined=self.quarantine.all(),
             rejected_tree=self._fallback.reason,

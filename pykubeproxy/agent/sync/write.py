@@ -24,11 +24,12 @@ class SyncFailed(Exception):
 
 
 class Written:
-    """Count written chains, deleted chains and rules, and collect the ports for the applied state."""
+    """Count written chains and rules, and collect ports and deleted chains for the applied state."""
 
     def __init__(self, drift: Drift | None, ensured: Mapping[str, tuple[str, ...]]) -> None:
         self.anything = False
-        self.chains = self.deleted = 0
+        self.chains = 0
+        self.deleted: list[str] = []
         self.rules: Counter[str] = Counter()
         self.ports: list[AppliedPort] = []
         self._drift = DriftCounter(drift, ensured) if drift else None

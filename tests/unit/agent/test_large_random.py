@@ -32,6 +32,7 @@ REPAIRED = ("drop a rule", "reverse", "flush", "delete", "flush table")
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large, "LARGE_PAIRS", 3)
+        patch.setattr(large, "MOST_DELETED", 2)
         patch.setattr(resolution, "LARGE_CLUSTER_ENDPOINTS", 12)
         yield
 
@@ -55,6 +56,8 @@ class Agent:
     def sync(self) -> None:
         changed, self._changed = self._changed, set()
         self._attempt(lambda: self.tables.sync(self.cluster, changed, self.context))
+        if self.tables.has_losses:
+            self._attempt(lambda: self.tables.sync_losses(self.cluster, self.context))
 
     def turn(self) -> None:
         if self.tables.deferred:
@@ -91,7 +94,7 @@ class Agent:
         self.sync()
         self.retry()
         self.sync()
-        for _ in range(10):
+        for _ in range(40):
             self.turn()
         assert not self.tables.deferred
         assert not self.tables.quarantine.rejected()
@@ -149,6 +152,7 @@ def test_large_services_end_with_the_rules_of_a_full_sync(
     other.cluster, other.context = agent.cluster, agent.context
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large, "LARGE_PAIRS", 1_000_000)
+        patch.setattr(large, "MOST_DELETED", 1_000_000)
         other.sync()
     assert our_chains(agent.live) == our_chains(other.live)
     assert agent.tables.services() == other.tables.services()

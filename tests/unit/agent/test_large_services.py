@@ -1,10 +1,13 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
+import contextlib
+
 import click
 import msgspec
 import pytest
 
 from pykubeproxy.agent.sync import large as large_services
+from pykubeproxy.agent.sync import tables
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.agent.sync.write import SyncFailed
@@ -17,9 +20,11 @@ from pykubeproxy.kernel import Failed
 from pykubeproxy.objects import Deleted, EndpointPort, Event, Family, Key, Kind, Port, Protocol, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.names import cluster_chain
+from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.render import render
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ServiceSkipReason
+from pykubeproxy.services.ports import PortName, ServiceSkipReason
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
 from tests.objects import service, slice_of
@@ -55,6 +60,12 @@ class Node:
     def sync(self, *events: Event) -> SyncReport:
         changed = {key for event in events for key in self.cluster.apply(event)}
         return self.tables.sync(self.cluster, changed, self.context)
+
+    def turn(self) -> SyncReport:
+        return self.tables.sync_deferred(self.cluster, self.context)
+
+    def lose(self) -> SyncReport:
+        return self.tables.sync_losses(self.cluster, self.context)
 
     def targets(self) -> set[str]:
         """Return the endpoints that rules lead to."""
@@ -243,6 +254,45 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     assert node.tables.deferred == 1
 
 
+def test_a_large_service_that_fails_halfway_does_not_stop_others() -> None:
+    """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
+    node = Node()
+    ports = (Port("a", Protocol.TCP, 80), Port("b", Protocol.TCP, 81))
+    made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
+    targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080 + port.port) for port in ports)
+    first, grown = (
+        Updated(slice_of(*(f"10.244.2.{n}" for n in hosts), service="large", ports=targets))
+        for hosts in ((1, 2), (1, 2, 3))
+    )
+    node.tables = FamilyTables(node.live, 1)
+    node.sync(*SMALL, made, first)
+    node.turn()
+    restore = node.live.restore
+
+    def fail(text: str) -> None:
+        before, found, _ = text.partition(f"-A {cluster_chain(PortName('ns', 'large', 'b', 'TCP'))} ")
+        restore(before[: before.rfind("*")] if found else text)
+        if found:
+            raise Failed("iptables-restore", 1, "out of memory")
+
+    node.live.restore = fail  # type: ignore[method-assign]
+    node.sync(Updated(slice_of(service="small")), grown)
+    for _ in range(3):
+        with pytest.raises(SyncFailed):
+            node.turn()
+        assert "10.244.2.3:8160" in node.targets()
+        assert node.sync(*SMALL).full
+        assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
+        assert "10.244.1.5:8080" in node.targets()
+        node.sync(Updated(slice_of(service="small")))
+    # A dead endpoint leaves the port that can be written; the other one keeps failing, and stops nobody.
+    node.sync(*SMALL, Updated(msgspec.structs.replace(grown.object, endpoints=grown.object.endpoints[1:])))
+    with pytest.raises(SyncFailed):
+        node.lose()
+    node.sync(*SMALL)
+    assert "10.244.1.5:8080" in node.targets()
+
+
 def test_namespaces_with_large_services_take_turns() -> None:
     """One with many Services does not keep others waiting."""
     node = Node()
@@ -279,3 +329,146 @@ def test_a_restart_keeps_a_large_service_served_whose_ports_have_changed() -> No
     node.start()
     node.sync()
     assert node.live.save().chains[skeleton.FILTER_SERVICES] == rejecting != ()
+
+
+def test_a_dead_endpoint_leaves_before_the_turn_of_its_service() -> None:
+    """Without a new endpoint chain; only then does the Service wait."""
+    node = Node()
+    node.sync(*SMALL, *large(1, 2, 3, 4))
+    node.turn()
+    assert node.sync(*large(2, 3, 4, 5)).deferred == {Key("ns", "large")}
+    assert node.tables.has_losses
+    report = node.lose()
+    assert not node.tables.has_losses
+    assert (report.chains_written, report.chains_deleted) == (1, 1)
+    assert node.targets() == {"10.244.1.5:8080", *(f"10.244.2.{it}:8080" for it in (2, 3, 4))}
+    assert node.turn().deferred == frozenset()
+    assert "10.244.2.5:8080" in node.targets()
+
+
+def test_new_endpoints_alone_cause_no_sync_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does an endpoint that comes and goes meanwhile: a tenant could cause work without end."""
+    monkeypatch.setattr(tables, "_FEW_ENDPOINTS", 0)
+    node = Node()
+    node.sync(*large(1, 2, 3))
+    node.turn()
+    for hosts in ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 6)):
+        node.sync(*large(*hosts))
+        assert not node.tables.has_losses
+    node.sync(*large(2, 3))
+    assert node.tables.has_losses
+    node.lose()
+    for hosts in ((1, 2, 3), (2, 3)):
+        node.sync(*large(*hosts))
+        assert not node.tables.has_losses
+
+
+def test_a_service_that_loses_all_endpoints_rejects_clients_until_its_turn() -> None:
+    node = Node()
+    node.sync(*large(1, 2, 3))
+    node.turn()
+    node.sync(*large(4, 5, 6))
+    node.lose()
+    (rule,) = node.live.save().chains[skeleton.FILTER_SERVICES]
+    assert '"ns/large:http has no endpoints" -m tcp --dport 80 -j REJECT' in rule
+    node.turn()
+    assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
+    assert len(node.targets()) == 3
+
+
+def test_addresses_and_sources_of_a_waiting_service_go_at_once() -> None:
+    """New ones come with them: they need no endpoint chains."""
+    node = Node()
+    made, slice_ = large(1, 2, 3, 4)
+    assert isinstance(made, Updated)
+    balanced = msgspec.structs.replace(
+        made.object,
+        type="LoadBalancer",
+        external_ips=("192.0.2.1", "192.0.2.2"),
+        load_balancer_ips=("192.0.2.9",),
+        source_ranges=("198.51.100.0/24", "203.0.113.0/24"),
+    )
+    node.sync(Updated(balanced), slice_)
+    node.turn()
+    fewer = {"external_ips": ("192.0.2.1",), "source_ranges": ("198.51.100.0/24",)}
+    node.sync(Updated(msgspec.structs.replace(balanced, **fewer)))
+    node.lose()
+    rules = [rule for chain in node.live.save().chains.values() for rule in chain]
+    assert not any("192.0.2.2/32" in rule or "203.0.113.0/24" in rule for rule in rules)
+    assert any("-s 198.51.100.0/24" in rule for rule in rules)
+    assert node.tables.deferred == 1
+
+
+def pods(service_name: str, *hosts: int, namespace: str = "ns") -> tuple[Event, ...]:
+    number = int(service_name[1:])
+    return large(*hosts, name=service_name, namespace=namespace, cluster_ip=f"10.96.3.{number}")
+
+
+def test_the_services_of_a_namespace_share_what_one_sync_does() -> None:
+    """Other namespaces have shares of their own; the smallest Services come first."""
+    node = Node()
+    node.sync()
+    ours = [event for n in range(1, 5) for event in pods(f"s{n}", n)]
+    others = large(5, 6, name="web", namespace="other", cluster_ip="10.96.2.1")
+    report = node.sync(*pods("s9", 8, 9), *ours, *others)
+    waiting = {Key("ns", "s3"), Key("ns", "s4"), Key("ns", "s9")}
+    assert report.deferred == waiting
+    assert node.targets() == {f"10.244.2.{host}:8080" for host in (1, 2, 5, 6)}
+    assert [node.turn().deferred for _ in range(2)] == [{Key("ns", "s9")}, frozenset()]
+
+
+def test_a_first_sync_and_a_list_go_through_all_services() -> None:
+    node = Node()
+    node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
+    assert len(node.targets()) == 4
+    changed = {
+        key for n in range(1, 5) for event in pods(f"s{n}", n + 9) for key in node.cluster.apply(event)
+    }
+    report = node.tables.sync(node.cluster, changed, node.context, listed=True)
+    assert report.deferred == frozenset()
+    assert node.targets() == {f"10.244.2.{n + 9}:8080" for n in range(1, 5)}
+
+
+def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full sync after a failure finds the chains again; one that is used again is not deleted."""
+    monkeypatch.setattr(large_services, "MOST_DELETED", 3)
+    node = Node()
+    events = [event for n in range(1, 5) for event in pods(f"s{n}", n, n + 9)]
+    node.sync(*events)
+    report = node.sync(*(Deleted(Kind.SERVICE, Key("ns", f"s{n}")) for n in range(1, 5)))
+    assert report.chains_deleted == 3
+    assert node.live.save().chains[skeleton.NAT_SERVICES][:-1] == ()
+    assert report.rules["nat"] == sum(
+        len(rules) for key, rules in node.live.save().chains.items() if key.table == "nat" and is_ours(key)
+    )
+    assert node.tables.detect_drift(scope(["nat"])) is None
+    node.tables.require_resync()
+    assert node.sync(events[0]).chains_deleted == 3
+    assert node.tables.deferred
+    while node.tables.deferred:
+        assert node.turn().chains_deleted <= 3
+    assert node.targets() == {"10.244.2.1:8080", "10.244.2.10:8080"}
+
+
+def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a turn, and after a failure each has one of its own."""
+    node = Node()
+    node.sync()
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    node.sync(*(event for n in range(1, 5) for event in pods(f"s{n}", n)))
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 4)
+    restore = node.live.restore
+
+    def fail(text: str) -> None:
+        if "10.244.2.2:" in text:
+            raise Failed("iptables-restore", 1, "out of memory")
+        restore(text)
+
+    node.live.restore = fail  # type: ignore[method-assign]
+    for _ in range(8):
+        with contextlib.suppress(SyncFailed):
+            node.turn()
+    assert node.targets() == {f"10.244.2.{n}:8080" for n in (1, 3, 4)}
+    assert node.tables.deferred == 1

@@ -100,3 +100,14 @@ def test_slices_that_cause_no_sync_do_not_count(latencies: Latencies, fields: di
     """Otherwise a later sync would report how long nothing had to be done."""
     latencies.event_applied(Updated(changed(1001.0, **fields)))  # type: ignore[arg-type]
     assert latencies.sync_succeeded(V4, 5000.0) == []
+
+
+def test_changes_of_a_deferred_service_count_once_they_are_applied(latencies: Latencies) -> None:
+    """Those of others count at once; further changes until then are samples of their own."""
+    web, other = Key("ns", "web"), changed(1001.0, "other-1", service="other")
+    latencies.event_applied(Updated(changed(1001.0)))
+    latencies.event_applied(Updated(other))
+    assert latencies.sync_succeeded(V4, 1002.0, {web}) == [1.0]
+    latencies.event_applied(Updated(changed(1003.0)))
+    assert latencies.sync_succeeded(V4, 1004.0, {web}) == []
+    assert latencies.sync_succeeded(V4, 1006.0) == [5.0, 3.0]

@@ -31,7 +31,7 @@ def test_a_large_service_delays_no_small_one(
     family.live.restore = slow_with_large_services  # type: ignore[method-assign]
     large = service("large", cluster_ip="10.96.0.11")
     small = [Updated(slice_of(f"10.244.1.{5 + n}")) for n in range(4)]
-    changes = [Updated(slice_of(*(f"10.244.2.{n + k}" for k in range(3)), service="large")) for n in range(9)]
+    changes = [Updated(slice_of(*(f"10.244.2.{k}" for k in range(3 + n)), service="large")) for n in range(9)]
     steps = [step for n, change in enumerate(changes) for step in at(10.5 + n, change)]
     steps += [step for n, change in enumerate(small) for step in at(10 + 2 * n, change)]
     run(family, clock, *STARTED, *at(5, Updated(large)), *steps, *at(30, STOP))
@@ -39,6 +39,32 @@ def test_a_large_service_delays_no_small_one(
     assert [after - before for before, after in pairwise(turns)] == [8.0, 8.0][: len(turns) - 1]
     assert len(turns) >= 2
     assert not any(len(services) > 1 for _, services in synced)
+
+
+def test_a_dead_endpoint_of_a_large_service_leaves_at_once(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the Service waits after a long turn, and the new endpoints wait on."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    restore = family.live.restore
+    seen: dict[float, set[str]] = {}
+
+    def slow(text: str) -> None:
+        clock.now += 2.0 if "large" in text else 0.0
+        restore(text)
+        rules = "\n".join(rule for chain in family.live.tables["nat"].values() for rule in chain)
+        seen[clock.now - 1000] = set(re.findall(r"--to-destination 10\.244\.2\.(\d)", rules))
+
+    family.live.restore = slow  # type: ignore[method-assign]
+    large = Updated(service("large", cluster_ip="10.96.0.11"))
+    grown, replaced = (
+        Updated(slice_of(*(f"10.244.2.{n + it}" for n in range(1, 4)), service="large")) for it in (0, 1)
+    )
+    change = Updated(slice_of("10.244.1.9"))
+    run(family, clock, *STARTED, *at(10, large, grown), *at(14, replaced, change), *at(30, STOP))
+    assert seen[12.0] == {"1", "2", "3"}
+    assert seen[16.0] == {"2", "3"}
+    assert next(when for when, hosts in seen.items() if "4" in hosts) == 20.0
 
 
 def test_once_syncs_large_services_too(

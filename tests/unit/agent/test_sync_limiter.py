@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter
+from pykubeproxy.agent.sync.limiter import MAX_PERIOD, SyncLimiter, TimeShare
 
 
 def test_nothing_is_due_before_the_first_request() -> None:
@@ -78,3 +78,21 @@ def test_runs_keep_the_minimum_period(minimum: float, gaps: list[tuple[float, fl
         now += duration
         limiter.finished(now, succeeded)
         ended = now
+
+
+def test_short_pieces_of_work_use_saved_time() -> None:
+    """Then they take no more than their share; a longer piece saves nothing for itself."""
+    share = TimeShare(0.25, short=1.0, saved=8.0)
+    now = 100.0
+    for _ in range(4):
+        assert share.due() <= now
+        share.worked(now, now + 0.5)
+        now += 0.5
+    while share.due() <= now:
+        share.worked(now, now + 0.5)
+        now += 0.5
+    # 4 n - 8 seconds are used after n seconds of work.
+    assert now - 100.0 == 3.0
+    assert share.due() == 100.0 - 8.0 + 4 * 3.0
+    share.worked(200.0, 202.0)
+    assert share.due() == 208.0

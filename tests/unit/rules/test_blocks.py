@@ -102,7 +102,7 @@ def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None
     text = "".join(chunk.text for chunk in first)
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
-    assert sum(chunk.deleted for chunk in first) == 1
+    assert [name for chunk in first for name in chunk.deleted] == ["KUBE-SVC-OLD"]
 
 
 def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:
@@ -137,13 +137,48 @@ def test_an_unused_chain_is_emptied_and_deleted_in_one_block(chains_per_block: i
 def test_chains_of_services_are_deleted_in_small_blocks() -> None:
     """Each before those it jumps to: the time of a block grows with the square of its chains."""
     update = Rendered().update()
-    applied = update.applied.after(update, [port for chunk in chunks(update, 10) for port in chunk.ports])
+    ports = [port for chunk in chunks(update, 10) for port in chunk.ports]
+    applied = update.applied.after(update, ports, ())
     gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
     deleted = [re.findall(r"-X (\S+)", chunk.text) for chunk in chunks(gone, 10)]
     assert max(map(len, deleted)) == 10
     order = [name for names in deleted for name in names]
     assert len(order) == 2 * SERVICES
     assert all(order.index(f"KUBE-SVC-{n}") < order.index(f"KUBE-SEP-{n}") for n in range(SERVICES))
+
+
+def test_unused_chains_of_live_tables_are_deleted_in_small_blocks() -> None:
+    """Each before those it jumps to, whatever others have added; only chains in a circle are deleted together."""
+    live = {
+        **{ChainKey("nat", f"KUBE-EXT-OLD{n}"): (f"-j KUBE-SVC-OLD{n}",) for n in range(20)},
+        **{ChainKey("nat", f"KUBE-SVC-OLD{n}"): (f"-j KUBE-SEP-OLD{n}",) for n in range(20)},
+        **{ChainKey("nat", f"KUBE-SEP-OLD{n}"): ("-j ACCEPT",) for n in range(20)},
+        ChainKey("nat", "KUBE-SVC-OLD0"): ("-j KUBE-EXT-OLD19",),
+    }
+    update = Rendered().update(Ruleset(Family.IPV4, live))
+    deleted = [chunk.deleted for chunk in chunks(update, 10) if chunk.deleted]
+    assert max(map(len, deleted)) == 10
+    order = [name for names in deleted for name in names]
+    assert sorted(order) == sorted(key.chain for key in live)
+    for key, rules in live.items():
+        assert all(order.index(key.chain) < order.index(rule[3:]) for rule in rules if "OLD" in rule)
+    circle = live | {ChainKey("nat", "KUBE-SVC-OLD19"): ("-j KUBE-SVC-OLD0",)}
+    deleted = [chunk.deleted for chunk in chunks(Rendered().update(Ruleset(Family.IPV4, circle)), 10)]
+    assert max(map(len, deleted)) == 40
+
+
+def test_a_large_table_gets_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block takes a time that grows with the table; many rules in one block take longer, too."""
+    monkeypatch.setattr(blocks, "_TABLE_PER_BLOCK", 2)
+    update = Rendered().update()
+    ports = [port for chunk in chunks(update, 10) for port in chunk.ports]
+    applied = update.applied.after(update, ports, ())
+    gone = applied.update_to(Desired(dict.fromkeys(applied.services(), ()), OPTIONS, ()))
+    most = max(len(chunk.deleted) for chunk in chunks(gone, 10))
+    assert 30 <= most < 2 * SERVICES
+    monkeypatch.setattr(blocks, "_MOST_RULES", 6)
+    batches = list(blocks.batches(Rendered().update().chains(), 100))
+    assert max(sum(len(chain.rules) for chain in batch.chains) for batch in batches) == 6
 
 
 def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:

@@ -30,6 +30,7 @@ def test_service_from_yaml() -> None:
             name="web",
             cluster_ips=("10.96.0.5",),
             ports=contents.objects[0].object.ports,
+            created=1_795_218_080.0,
         )
     ]
     assert not contents.warnings
