@@ -7,13 +7,13 @@ import pytest
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
-from pykubeproxy.rules.applied import AppliedState, Update
+from pykubeproxy.rules.applied import AppliedState, FilterEntries, Update
 from pykubeproxy.rules.blocks import chunks
 from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
+from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
 SERVICES = 40
@@ -157,9 +157,9 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         applied=AppliedState(),
         desired=Desired({}, OPTIONS, ()),
         fixed=(),
-        shared=(Chain(key, after),),
-        trees={},
-        filter_rules={key: before},
+        shared=(),
+        trees={key: Tree(after, ())},
+        filter_entries={key: FilterEntries(before, after)},
     )
     Compared.count = 0
     text = "".join(chunk.text for chunk in chunks(update, None))

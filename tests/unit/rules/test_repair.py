@@ -61,7 +61,7 @@ def tamper(live: FakeIptables, tampering: Tampering) -> set[ChainKey]:
             rules = []
         case "make a chain":
             chains["KUBE-SVC-STRANGE"] = (FOREIGN,)
-            return {ChainKey("nat", "KUBE-SVC-STRANGE")} if key.table == "nat" else set()
+            return {ChainKey(key.table, "KUBE-SVC-STRANGE")} if key.table != "mangle" else set()
         case "flush table":
             named = {ChainKey(key.table, chain) for chain in chains}
             live.tables[key.table] = {name: () for name in chains if not name.startswith("KUBE-")}
