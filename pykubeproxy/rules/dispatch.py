@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pykubeproxy.config import Dispatch
-from pykubeproxy.rules import names, skeleton, tree
+from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -19,6 +19,9 @@ _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last
 # ports at one address.
 TREE_ABOVE = 200
 _TREE_ABOVE_RULES = 1000
+# The maximum of rules of one address in a chain of table filter. A new chain costs iptables more than many rules, and only
+# packets to this address visit them.
+PORTS_LEAF = 256
 
 _PORT = re.compile(
     r'(?:-d \S+ )?-p (\w+) (?:-m comment --comment "[^"]*" )?(?:-m addrtype --dst-type LOCAL )?-m \w+ --dport (\d+)(?: |$)'
@@ -109,8 +112,8 @@ def _tree(
     entries: dict[int, Rules] = {}
     for address, rules in by_address.items():
         entry = tuple(rules)
-        if key.table == "filter" and len(rules) > tree.LEAF:
-            below = _port_tree(key, address, _by_port(rules))
+        if key.table == "filter" and len(rules) > PORTS_LEAF:
+            below = _port_tree(key, address, _by_port(rules), PORTS_LEAF)
             entry = below.root
             chains += below.chains
         entries[int(ipaddress.ip_address(address.partition("/")[0]))] = entry
@@ -120,10 +123,12 @@ def _tree(
     return Tree((*addresses.root, *ports.root), (*chains, *addresses.chains, *ports.chains))
 
 
-def _port_tree(key: ChainKey, address: str, by_port: Mapping[str, Mapping[int, Rules]]) -> Tree:
+def _port_tree(
+    key: ChainKey, address: str, by_port: Mapping[str, Mapping[int, Rules]], leaf: int = 0
+) -> Tree:
     """Dispatch the rules of one address by port; rules without a port go first."""
     trees = [
-        build_tree(by_port[protocol], 16, _port_branch(key, address, protocol))
+        build_tree(by_port[protocol], 16, _port_branch(key, address, protocol), leaf)
         for protocol in sorted(by_port)
     ]
     return Tree(
