@@ -23,8 +23,8 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
     """Return how many pairs of a port and an endpoint, or of a port and an address, a Service has in one family.
 
     Addresses are external IPs, load balancer IPs and source ranges. Each EndpointSlice counts as if it had all ports of the
-    Service, and an endpoint: a sync visits all slices for every port. Rejected endpoints count too. A port without any
-    counts as one pair. 0 if there is no such Service.
+    Service, and an endpoint: a sync visits all slices for every port. Rejected endpoints count too. Without any, the
+    cluster IP is one more address: a port has a rule that rejects at each. 0 if there is no such Service.
     """
     service = cluster.service(key)
     if service is None:
@@ -36,7 +36,7 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
         max(ports, len(slice_.ports)) * max(1, len(slice_.endpoints) + len(slice_.rejected))
         for slice_ in cluster.slices_of(key, family)
     )
-    return max(ports, addresses * ports + endpoints)
+    return addresses * ports + max(ports, endpoints)
 
 
 def oversized(cluster: Cluster, key: Key, family: Family, limit: int) -> Oversized | None:
