@@ -110,6 +110,7 @@ def test_the_context_of_a_family_has_its_addresses_only() -> None:
     assert context(*found, family=Family.IPV6).api_servers == {("fd00::7", 6443)}
 
 
+@pytest.mark.usefixtures("small_trees")
 @pytest.mark.parametrize("endpoints", [("10.244.0.5",), ()], ids=["endpoints", "none"])
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
 def test_rules_of_an_earlier_proxy_are_released(endpoints: tuple[str, ...], dispatch: str) -> None:

@@ -147,7 +147,7 @@ def test_a_branch_that_a_foreign_rule_refers_to_is_emptied_and_kept() -> None:
     assert not tables.sync(cluster, (), rules_context).wrote
 
 
-@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("limit", [2, 6])
 def test_branches_are_written_and_deleted_in_small_blocks(limit: int) -> None:
     """Each branch before those that jump to it: the time of a block grows with the square of its chains."""
     rules_context = context((), False, "tree")
@@ -158,4 +158,6 @@ def test_branches_are_written_and_deleted_in_small_blocks(limit: int) -> None:
     deleted = tables.sync(cluster, changed, rules_context)
     assert min(written.chains_written, deleted.chains_deleted) > 3 * limit
     for text in "".join(live.texts).split("COMMIT\n"):
+        if not text.startswith("*filter"):
+            continue
         assert len(set(re.findall(r"^(?::|-X )(\S+)", text, re.MULTILINE))) <= 2 * limit
