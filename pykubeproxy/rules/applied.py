@@ -231,7 +231,8 @@ class AppliedState:
             if key in roots or key not in owned
         }
         for key in roots:
-            self._unclaimed.pop(key.chain, None)
+            if key.table == "nat":
+                self._unclaimed.pop(key.chain, None)
         for service, ports in self._services.items():
             self._services[service] = tuple(
                 msgspec.structs.replace(

@@ -126,7 +126,7 @@ def test_packets_between_blocks_meet_the_old_or_the_new_rules(
         synced = FamilyTables(live, chains_per_block)
     if other_dispatch:
         dispatch = "tree" if dispatch == "flat" else "flat"
-    synced.sync(cluster, changed, context(dispatch))
+    assert not synced.sync(cluster, changed, context(dispatch)).rejected_tree
     between, last = live.states[:-1], live.save()
     if first == last:
         return

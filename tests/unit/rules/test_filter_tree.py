@@ -156,6 +156,7 @@ def test_branches_are_written_and_deleted_in_small_blocks(limit: int) -> None:
     written = tables.sync(cluster, (), rules_context)
     changed = {key for n in range(1, 9) for key in cluster.apply(Deleted(Kind.SERVICE, Key("ns", f"s{n}")))}
     deleted = tables.sync(cluster, changed, rules_context)
+    assert not (written.rejected_tree or deleted.rejected_tree)
     assert min(written.chains_written, deleted.chains_deleted) > 3 * limit
     for text in "".join(live.texts).split("COMMIT\n"):
         if not text.startswith("*filter"):

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent.sync.tables import FamilyTables
@@ -90,6 +90,13 @@ def foreign_rules_by_chain(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]
 
 
 @settings(max_examples=100, deadline=None)
+@example(
+    before=[],
+    tamperings=[Tampering("make a chain", 0.5, 0.0), Tampering("make a chain", 0.75, 0.0)],
+    after=[],
+    dispatch="flat",
+    by_name=False,
+)
 @given(
     before=st.lists(events(), max_size=6),
     tamperings=st.lists(TAMPERINGS, min_size=1, max_size=4),
