@@ -154,7 +154,8 @@ def _port_branch(key: ChainKey, address: str, protocol: str) -> Callable[[Area],
         between = f"{prefix.bits}-{prefix.last}"
         name = _branch_chain(key, f"{address} {protocol} {between}{area.suffix}".lstrip())
         ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
-        note = f"{protocol} ports {between} at {address}" if address else f"{protocol} node ports {between}"
+        at = address.partition("/")[0]
+        note = f"{protocol} ports {between} at {at}" if at else f"{protocol} node ports {between}"
         jump = rule(ports, destination=address, protocol=protocol, target=name)
         return Branch(name, jump, rule(comment=note))
 
