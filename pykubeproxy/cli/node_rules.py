@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from pykubeproxy.bundle.read import Bundle
     from pykubeproxy.rules.context import KernelFacts
 
-# The chains with rules for frontends.
-ROOTS = (
-    skeleton.NAT_SERVICES,
-    skeleton.NAT_NODEPORTS,
-    skeleton.FILTER_SERVICES,
-    skeleton.FILTER_EXTERNAL,
-)
-
 
 class NodeRules(Protocol):
     """The rules of one node, and what is known about it with them. Methods raise KernelError and ClickException."""
@@ -141,5 +133,5 @@ def _tables(iptables: Iptables, query: ServiceFilter) -> tuple[Ruleset, Counters
     part = None
     if query.name:
         word = f"{query.namespace}/{query.name}"
-        part = kernel.live_ruleset_about(iptables, word, ROOTS, OTHER_CHAINS)
+        part = kernel.live_ruleset_about(iptables, word, skeleton.SHARED, OTHER_CHAINS)
     return part or iptables.save_counted()

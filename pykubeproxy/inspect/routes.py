@@ -65,8 +65,8 @@ def rejecting_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
         (skeleton.FILTER_SERVICES, FrontendKind.CLUSTER_IP),
         (skeleton.FILTER_EXTERNAL, FrontendKind.EXTERNAL_IP),
     ):
-        for index, rule in parsed_rules(ruleset, key):
-            quarantined, path = rule.comment.endswith(QUARANTINED_COMMENT), (RulePosition(key, index),)
+        for path, rule in filter_rules(ruleset, key):
+            quarantined = rule.comment.endswith(QUARANTINED_COMMENT)
             if quarantined and not rule.target and rule.destination:
                 frontend = Frontend(FrontendKind.CLUSTER_IP, rule.destination, _comment_port(rule))
             elif rule.target in ("REJECT", "DROP") and (rule.port or quarantined):
@@ -79,8 +79,26 @@ def rejecting_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
 
 def health_checks(ruleset: Ruleset) -> dict[str, int]:
     """Return the health check node ports by the titles of their service ports."""
-    rules = (rule for _, rule in parsed_rules(ruleset, skeleton.FILTER_NODEPORTS))
+    rules = (rule for _, rule in filter_rules(ruleset, skeleton.FILTER_NODEPORTS))
     return {rule.title: rule.port for rule in rules if rule.port and rule.target == "ACCEPT"}
+
+
+def filter_rules(ruleset: Ruleset, key: ChainKey) -> Iterator[tuple[tuple[RulePosition, ...], ParsedRule]]:
+    """Yield the rules of a shared chain of table filter and of the branches below it, each with the path to it."""
+    limit = RuleLimit(_MOST_RULES)
+
+    def below(
+        key: ChainKey, path: tuple[RulePosition, ...]
+    ) -> Iterator[tuple[tuple[RulePosition, ...], ParsedRule]]:
+        limit.count(len(ruleset.chains.get(key, ())))
+        for index, rule in parsed_rules(ruleset, key):
+            to, path_here = ChainKey(key.table, rule.target), (*path, RulePosition(key, index))
+            if not names.is_owned(to.chain):
+                yield path_here, rule
+            elif to in ruleset.chains:
+                yield from below(to, path_here)
+
+    return below(key, ())
 
 
 def parsed_rules(ruleset: Ruleset, key: ChainKey) -> Iterator[tuple[int, ParsedRule]]:

@@ -22,8 +22,8 @@ from pykubeproxy.rules.digests import (
     PortTotals,
     digest,
 )
-from pykubeproxy.rules.dispatch import shared_chain
-from pykubeproxy.rules.ownership import is_ours, referenced_by_others
+from pykubeproxy.rules.dispatch import arranged, entries_of, with_branches
+from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others
 from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -39,12 +39,19 @@ class ChainUpdate(NamedTuple):
     ports: tuple[AppliedPort, ...] = ()
 
 
+class FilterEntries(NamedTuple):
+    """The entries of a shared chain of table filter, in the order of a flat chain: those applied, and those desired."""
+
+    applied: Rules
+    desired: Rules
+
+
 class Update(msgspec.Struct, frozen=True):
     """What to write and delete so that the tables hold the desired rules.
 
-    - `fixed`, `shared`: chains to write that belong to no single Service
+    - `fixed`, `shared`: chains to write that belong to no single Service; `shared` are of table nat
     - `trees`: newly rendered shared chains, with the branches below them
-    - `filter_rules`: the applied rules of shared chains of table filter
+    - `filter_entries`: the entries of those of table filter
 
     `chains()` renders the chains of service ports again at each call, so that memory never holds all of them.
     """
@@ -54,14 +61,14 @@ class Update(msgspec.Struct, frozen=True):
     fixed: tuple[Chain, ...]
     shared: tuple[Chain, ...]
     trees: Mapping[ChainKey, Tree]
-    filter_rules: Mapping[ChainKey, Rules]
+    filter_entries: Mapping[ChainKey, FilterEntries]
 
     def chains(self) -> Iterator[ChainUpdate]:
         """Render one service port after the other, small Services first, then the branches that lead to them."""
         for _, key in sorted((_size(ports), key) for key, ports in self.desired.services.items()):
             reduced = key in self.desired.reduced
             yield from self.applied.compare_service(key, self.desired.services[key], reduced)
-        for tree in self.trees.values():
+        for tree in self._nat_trees().values():
             branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
             yield from (ChainUpdate((chain,)) for chain in branches if self.applied.differs(chain))
 
@@ -70,11 +77,15 @@ class Update(msgspec.Struct, frozen=True):
 
         Branches that it keeps are not among them; the caller drops the chains of service ports once they are rendered.
         """
-        replaced = self.applied.chains_below(self.desired.services, self.trees)
-        for tree in self.trees.values():
+        trees = self._nat_trees()
+        replaced = self.applied.chains_below(self.desired.services, trees)
+        for tree in trees.values():
             for name, _ in tree.chains:
                 replaced.pop(name, None)
         return replaced
+
+    def _nat_trees(self) -> Mapping[ChainKey, Tree]:
+        return {root: tree for root, tree in self.trees.items() if root.table == "nat"}
 
 
 class AppliedState:
@@ -90,7 +101,7 @@ class AppliedState:
         self._totals = PortTotals()
         self._chains: dict[ChainKey, AppliedChain] = {}
         self._unclaimed: dict[str, AppliedChain] = {}
-        self._referenced: frozenset[str] = frozenset()
+        self._referenced: frozenset[ChainKey] = frozenset()
         # What others may have changed: adopted tables until the next update, or just some chains.
         self._live: Ruleset | None = None
         self._may_hold_foreign_rules = False
@@ -153,13 +164,18 @@ class AppliedState:
                     yield _nat(name), known
 
     def can_only_be_emptied(self, key: ChainKey) -> bool:
-        """Return whether a foreign rule refers to a chain of table nat, so that it cannot be deleted."""
-        return key.chain in self._referenced
+        """Return whether a foreign rule refers to a chain, so that it cannot be deleted."""
+        return key in self._referenced
 
     def differs(self, chain: Chain) -> bool:
         """Return whether the tables lack this chain or hold it with other rules; for chains that no service port owns."""
-        applied = self._chains.get(chain.key) or self._unclaimed.get(chain.key.chain, MISSING_CHAIN)
+        found = self._unclaimed.get(chain.key.chain) if chain.key.table == "nat" else None
+        applied = self._chains.get(chain.key) or found or MISSING_CHAIN
         return applied.digest != digest(*chain)
+
+    def branches(self, root: ChainKey) -> tuple[ChainKey, ...]:
+        """Return the chains of the tree below a shared chain."""
+        return tuple(key for key, chain in self._chains.items() if chain.root == root)
 
     def compare_service(
         self, service: Key, ports: Iterable[DesiredPort], reduced: bool = False
@@ -227,15 +243,24 @@ class AppliedState:
 
     def update_to(self, desired: Desired) -> Update:
         """Return what to write and delete; do not change this state."""
-        trees = self._render_shared(desired)
+        entries = self._shared_entries(desired)
+        trees = {
+            key: arranged(key, rules, desired.node_port_jumps, desired.options.dispatch)
+            for key, rules in entries.items()
+        }
+        roots = (Chain(key, tree.root) for key, tree in trees.items() if key.table == "nat")
         fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
         return Update(
             applied=self,
             desired=desired,
             fixed=tuple(filter(self.differs, fixed)),
-            shared=tuple(filter(self.differs, (Chain(key, tree.root) for key, tree in trees.items()))),
+            shared=tuple(filter(self.differs, roots)),
             trees=trees,
-            filter_rules={key: chain.text for key, chain in self._chains.items() if chain.text},
+            filter_entries={
+                key: FilterEntries(self._chains[key].entries if key in self._chains else (), rules)
+                for key, rules in entries.items()
+                if key.table == "filter"
+            },
         )
 
     # Change.
@@ -247,20 +272,22 @@ class AppliedState:
         """
         self._live = live
         ours = {key: rules for key, rules in live.chains.items() if is_ours(key)}
+        owned = {key for key in ours if is_owned(key)}
         self._unclaimed = {
-            key.chain: AppliedChain.of(Chain(key, rules))
-            for key, rules in ours.items()
-            if names.is_owned(key.chain)
+            key.chain: AppliedChain.of(Chain(key, ours[key])) for key in owned if key.table == "nat"
         }
-        self._referenced = frozenset(key.chain for key in referenced_by_others(live) if key.table == "nat")
+        self._referenced = referenced_by_others(live)
         roots = {key: chain.root for key, chain in self._chains.items() if chain.root}
+        # A full sync, which adopts, renders all shared chains: any of filter may own the branches that are no longer used.
+        roots = {**{key: skeleton.FILTER_SERVICES for key in owned if key.table == "filter"}, **roots}
         self._chains = {
-            key: AppliedChain.of(Chain(key, rules), roots.get(key))
+            key: AppliedChain.of(Chain(key, rules), roots.get(key), _filter_entries(live, key))
             for key, rules in ours.items()
-            if key in roots or not names.is_owned(key.chain)
+            if key in roots or key not in owned
         }
         for key in roots:
-            self._unclaimed.pop(key.chain, None)
+            if key.table == "nat":
+                self._unclaimed.pop(key.chain, None)
         self._totals = PortTotals()
         for service, ports in self._services.items():
             self._services[service] = tuple(
@@ -325,27 +352,31 @@ class AppliedState:
             if applied := self._chains.pop(key, None):
                 shared |= {root for root in (key, applied.root) if root in skeleton.SHARED}
                 if (rules := live.chains.get(key)) is not None:
-                    # Only our own rules must stay in force while nat changes.
-                    ours = tuple(rule for rule in applied.text if rule in rules)
-                    self._chains[key] = AppliedChain(digest(key, rules), len(rules), applied.root, ours)
+                    self._chains[key] = AppliedChain.of(Chain(key, rules), applied.root, applied.entries)
         return services, shared
 
-    def after(self, update: Update, ports: Sequence[AppliedPort], deleted: Iterable[str]) -> "AppliedState":
+    def after(
+        self, update: Update, ports: Sequence[AppliedPort], deleted: Iterable[ChainKey]
+    ) -> "AppliedState":
         """Return the state after an applied update; `ports` are those that it rendered, `deleted` the deleted chains.
 
         The returned state reuses the storage of this one: do not use this one afterwards. Copying 55,000 entries would cost
         more than most updates.
         """
         unused = update.replaced_chains()
-        for name in itertools.chain(deleted, *(port.names.split() for port in ports if unused)):
+        gone = (key.chain for key in deleted if key.table == "nat")
+        for name in itertools.chain(gone, *(port.names.split() for port in ports if unused)):
             unused.pop(name, None)
-        for chain in (*update.fixed, *update.shared):
+        for chain in update.fixed:
             self._chains[chain.key] = AppliedChain.of(chain)
         for key in [key for key, chain in self._chains.items() if chain.root in update.trees]:
             del self._chains[key]
         for root, tree in update.trees.items():
+            entries = update.filter_entries[root].desired if root in update.filter_entries else ()
+            self._chains[root] = AppliedChain.of(Chain(root, tree.root), entries=entries)
             for name, rules in tree.chains:
-                self._chains[_nat(name)] = AppliedChain.of(Chain(_nat(name), rules), root)
+                key = ChainKey(root.table, name)
+                self._chains[key] = AppliedChain.of(Chain(key, rules), root)
         together, others = self.deletion_order(unused)
         self._unclaimed = {
             name: unused[name] for name in (*together, *others) if not self.can_only_be_emptied(_nat(name))
@@ -358,8 +389,8 @@ class AppliedState:
             self._totals.add(self._services[service])
         return self
 
-    def _render_shared(self, desired: Desired) -> dict[ChainKey, Tree]:
-        """Render the shared chains whose entries change, and those that `desired` names, with the branches below them."""
+    def _shared_entries(self, desired: Desired) -> dict[ChainKey, Rules]:
+        """Return the entries of the shared chains in which some change, and of those that `desired` names."""
         keys = set(desired.shared)
         for service, ports in desired.services.items():
             if len(keys) < len(skeleton.SHARED):
@@ -367,11 +398,7 @@ class AppliedState:
         if not keys:
             return {}
         entries = list(self._entries(desired))
-        return {
-            key: shared_chain(key, entries, desired.node_port_jumps, desired.options.dispatch)
-            for key in skeleton.SHARED
-            if key in keys
-        }
+        return {key: entries_of(key, entries) for key in skeleton.SHARED if key in keys}
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
@@ -392,6 +419,13 @@ class AppliedState:
                 yield from (port.rules.entries for port in desired.services[service])
             else:
                 yield from (port.entries for port in self._services[service])
+
+
+def _filter_entries(live: Ruleset, key: ChainKey) -> Rules:
+    """Return the entries of a live shared chain of table filter; none for other chains."""
+    if key.table != "filter" or key not in skeleton.SHARED:
+        return ()
+    return tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
 
 
 def _size(ports: Iterable[DesiredPort]) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedChain, AppliedPort
+from pykubeproxy.rules.dispatch import arranged
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,
@@ -27,6 +28,7 @@ from pykubeproxy.rules.restore_text import (
     write_chains,
 )
 from pykubeproxy.rules.ruleset import ChainKey, without
+from pykubeproxy.rules.tree import Tree
 
 # iptables-nft takes some milliseconds for a block, and a time that grows with the square of its chains. Measured with
 # 1000 services: 0.46 s at 50, 0.36 s at 200, 0.53 s at 1000.
@@ -47,13 +49,13 @@ _T = TypeVar("_T")
 class Chunk(NamedTuple):
     """A piece of restore input that never goes beyond the end of a block, and what it does.
 
-    `chains` are the written chains with their final rules, `deleted` the names of deleted ones. `ports` are service ports
+    `chains` are the written chains with their final rules, `deleted` the deleted ones. `ports` are service ports
     whose chains are all written by the end of the block.
     """
 
     text: str
     chains: tuple[Chain, ...] = ()
-    deleted: tuple[str, ...] = ()
+    deleted: tuple[ChainKey, ...] = ()
     ports: tuple[AppliedPort, ...] = ()
 
 
@@ -65,38 +67,72 @@ def chunks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
     table for each block. The chains of one service port share a block if they fit; else those that others jump to go
     first.
     """
-    early, late = _filter_steps(update.shared, update.filter_rules)
-    ensured = update.desired.ensured
+    early, late = _filter_steps(update, chains_per_block or _LEGACY_DECLARED_TOGETHER)
     yield _block("mangle", _written(_of_table("mangle", update.fixed)))
-    fixed = _written(_of_table("filter", update.fixed))
-    lines = join(ensured.get("filter", ()))
-    text = write_chains([*fixed.chains, *early])
-    final = (*fixed.chains, *(chain for chain in early if chain in update.shared))
-    yield _block("filter", Chunk(text + lines, final))
+    yield from _blocks("filter", early, chains_per_block)
     yield from _nat_blocks(update, chains_per_block)
-    yield _block("filter", _written(late))
+    yield from _blocks("filter", late, chains_per_block)
 
 
 def _of_table(table: str, chains: Iterable[Chain]) -> list[Chain]:
     return [chain for chain in chains if chain.key.table == table]
 
 
-def _filter_steps(
-    shared: Iterable[Chain], applied: Mapping[ChainKey, Rules]
-) -> tuple[list[Chain], list[Chain]]:
-    """Return the chains of table filter to write before nat changes, and those to write again afterwards."""
-    early: list[Chain] = []
-    late: list[Chain] = []
-    for chain in _of_table("filter", shared):
-        before = applied.get(chain.key, ())
-        lost = without(before, chain.rules)
-        if not lost:
-            early.append(chain)
-            continue
-        if without(chain.rules, before):
-            early.append(Chain(chain.key, (*chain.rules, *lost)))
-        late.append(chain)
-    return early, late
+def _filter_steps(update: Update, limit: int) -> tuple[list[Chunk], list[Chunk]]:
+    """Return the steps of table filter before nat changes, and those afterwards.
+
+    If entries both come and go, the first steps write a tree with all of them. The others write the desired tree, and
+    delete the branches that it lacks. A branch goes before those that jump to it, and two trees have a branch of one name
+    only for the same packets. So after each step a packet meets every entry that it met before and shall meet.
+    """
+    before = _of_table("filter", update.fixed)
+    after: list[Chain] = []
+    desired = dict(before)
+    unused: dict[ChainKey, None] = {}
+    for root, entries in update.filter_entries.items():
+        final = _chains(root, update.trees[root])
+        lost = without(entries.applied, entries.desired)
+        both = {} if lost else dict(final)
+        if lost and without(entries.desired, entries.applied):
+            dispatch = update.desired.options.dispatch
+            both = dict(_chains(root, arranged(root, (*entries.desired, *lost), (), dispatch)))
+        before += filter(update.applied.differs, map(Chain._make, both.items()))
+        after += [
+            chain
+            for chain in final
+            if (both[chain.key] != chain.rules if chain.key in both else update.applied.differs(chain))
+        ]
+        desired.update(final)
+        unused.update(dict.fromkeys((*update.applied.branches(root), *both)))
+    early = [Chunk(write_chains(some), _final(some, desired)) for some in _portions(tuple(before), limit)]
+    lines = Chunk(join(update.desired.ensured.get("filter", ())))
+    early[-1:] = [_joined((*early[-1:], lines))]
+    late = [_written(some) for some in _portions(tuple(after), limit)]
+    gone = tuple(key for key in unused if key not in desired)
+    late += _deleted_branches(update, gone, limit)
+    return early, [_joined(late)] if max(len(after), len(gone)) <= limit else late
+
+
+def _deleted_branches(update: Update, gone: tuple[ChainKey, ...], limit: int) -> Iterator[Chunk]:
+    """Yield the steps that delete branches: all are emptied first, since they refer to one another."""
+    kept = {key for key in gone if update.applied.can_only_be_emptied(key)}
+    emptied = tuple(key for key in gone if key not in kept or update.applied.differs(Chain(key, ())))
+    for keys in _portions(emptied, limit):
+        yield Chunk(
+            empty_chains(key.chain for key in keys), tuple(Chain(key, ()) for key in keys if key in kept)
+        )
+    for keys in _portions(tuple(key for key in gone if key not in kept), limit):
+        yield Chunk(delete_chains(key.chain for key in keys), deleted=keys)
+
+
+def _final(chains: Iterable[Chain], desired: Mapping[ChainKey, Rules]) -> tuple[Chain, ...]:
+    return tuple(chain for chain in chains if desired.get(chain.key) == chain.rules)
+
+
+def _chains(root: ChainKey, tree: Tree) -> list[Chain]:
+    """Return the chains of a tree, each after those it jumps to."""
+    branches = (Chain(ChainKey(root.table, name), rules) for name, rules in tree.chains)
+    return [*branches, Chain(root, tree.root)]
 
 
 def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]:
@@ -111,13 +147,10 @@ def _nat_blocks(update: Update, chains_per_block: int | None) -> Iterator[Chunk]
         _keep(unused, batch)
     is_small = len(first) <= 1 and len(unused) <= limit
     steps = _nat_steps(update, itertools.chain(first, batched), unused, limit)
-    if chains_per_block is None:
-        yield from _one_block("nat", steps)
-    elif is_small:
+    if chains_per_block and is_small:
         # A chunk is a whole block: iptables-nft finds out at COMMIT which line the kernel rejects.
-        yield _block("nat", _joined(tuple(steps)))
-    else:
-        yield from (_block("nat", step) for step in steps)
+        steps = iter([_joined(tuple(steps))])
+    yield from _blocks("nat", steps, chains_per_block)
 
 
 def _nat_steps(
@@ -148,7 +181,9 @@ def _removed(update: Update, unused: dict[str, AppliedChain], limit: int) -> Ite
     if (most := update.desired.most_deleted) is not None:
         others = others[: max(0, most - len(together))]
     for names in (together, *_portions(others, limit)):
-        yield Chunk(empty_chains(names) + delete_chains(names), deleted=names)
+        yield Chunk(
+            empty_chains(names) + delete_chains(names), deleted=tuple(ChainKey("nat", name) for name in names)
+        )
 
 
 def _keep(unused: dict[str, AppliedChain], batch: ChainUpdate) -> None:
@@ -198,9 +233,17 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk(
         text="".join(chunk.text for chunk in chunks),
         chains=tuple(chain for chunk in chunks for chain in chunk.chains),
-        deleted=tuple(name for chunk in chunks for name in chunk.deleted),
+        deleted=tuple(key for chunk in chunks for key in chunk.deleted),
         ports=tuple(port for chunk in chunks for port in chunk.ports),
     )
+
+
+def _blocks(table: str, steps: Iterable[Chunk], chains_per_block: int | None) -> Iterator[Chunk]:
+    """Yield a block for each step, or one for all if there is no limit."""
+    if chains_per_block is None:
+        yield from _one_block(table, steps)
+    else:
+        yield from (_block(table, step) for step in steps)
 
 
 def _one_block(table: str, steps: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubeproxy.objects import Key
-from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules import names
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey
@@ -112,20 +112,18 @@ class AppliedChain(NamedTuple):
     """An applied chain that no single service port owns, as a digest.
 
     `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. Only shared chains of table
-    filter keep their rules, in `text`: old ones stay in force while nat changes.
+    filter have `entries`, their rules and those of branches below them: old ones stay in force while nat changes.
     """
 
     digest: int
     rules: int
     root: ChainKey | None = None
-    text: Rules = ()
+    entries: Rules = ()
 
     @classmethod
-    def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
-        """Return the digest of a chain; keep its rules if it is a shared chain of table filter."""
-        key, rules = chain
-        keep_text = key.table == "filter" and key in skeleton.SHARED
-        return cls(digest(key, rules), len(rules), root, rules if keep_text else ())
+    def of(cls, chain: Chain, root: ChainKey | None = None, entries: Rules = ()) -> "AppliedChain":
+        """Return the digest of a chain."""
+        return cls(digest(*chain), len(chain.rules), root, entries)
 
 
 MISSING_CHAIN = AppliedChain(ABSENT, 0)

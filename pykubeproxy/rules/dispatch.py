@@ -2,11 +2,12 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pykubeproxy.config import Dispatch
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
@@ -18,92 +19,153 @@ _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last
 # ports at one address.
 TREE_ABOVE = 200
 _TREE_ABOVE_RULES = 1000
+# The maximum of rules of one address in a chain of table filter. A new chain costs iptables more than many rules, and only
+# packets to this address visit them.
+PORTS_LEAF = 256
 
-_PORT = re.compile(r"-p (\w+) .*--dport (\d+)")
+_PORT = re.compile(
+    r'(?:-d \S+ )?-p (\w+) (?:-m comment --comment "[^"]*" )?(?:-m addrtype --dst-type LOCAL )?-m \w+ --dport (\d+)(?: |$)'
+)
 # An entry for a UDP service port: with -d for an address, without for a node port.
 _UDP_ENTRY = re.compile(r"(?:-d (\S+)/(?:32|128) )?-p udp .*--dport (\d+) -j KUBE-(?:SVC|SVL|EXT|FW)-")
-_Entry = tuple[str, int]  # the protocol, "" for addresses, and the address or port
+_ANY_ADDRESS = ""
 
 
 def shared_chain(
     key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules, dispatch: Dispatch = Dispatch.FLAT
 ) -> Tree:
-    """Return the rules of one shared chain; `ports` are the entries of the service ports, sorted by name.
+    """Return the rules of one shared chain; `ports` are the entries of the service ports, sorted by name."""
+    return arranged(key, entries_of(key, ports), node_port_jumps, dispatch)
 
-    Only chains of table nat become trees: table filter has few entries.
-    """
+
+def entries_of(key: ChainKey, ports: Iterable[Entries]) -> Rules:
+    """Return the rules of service ports in one shared chain, in the order of a flat chain."""
     rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
     if key == skeleton.NAT_SERVICES:
         # Cluster IPs go first: no Service may hijack one as its external IP (CVE-2020-8554).
         rules.sort(key=_is_no_cluster_ip)
-    tree = Tree(tuple(rules), ())
-    if key.table == "nat" and dispatch is not Dispatch.FLAT:
-        numbered = _by_number(key, rules)
-        many = sum(map(len, numbered.values())) > TREE_ABOVE or len(rules) > _TREE_ABOVE_RULES
-        if many or dispatch is Dispatch.TREE:
-            tree = _tree(key, numbered)
+    return tuple(rules)
+
+
+def arranged(key: ChainKey, rules: Rules, node_port_jumps: Rules, dispatch: Dispatch) -> Tree:
+    """Arrange these entries of one shared chain, flat or as a tree, before the jumps to node ports."""
+    made = Tree(rules, ())
+    if dispatch is not Dispatch.FLAT:
+        by_address = _by_address(rules)
+        by_port = _by_port(by_address.pop(_ANY_ADDRESS, ()))
+        destinations = len(by_address) + sum(map(len, by_port.values()))
+        if destinations > TREE_ABOVE or len(rules) > _TREE_ABOVE_RULES or dispatch is Dispatch.TREE:
+            made = _tree(key, by_address, by_port)
     if key == skeleton.NAT_SERVICES:
-        return Tree((*tree.root, *node_port_jumps), tree.chains)
-    return tree
+        return Tree((*made.root, *node_port_jumps), made.chains)
+    return made
+
+
+def with_branches(live: Ruleset, key: ChainKey) -> Mapping[ChainKey, Rules]:
+    """Return a live shared chain of table filter and all branches below it, with their rules except jumps to branches."""
+    found: dict[ChainKey, Rules] = {}
+    waiting = [key]
+    while waiting:
+        chain = waiting.pop()
+        targets = {text: parse_target(text) for text in live.chains.get(chain, ())}
+        found[chain] = tuple(text for text, target in targets.items() if not names.is_owned(target))
+        below = (ChainKey(key.table, target) for target in targets.values() if names.is_owned(target))
+        waiting += (it for it in dict.fromkeys(below) if it not in found)
+    return found
 
 
 def _is_no_cluster_ip(text: str) -> bool:
     return ' cluster IP" ' not in text
 
 
-def _by_number(key: ChainKey, rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
-    """Group rules by address in KUBE-SERVICES, by protocol and port in KUBE-NODEPORTS."""
-    number = _address if key == skeleton.NAT_SERVICES else _port
+def _by_address(rules: Rules) -> dict[str, list[str]]:
+    """Group rules by their single destination address, such as "10.96.0.1/32"; `_ANY_ADDRESS` if they have none."""
+    groups: dict[str, list[str]] = {}
+    for text in rules:
+        address = text[3 : text.index(" ", 3)] if text.startswith("-d ") else _ANY_ADDRESS
+        is_single = address.endswith("/128" if ":" in address else "/32")
+        groups.setdefault(address if is_single else _ANY_ADDRESS, []).append(text)
+    return groups
+
+
+def _by_port(rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
+    """Group rules by protocol and port; "" and 0 if they have none."""
     groups: dict[str, dict[int, list[str]]] = {}
     for text in rules:
-        protocol, value = number(text)
-        groups.setdefault(protocol, {}).setdefault(value, []).append(text)
+        match = _PORT.match(text)
+        protocol, port = (match[1], int(match[2])) if match else ("", 0)
+        groups.setdefault(protocol, {}).setdefault(port, []).append(text)
     return {
-        protocol: {value: tuple(texts) for value, texts in entries.items()}
-        for protocol, entries in groups.items()
+        protocol: {port: tuple(texts) for port, texts in ports.items()} for protocol, ports in groups.items()
     }
 
 
-def _address(text: str) -> _Entry:
-    return "", int(ipaddress.ip_address(text.split(" ", 2)[1].partition("/")[0]))
+def _tree(
+    key: ChainKey, by_address: Mapping[str, Sequence[str]], by_port: Mapping[str, Mapping[int, Rules]]
+) -> Tree:
+    """Dispatch by address, then rules without an address by port.
+
+    In table filter, also dispatch the many rules of one address by port. Table nat has no jumps left for that, see
+    `tree.LEVELS`.
+    """
+    chains: list[tuple[str, Rules]] = []
+    entries: dict[int, Rules] = {}
+    for address, rules in by_address.items():
+        entry = tuple(rules)
+        if key.table == "filter" and len(rules) > PORTS_LEAF:
+            below = _port_tree(key, address, _by_port(rules), PORTS_LEAF)
+            entry = below.root
+            chains += below.chains
+        entries[int(ipaddress.ip_address(address.partition("/")[0]))] = entry
+    width = 128 if any(":" in address for address in by_address) else 32
+    addresses = build_tree(entries, width, _address_branch(key))
+    ports = _port_tree(key, _ANY_ADDRESS, by_port)
+    return Tree((*addresses.root, *ports.root), (*chains, *addresses.chains, *ports.chains))
 
 
-def _port(text: str) -> _Entry:
-    match = _PORT.search(text)
-    assert match, f"no protocol and port in {text}"
-    return match[1], int(match[2])
-
-
-def _tree(key: ChainKey, numbered: Mapping[str, Mapping[int, Rules]]) -> Tree:
-    if key == skeleton.NAT_SERVICES:
-        entries = numbered.get("", {})
-        ipv6 = any(":" in rules[0].split(" ", 2)[1] for rules in entries.values())
-        return build_tree(entries, 128 if ipv6 else 32, _address_branch)
-    trees = [build_tree(numbered[protocol], 16, _port_branch(protocol)) for protocol in sorted(numbered)]
+def _port_tree(
+    key: ChainKey, address: str, by_port: Mapping[str, Mapping[int, Rules]], leaf: int = 0
+) -> Tree:
+    """Dispatch the rules of one address by port; rules without a port go first."""
+    trees = [
+        build_tree(by_port[protocol], 16, _port_branch(key, address, protocol), leaf)
+        for protocol in sorted(by_port)
+    ]
     return Tree(
-        tuple(rule for tree in trees for rule in tree.root),
-        tuple(chain for tree in trees for chain in tree.chains),
+        tuple(text for made in trees for text in made.root),
+        tuple(chain for made in trees for chain in made.chains),
     )
 
 
-def _address_branch(area: Area) -> Branch:
-    prefix = area.prefix
-    network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
-    network = str(network_of((prefix.bits, prefix.length)))
-    name = names.branch_chain(f"{names.SERVICES} {network}{area.suffix}")
-    return Branch(name, rule(destination=network, target=name), rule(comment=f"services at {network}"))
+def _address_branch(key: ChainKey) -> Callable[[Area], Branch]:
+    def branch(area: Area) -> Branch:
+        prefix = area.prefix
+        network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
+        network = str(network_of((prefix.bits, prefix.length)))
+        name = _branch_chain(key, f"{network}{area.suffix}")
+        return Branch(name, rule(destination=network, target=name), rule(comment=f"services at {network}"))
+
+    return branch
 
 
-def _port_branch(protocol: str) -> Callable[[Area], Branch]:
+def _port_branch(key: ChainKey, address: str, protocol: str) -> Callable[[Area], Branch]:
     def branch(area: Area) -> Branch:
         prefix = area.prefix
         between = f"{prefix.bits}-{prefix.last}"
-        name = names.branch_chain(f"{names.NODEPORTS} {protocol} {between}{area.suffix}")
+        name = _branch_chain(key, f"{address} {protocol} {between}{area.suffix}".lstrip())
         ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
-        note = rule(comment=f"{protocol} node ports {between}")
-        return Branch(name, rule(ports, protocol=protocol, target=name), note)
+        at = address.partition("/")[0]
+        note = f"{protocol} ports {between} at {at}" if at else f"{protocol} node ports {between}"
+        jump = rule(ports, destination=address, protocol=protocol, target=name)
+        return Branch(name, jump, rule(comment=note))
 
     return branch
+
+
+def _branch_chain(key: ChainKey, area: str) -> str:
+    """Return the name of a branch. Each is in one table only."""
+    root = key.chain if key.table == "nat" else f"{key.table} {key.chain}"
+    return names.branch_chain(f"{root} {area}")
 
 
 def node_port_jumps(networks: tuple[str, ...], local_addresses: Iterable[str], options: RuleOptions) -> Rules:

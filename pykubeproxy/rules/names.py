@@ -21,7 +21,8 @@ LOCAL_PREFIX = "KUBE-SVL-"
 EXTERNAL_PREFIX = "KUBE-EXT-"
 FIREWALL_PREFIX = "KUBE-FW-"
 ENDPOINT_PREFIX = "KUBE-SEP-"
-# Chains of single services and endpoints. Any chain of table nat with such a name may be deleted.
+# Chains of single services and endpoints in table nat, and of dispatch trees in nat and filter. Any chain of these tables
+# with such a name may be deleted.
 OWNED_PREFIXES = (CLUSTER_PREFIX, LOCAL_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, ENDPOINT_PREFIX)
 
 
@@ -48,7 +49,7 @@ def firewall_chain(name: PortName) -> str:
 def branch_chain(text: str) -> str:
     """Return the chain for one part of another chain; `text` identifies the part.
 
-    It has the prefix of a service chain, so kube-proxy deletes it on takeover.
+    It has the prefix of a service chain, so kube-proxy deletes it from table nat on takeover.
     """
     return CLUSTER_PREFIX + _hash(f"branch {text}")
 
@@ -59,7 +60,7 @@ def endpoint_chain(name: PortName, target: str) -> str:
 
 
 def is_owned(chain: str) -> bool:
-    """Return whether a chain of table nat belongs to a single service or endpoint, of any proxy."""
+    """Return whether a chain of table nat or filter belongs to a single service or endpoint, of any proxy, or to a tree."""
     return chain.startswith(OWNED_PREFIXES)
 
 

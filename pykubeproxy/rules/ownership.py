@@ -8,13 +8,20 @@ from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 
 _FIXED = frozenset((*skeleton.SHARED, *skeleton.FIXED))
+# In table filter, only chains of dispatch trees.
+_OWNED_TABLES = ("nat", "filter")
 # The foreign chains that hold rules of ours: built-in ones and KUBE-FIREWALL.
 FOREIGN_CHAINS = frozenset((*skeleton.JUMPS, skeleton.KUBELET_FIREWALL))
 
 
 def is_ours(key: ChainKey) -> bool:
     """Return whether a chain belongs to the proxy alone; KUBE-FIREWALL is shared with the kubelet."""
-    return key in _FIXED or (key.table == "nat" and names.is_owned(key.chain))
+    return key in _FIXED or is_owned(key)
+
+
+def is_owned(key: ChainKey) -> bool:
+    """Return whether a chain belongs to a single service or endpoint, of any proxy, or to a dispatch tree."""
+    return key.table in _OWNED_TABLES and names.is_owned(key.chain)
 
 
 def referenced_by_others(live: Ruleset) -> frozenset[ChainKey]:

@@ -52,13 +52,12 @@ def assemble(ports: Mapping[PortName, ServiceRules], options: RuleOptions, node_
     """Return the rules of service ports together with the shared and the fixed chains."""
     chains: dict[ChainKey, Rules] = dict(skeleton.fixed_chains(options))
     names = sorted(ports)
-    branches: list[tuple[str, Rules]] = []
     for key in skeleton.SHARED:
         tree = shared_chain(key, (ports[name].entries for name in names), node_port_jumps, options.dispatch)
         chains[key] = tree.root
-        branches += tree.chains
-    for owned in (branches, *(ports[name].chains() for name in names)):
-        chains.update((ChainKey("nat", chain), rules) for chain, rules in owned)
+        chains.update((ChainKey(key.table, chain), rules) for chain, rules in tree.chains)
+    for name in names:
+        chains.update((ChainKey("nat", chain), rules) for chain, rules in ports[name].chains())
     return Ruleset(options.family, chains)
 
 

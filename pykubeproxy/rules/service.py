@@ -1,7 +1,7 @@
 """Render the rules of one service port: its own chains and its entries in shared chains."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -12,7 +12,7 @@ from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.text import from_local, host, not_from_local, rule
 from pykubeproxy.services.endpoints import ResolvedEndpoint
-from pykubeproxy.services.ports import ServicePort
+from pykubeproxy.services.ports import PortName, ServicePort
 from pykubeproxy.services.selection import Selection
 
 Rules = tuple[str, ...]
@@ -54,8 +54,8 @@ class PortRules(msgspec.Struct, frozen=True):
 
 def port_rules(port: ServicePort, selection: Selection, options: RuleOptions) -> PortRules:
     """Return the rules of one service port for the selected endpoints."""
-    cluster = _path(port, names.cluster_chain(port.name), selection.cluster, selection.any_usable, options)
-    local = _path(port, names.local_chain(port.name), selection.local, selection.any_usable, options)
+    cluster = _path(port, names.cluster_chain, selection.cluster, selection.any_usable, options)
+    local = _path(port, names.local_chain, selection.local, selection.any_usable, options)
     internal = local if port.internal_local else cluster
     external = local if port.external_local else cluster
     source = _Source(port, selection, internal, external, options)
@@ -92,14 +92,14 @@ def note_rules(port: ServicePort) -> PortRules:
 
 def _path(
     port: ServicePort,
-    chain: str,
+    chain: Callable[[PortName], str],
     endpoints: tuple[ResolvedEndpoint, ...],
     any_usable: bool,
     options: RuleOptions,
 ) -> _PolicyPath:
     """Reject clients if no node has an endpoint; drop packets under policy Local if only other nodes have one."""
     if endpoints:
-        return _PolicyPath(chain, "", "")
+        return _PolicyPath(chain(port.name), "", "")
     if any_usable:
         return _PolicyPath("", "DROP", f"{port.name} has no local endpoints")
     return _PolicyPath("", _reject(options), f"{port.name} has no endpoints")
@@ -112,6 +112,8 @@ def _reject(options: RuleOptions) -> str:
 def _chains(source: _Source) -> Iterator[tuple[str, Rules]]:
     """Render the chains of a service port, each before those it jumps to."""
     port, selection, options = source.port, source.selection, source.options
+    if not selection.any_usable and not selection.reachable:
+        return
     if selection.any_usable and port.externally_accessible:
         if _filters_sources(port):
             yield names.firewall_chain(port.name), tuple(_firewall(port, options))

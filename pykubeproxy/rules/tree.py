@@ -71,12 +71,15 @@ class Branch(NamedTuple):
     note: str
 
 
-def build_tree(entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch]) -> Tree:
+def build_tree(
+    entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch], leaf: int = 0
+) -> Tree:
     """Arrange the rules of each number in a tree.
 
-    `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for an area.
+    `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for an area. `leaf` is the
+    maximum of numbers in a chain without branches, usually `LEAF`.
     """
-    builder = _Builder(entries, width, branch)
+    builder = _Builder(entries, width, branch, leaf or LEAF)
     root, _ = builder.rules(sorted(entries), (), LEVELS)
     return Tree(root, tuple(builder.chains))
 
@@ -90,27 +93,34 @@ class _Part(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch]) -> None:
+    def __init__(
+        self, entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch], leaf: int
+    ) -> None:
         self.chains: list[tuple[str, Rules]] = []
         self._entries = entries
         self._width = width
         self._branch = branch
+        self._leaf = leaf
 
     def rules(
         self, numbers: Sequence[int], holes: tuple[Prefix, ...], levels: int, by_digit: bool = False
     ) -> tuple[Rules, int]:
         """Return the rules for sorted numbers, and how many levels of chains they need; at most `levels`."""
         entries = self._entries
-        is_leaf = len(numbers) <= LEAF
+        is_leaf = len(numbers) <= self._leaf
         if not levels or len(numbers) == 1 or (is_leaf and all(len(entries[it]) <= LEAF for it in numbers)):
             return tuple(rule for number in numbers for rule in entries[number]), 0
         # Below a level by digits, digits need one level less each time.
-        by_digit = by_digit or _digits(numbers) < levels
+        by_digit = by_digit or _digits(numbers, self._leaf) < levels
         if is_leaf:
             width = self._width
             parts: Iterator[_Part] = (_Part(Prefix(number, width, width), (number,)) for number in numbers)
         else:
-            parts = (_by_digit if by_digit else _by_count)(numbers, holes, self._width)
+            parts = (
+                _by_digit(numbers, holes, self._width)
+                if by_digit
+                else _by_count(numbers, holes, self._width, self._leaf)
+            )
         rules: list[str] = []
         needed = 0
         for part in parts:
@@ -126,12 +136,12 @@ class _Builder:
         return tuple(rules), needed
 
 
-def _digits(numbers: Sequence[int]) -> int:
+def _digits(numbers: Sequence[int], leaf: int) -> int:
     """Return how many levels by digits these sorted numbers need at most.
 
     A level divides more numbers than a leaf holds, so two of them that are so far apart differ first in its digit.
     """
-    return len({((a ^ b).bit_length() - 1) // _STEP for a, b in zip(numbers, numbers[LEAF:], strict=False)})
+    return len({((a ^ b).bit_length() - 1) // _STEP for a, b in zip(numbers, numbers[leaf:], strict=False)})
 
 
 def _by_digit(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_Part]:
@@ -146,12 +156,12 @@ def _by_digit(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> 
             start = end
 
 
-def _by_count(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int) -> Iterator[_Part]:
+def _by_count(numbers: Sequence[int], holes: tuple[Prefix, ...], width: int, leaf: int) -> Iterator[_Part]:
     """Divide sorted numbers into at most 17 parts of an eighth at most, rounded up to a power of two.
 
     From the leaves of the binary tree of all prefixes upwards, cut off each subtree with more than a sixteenth.
     """
-    least = max(LEAF, (1 << (len(numbers) - 1).bit_length()) // 8, 2) // 2
+    least = max(leaf, (1 << (len(numbers) - 1).bit_length()) // 8, 2) // 2
     parts: list[_Part] = []
 
     def cut(numbers: Sequence[int], enough: int = least) -> tuple[Sequence[int], tuple[Prefix, ...]]:

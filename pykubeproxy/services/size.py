@@ -30,8 +30,8 @@ def count_pairs(cluster: Cluster, key: Key, family: Family) -> int:
 
     A pair with an endpoint counts AFFINITY_COST times if the Service asks for session affinity. Addresses are external IPs,
     load balancer IPs and source ranges. Each EndpointSlice counts as if it had all ports of the Service, and an endpoint: a
-    sync visits all slices for every port. Rejected endpoints count too. A port without any counts as one pair. 0 if there
-    is no such Service.
+    sync visits all slices for every port. Rejected endpoints count too. Without any, the cluster IP is one more address: a
+    port has a rule that rejects at each. 0 if there is no such Service.
     """
     service = cluster.service(key)
     affinity = service is not None and service.affinity_seconds is not None
@@ -49,7 +49,7 @@ def _pairs(cluster: Cluster, key: Key, family: Family, per_endpoint: int = 1) ->
         max(ports, len(slice_.ports)) * max(1, len(slice_.endpoints) + len(slice_.rejected))
         for slice_ in cluster.slices_of(key, family)
     )
-    return max(ports, addresses * ports + per_endpoint * endpoints)
+    return addresses * ports + max(ports, per_endpoint * endpoints)
 
 
 def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:

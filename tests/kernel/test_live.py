@@ -3,7 +3,6 @@
 import pytest
 
 from pykubeproxy.agent.sync.tables import FamilyTables
-from pykubeproxy.cli.node_rules import ROOTS
 from pykubeproxy.config import load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render_rules import OTHER_CHAINS, listing
@@ -21,6 +20,7 @@ from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts, rule_context
 from pykubeproxy.rules.ruleset import ChainKey, Count, Ruleset
+from pykubeproxy.rules.skeleton import SHARED
 from pykubeproxy.services.cluster import Cluster
 from tests.cases import NAMES
 from tests.kernel.test_dump_rules import write_rules
@@ -103,7 +103,7 @@ def test_part_equals_whole_table(many: Iptables, name: str) -> None:
     if many.backend is Backend.LEGACY:
         pytest.skip("legacy is always read as a whole")
     service_filter = ServiceFilter("ns", name)
-    part = live_ruleset_about(many, f"ns/{name}", ROOTS, OTHER_CHAINS)
+    part = live_ruleset_about(many, f"ns/{name}", SHARED, OTHER_CHAINS)
     assert part is not None
     ruleset, counters = many.save_counted()
     assert views(*part, service_filter) == views(ruleset, counters, service_filter) != ()
@@ -118,20 +118,20 @@ def test_part_takes_few_commands(many: Iptables) -> None:
     counting = CountingRunner()
     opened = open_iptables(many.backend, many.family, counting)
     counting.ran.clear()
-    live_ruleset_about(opened, "ns/s1", ROOTS, OTHER_CHAINS)
+    live_ruleset_about(opened, "ns/s1", SHARED, OTHER_CHAINS)
     assert len(counting.ran) < 40
     assert opened.tools.save not in counting.ran
-    live_ruleset_about(opened, "ns/s7", ROOTS, OTHER_CHAINS)
+    live_ruleset_about(opened, "ns/s7", SHARED, OTHER_CHAINS)
     assert counting.ran.count(opened.tools.save) == 1
 
 
 def test_unknown_name(many: Iptables) -> None:
     """The part is empty, or None if there are rules without a comment."""
     nothing = None if many.backend is Backend.LEGACY else (Ruleset(many.family, {}), {})
-    assert live_ruleset_about(many, "ns/nobody", ROOTS, OTHER_CHAINS) == nothing
+    assert live_ruleset_about(many, "ns/nobody", SHARED, OTHER_CHAINS) == nothing
     silent = "*nat\n:KUBE-SVC-SILENT - [0:0]\n-A KUBE-SERVICES -p tcp -j KUBE-SVC-SILENT\n"
     many.restore(f"{silent}-A KUBE-SVC-SILENT -j RETURN\nCOMMIT\n")
-    assert live_ruleset_about(many, "ns/nobody", ROOTS, OTHER_CHAINS) is None
+    assert live_ruleset_about(many, "ns/nobody", SHARED, OTHER_CHAINS) is None
 
 
 def test_native_nft_rule_is_an_error(inside: str, runner: Runner) -> None:

@@ -7,9 +7,11 @@ import pytest
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.config import load
 from pykubeproxy.kernel import Backend, Iptables
-from pykubeproxy.objects import Family, Key, Kind, Listed, Port, Protocol, Updated
+from pykubeproxy.objects import Deleted, Family, Key, Kind, Listed, Port, Protocol, Updated
 from pykubeproxy.rules.blocks import NFT_CHAINS_PER_BLOCK
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.ownership import is_owned
+from pykubeproxy.rules.skeleton import FILTER_EXTERNAL, FILTER_SERVICES
 from pykubeproxy.services.cluster import Cluster
 from tests.objects import endpoint, service, slice_of
 
@@ -44,6 +46,14 @@ def full_cluster(family: Family) -> Cluster:
     return cluster
 
 
+def without_endpoints(cluster: Cluster, family: Family) -> Cluster:
+    """Remove the endpoints of all Services, and add one with many ports and none either."""
+    ports = tuple(Port(f"p{n}", Protocol(kind), n) for kind in ("TCP", "SCTP") for n in range(1, 701))
+    cluster.apply(Listed(Kind.ENDPOINT_SLICE, ()))
+    cluster.apply(Updated(service("wide", cluster_ip=address(family, SERVICES), ports=ports)))
+    return cluster
+
+
 def default_context(family: Family) -> RuleContext:
     return rule_context(load(None, {}).config, "node1", None, KernelFacts(nfacct=False), family)
 
@@ -59,6 +69,26 @@ def test_dispatch_trees_read_back(tables: FamilyTables, iptables: Iptables) -> N
     assert tables.sync(cluster, (), rules_context).wrote
     tables.require_resync()
     assert not tables.sync(cluster, (), rules_context).wrote
+
+
+def test_trees_in_table_filter_read_back(tables: FamilyTables, iptables: Iptables) -> None:
+    """Without endpoints, all Services have a rule there, and node ports another one."""
+    family = iptables.family
+    cluster, rules_context = full_cluster(family), default_context(family)
+    tables.sync(cluster, (), rules_context)
+    everything = {it.key for it in cluster.services()}
+    report = tables.sync(without_endpoints(cluster, family), everything | {Key("ns", "wide")}, rules_context)
+    assert report.rules_written["filter"] > 2 * SERVICES + 1400
+    tables.require_resync()
+    assert not tables.sync(cluster, (), rules_context).wrote
+    live = iptables.save(("filter",))
+    for root in (FILTER_SERVICES, FILTER_EXTERNAL):
+        assert len(live.chains[root]) <= 3 * 16
+    lost = tables.sync(cluster, cluster.apply(Deleted(Kind.SERVICE, Key("ns", "wide"))), rules_context)
+    assert lost.chains_deleted >= 4
+    back = full_cluster(family)
+    tables.sync(back, everything, rules_context)
+    assert not any(is_owned(key) for key in iptables.save(("filter",)).chains)
 
 
 def test_a_new_service_changes_one_leaf_per_tree(tables: FamilyTables, iptables: Iptables) -> None:

@@ -131,3 +131,27 @@ def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, bac
     fresh = FamilyTables(iptables, None)
     assert not fresh.sync(cluster, (), context(family, "tree")).wrote
     assert iptables.has_chain(skeleton.NAT_SERVICES)
+
+
+def test_rejected_addresses_and_ports_make_no_tree_too_deep(iptables: Iptables, backend: Backend) -> None:
+    """In table filter, trees of ports stand below the tree of addresses. No Service has endpoints."""
+    family = iptables.family
+    synced = FamilyTables(iptables, 200 if backend is Backend.NFT else None)
+    ports = tuple(Port(f"p{port}", Protocol.TCP, port) for port in NODE_PORTS)
+    wide = service("wide", cluster_ip=VICTIM[family], external_ips=NESTED[family][::20], ports=ports)
+    cluster = Cluster()
+    cluster.apply(Listed(Kind.SERVICE, (*list(victims(family))[1:], *hostile(family), wide)))
+    synced.sync(cluster, (), context(family))
+    while synced.deferred:
+        synced.sync_deferred(cluster, context(family))
+    synced.require_resync()
+    report = synced.sync(cluster, (), context(family))
+    assert not (report.wrote or report.rejected_tree or report.quarantined)
+    trace = trace_packet(
+        iptables.save(),
+        Packet("tcp", CLIENT[family], wide.external_ips[-1], NODE_PORTS[-1]),
+        Host(frozenset()),
+    )
+    way = [step for step in trace.steps if step.table == "filter" and step.matched]
+    assert "REJECT" in way[-1].rule
+    assert 4 <= len(way) <= 14

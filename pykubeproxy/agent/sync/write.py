@@ -9,6 +9,7 @@ from pykubeproxy.rules.applied import Update
 from pykubeproxy.rules.blocks import Chunk, chunks
 from pykubeproxy.rules.digests import AppliedPort
 from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter, DriftReport
+from pykubeproxy.rules.ruleset import ChainKey
 
 
 class SyncFailed(Exception):
@@ -29,7 +30,7 @@ class Written:
     def __init__(self, drift: Drift | None, ensured: Mapping[str, tuple[str, ...]]) -> None:
         self.anything = False
         self.chains = 0
-        self.deleted: list[str] = []
+        self.deleted: list[ChainKey] = []
         self.rules: Counter[str] = Counter()
         self.ports: list[AppliedPort] = []
         self._drift = DriftCounter(drift, ensured) if drift else None

@@ -8,8 +8,9 @@ from pykubeproxy.inspect.dump.model import EndpointView, PortRules, ServiceView,
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.objects import Family, Protocol
-from pykubeproxy.rules import names, skeleton
+from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.difference import ChainDifference, difference
+from pykubeproxy.rules.ownership import is_owned
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.rules.ruleset import Ruleset
 from pykubeproxy.services.ports import PortName
@@ -79,10 +80,10 @@ def compare(before: Ruleset, after: Ruleset) -> Changes:
     if not chains:
         return Changes(after.family)
     sides = [find_ports(ruleset, ServiceFilter()) for ruleset in (before, after)]
-    own = {chain.key.chain for chain in chains if _is_own(chain)}
+    own = {chain.key.chain for chain in chains if is_owned(chain.key)}
     jumps = tuple(_jumps(before, after))
     above = _reachable(own, ((target, chain) for chain, target in jumps))
-    reachable = _reachable({names.SERVICES, names.NODEPORTS}, jumps)
+    reachable = _reachable({key.chain for key in skeleton.SHARED}, jumps)
     targets = {rule.target for ports in sides for port in ports.values() for rule in port.serving}
     branches = (own & reachable) - _reachable(targets, jumps)
     return Changes(
@@ -95,11 +96,6 @@ def compare(before: Ruleset, after: Ruleset) -> Changes:
         ),
         unreferenced=tuple(sorted(own - reachable)),
     )
-
-
-def _is_own(chain: ChainDifference) -> bool:
-    """Return whether a chain belongs to a service or to the dispatch tree."""
-    return chain.key.table == "nat" and names.is_owned(chain.key.chain)
 
 
 def _affected(
@@ -148,7 +144,7 @@ def _others(chains: Iterable[ChainDifference]) -> Iterator[ChainDifference]:
                 yield chain
             elif bare.before != bare.after:
                 yield bare
-        elif not _is_own(chain):
+        elif not is_owned(chain.key):
             yield chain
 
 
@@ -163,12 +159,12 @@ def _branches_differ(chain: ChainDifference) -> bool:
 
 
 def _frontend_rules(chains: Sequence[ChainDifference]) -> Iterator[ChainDifference]:
-    """Yield the chains with all of table nat as one: in a dispatch tree, the same rules stand in other chains."""
-    nat = [chain for chain in chains if chain.key.table == "nat"]
-    before = tuple(rule for chain in nat for rule in chain.before or ())
-    after = tuple(rule for chain in nat for rule in chain.after or ())
-    yield ChainDifference(skeleton.NAT_SERVICES, before, after)
-    yield from (chain for chain in chains if chain.key.table != "nat")
+    """Yield the chains of each table as one: in a dispatch tree, the same rules stand in other chains."""
+    for key in (skeleton.NAT_SERVICES, skeleton.FILTER_SERVICES):
+        some = [chain for chain in chains if chain.key.table == key.table]
+        before = tuple(rule for chain in some for rule in chain.before or ())
+        after = tuple(rule for chain in some for rule in chain.after or ())
+        yield ChainDifference(key, before, after)
 
 
 def _titles(chain: ChainDifference) -> Iterator[tuple[str, str]]:
@@ -177,15 +173,14 @@ def _titles(chain: ChainDifference) -> Iterator[tuple[str, str]]:
         if "--dport " in text:
             rule = parse_rule(text)
             # Health checks use TCP, whatever the service port's protocol.
-            health_check = chain.key == skeleton.FILTER_NODEPORTS
-            protocols = [one.value for one in Protocol] if health_check else [rule.protocol]
+            protocols = [one.value for one in Protocol] if rule.target == "ACCEPT" else [rule.protocol]
             yield from ((rule.title, protocol) for protocol in protocols)
 
 
 def _jumps(*rulesets: Ruleset) -> Iterator[tuple[str, str]]:
-    """Yield the jumps between our chains of table nat. The target is the last word of such a rule."""
+    """Yield the jumps between our chains. The target is the last word of such a rule."""
     for ruleset in rulesets:
-        for chain, rules in ruleset.of_table("nat"):
+        for (_, chain), rules in ruleset.chains.items():
             for rule in rules:
                 target = rule[rule.rfind(" ") + 1 :]
                 if target.startswith("KUBE-"):

@@ -1,10 +1,10 @@
 """Print the rules of services as iptables-save does, in the order in which a packet meets them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pykubeproxy.inspect.dump.model import PortRules, find_ports
 from pykubeproxy.inspect.filter import ServiceFilter
-from pykubeproxy.inspect.routes import RulePosition, chains_from
+from pykubeproxy.inspect.routes import RulePosition, chains_from, filter_rules
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.parse import parse_rule
@@ -22,8 +22,8 @@ _FILTER_SHARED = (
     skeleton.FILTER_SERVICES,
     skeleton.FILTER_EXTERNAL,
 )
-# The chains a listing may need besides those below nat KUBE-SERVICES.
-OTHER_CHAINS = (_POSTROUTING, *_NAT_IN, *_NAT_OUT, *_FILTER, *_FILTER_SHARED)
+# The chains a listing may need besides shared ones and those below them.
+OTHER_CHAINS = (_POSTROUTING, *_NAT_IN, *_NAT_OUT, *_FILTER)
 
 _Rules = Mapping[ChainKey, tuple[str, ...]]
 
@@ -37,14 +37,14 @@ def listing(ruleset: Ruleset, filter_: ServiceFilter) -> str:
     if not ports:
         return ""
     own = _own_chains(ruleset, ports)
-    shared = _shared_rules(ruleset, ports)
-    filters = {key: _filter_rules(ruleset, key, ports) for key in _FILTER_SHARED}
+    shared = _at(ruleset, (at for port in ports.values() for rule in port.serving for at in rule.path))
+    filters = _at(ruleset, _filter_positions(ruleset, ports))
     last = {
         key: ruleset.chains[key] for key in (_POSTROUTING,) if _MARK_MASQ in own and key in ruleset.chains
     }
     sections: tuple[tuple[str, _Rules], ...] = (
         ("nat", {**_jumps(ruleset, _NAT_IN, shared), **shared, **own}),
-        ("filter", {**_jumps(ruleset, _FILTER, {k for k in filters if filters[k]}), **filters}),
+        ("filter", {**_jumps(ruleset, _FILTER, filters), **filters}),
         ("nat", {**_jumps(ruleset, _NAT_OUT, last), **last}),
     )
     return "".join(_section(table, rules) for table, rules in sections)
@@ -67,10 +67,10 @@ def _depth(chain: str) -> int:
     return next((i for i, prefix in enumerate(prefixes) if chain.startswith(prefix)), len(prefixes))
 
 
-def _shared_rules(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> _Rules:
-    """Return these services' rules in the shared chains of table nat."""
+def _at(ruleset: Ruleset, found: Iterable[RulePosition]) -> _Rules:
+    """Return the rules at these positions."""
     positions: dict[ChainKey, set[int]] = {}
-    for key, position in (at for port in ports.values() for rule in port.serving for at in rule.path):
+    for key, position in found:
         positions.setdefault(key, set()).add(position)
     return {
         key: tuple(ruleset.chains[key][position] for position in sorted(some))
@@ -78,15 +78,14 @@ def _shared_rules(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> _Rul
     }
 
 
-def _filter_rules(ruleset: Ruleset, key: ChainKey, ports: Mapping[PortName, PortRules]) -> tuple[str, ...]:
-    """Return these services' rules in a shared chain of table filter."""
-    rejecting = {at for port in ports.values() for rule in port.rejecting for at in rule.path}
+def _filter_positions(ruleset: Ruleset, ports: Mapping[PortName, PortRules]) -> Iterator[RulePosition]:
+    """Yield the positions of these services' rules in table filter, and of the jumps to them."""
+    rejecting = {rule.path for port in ports.values() for rule in port.rejecting}
     titles = set(map(str, ports))
-    return tuple(
-        text
-        for position, text in enumerate(ruleset.chains.get(key, ()))
-        if RulePosition(key, position) in rejecting or parse_rule(text).title in titles
-    )
+    for key in _FILTER_SHARED:
+        for path, rule in filter_rules(ruleset, key):
+            if path in rejecting or rule.title in titles:
+                yield from path
 
 
 def _jumps(ruleset: Ruleset, chains: Iterable[ChainKey], targets: Iterable[ChainKey]) -> _Rules:

@@ -27,7 +27,7 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason
 from tests.fakes.drift import scope
 from tests.fakes.iptables import FakeIptables
-from tests.objects import service, slice_of
+from tests.objects import endpoint, service, slice_of
 from tests.strategies import NODE
 
 SMALL = (Updated(service("small")), Updated(slice_of("10.244.1.5", service="small")))
@@ -472,3 +472,16 @@ def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch:
             node.turn()
     assert node.targets() == {f"10.244.2.{n}:8080" for n in (1, 3, 4)}
     assert node.tables.deferred == 1
+
+
+def test_ports_without_endpoints_delay_no_other_service() -> None:
+    """A Service that loses its endpoints writes few rules, however many ports are rejected beside it."""
+    node = Node()
+    ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 1500))
+    node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)))
+    node.tables.sync_deferred(node.cluster, node.context)
+    assert node.tables.deferred == 0
+    for endpoint_ready in (False, True):
+        ready = endpoint("10.244.1.5", ready=endpoint_ready)
+        report = node.sync(Updated(slice_of(ready, service="small")))
+        assert 0 < report.rules_written["filter"] < 50

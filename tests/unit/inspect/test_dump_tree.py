@@ -5,6 +5,9 @@ import pytest
 from hypothesis import given
 
 from pykubeproxy.inspect.dump.model import ServiceView, views
+from pykubeproxy.inspect.dump.render_rules import listing
+from pykubeproxy.inspect.filter import ServiceFilter
+from pykubeproxy.rules.parse import parse_rule
 from tests.unit.rules.test_packets import World, worlds
 
 pytestmark = pytest.mark.usefixtures("small_trees")
@@ -30,3 +33,15 @@ def test_tree_dispatch_has_the_same_views(world: World) -> None:
     assert normalized_views(world._replace(dispatch="tree")) == normalized_views(
         world._replace(dispatch="flat")
     )
+
+
+def filter_rules(world: World) -> set[str]:
+    """Return the rules of services in table filter that `dump-rules -o rules` lists, without their chains."""
+    _, _, section = listing(world.rules(), ServiceFilter()).partition("*filter\n")
+    lines = section.partition("*nat\n")[0].splitlines()
+    return {text for _, _, text in (line.split(" ", 2) for line in lines) if parse_rule(text).title}
+
+
+@given(worlds)
+def test_tree_dispatch_lists_the_same_rules_of_table_filter(world: World) -> None:
+    assert filter_rules(world._replace(dispatch="tree")) == filter_rules(world._replace(dispatch="flat"))

@@ -117,6 +117,7 @@ def servers_of(it: RuleContext) -> ApiServers:
     return frozenset(place for place, reason in it.reserved.items() if reason is Reserved.API_SERVER)
 
 
+@pytest.mark.usefixtures("small_trees")
 @pytest.mark.parametrize("endpoints", [("10.244.0.5",), ()], ids=["endpoints", "none"])
 @pytest.mark.parametrize("dispatch", ["flat", "tree"])
 def test_rules_of_an_earlier_proxy_are_released(endpoints: tuple[str, ...], dispatch: str) -> None:

@@ -21,13 +21,15 @@ from tests.strategies import INVALID_RANGE, NAMES, NODE, events
 
 NODE_IP = "192.168.99.10"
 
+pytestmark = pytest.mark.usefixtures("small_trees")
 
-def context(node_ports: tuple[str, ...] = ()) -> RuleContext:
+
+def context(dispatch: str = "auto") -> RuleContext:
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clusterCIDR": "10.244.0.0/16",
-        "nodePortAddresses": list(node_ports),
+        "pykubeproxy": {"dispatch": dispatch},
     }
     node = Node(NODE, (NODE_IP,), (), "zone-a")
     return rule_context(load(document, {}).config, NODE, node, KernelFacts((NODE_IP,)), Family.IPV4)
@@ -93,25 +95,38 @@ def kinds(found: set[str]) -> set[str]:
     }
 
 
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     before=st.lists(events(), min_size=2, max_size=8),
     changes=st.lists(events(), min_size=1, max_size=3),
     backend=st.sampled_from(Backend),
     chains_per_block=st.sampled_from([None, 1, 4]),
+    dispatch=st.sampled_from(["flat", "tree"]),
+    other_dispatch=st.booleans(),
+    restarted=st.booleans(),
 )
 def test_packets_between_blocks_meet_the_old_or_the_new_rules(
-    before: list[Event], changes: list[Event], backend: Backend, chains_per_block: int | None
+    before: list[Event],
+    changes: list[Event],
+    backend: Backend,
+    chains_per_block: int | None,
+    dispatch: str,
+    other_dispatch: bool,
+    restarted: bool,
 ) -> None:
-    """No intermediate state has an outcome of its own."""
+    """No intermediate state has an outcome of its own, also if an agent with another dispatch takes over."""
     cluster, live = Cluster(), TablesByBlock(backend)
     synced = FamilyTables(live, chains_per_block)
     changed = {key for event in before for key in cluster.apply(event)}
-    synced.sync(cluster, changed, context())
+    synced.sync(cluster, changed, context(dispatch))
     first = live.save()
     live.states = []
     changed = {key for event in changes for key in cluster.apply(event)}
-    synced.sync(cluster, changed, context())
+    if restarted:
+        synced = FamilyTables(live, chains_per_block)
+    if other_dispatch:
+        dispatch = "tree" if dispatch == "flat" else "flat"
+    assert not synced.sync(cluster, changed, context(dispatch)).rejected_tree
     between, last = live.states[:-1], live.save()
     if first == last:
         return

@@ -7,13 +7,13 @@ import pytest
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
-from pykubeproxy.rules.applied import AppliedState, Update
+from pykubeproxy.rules.applied import AppliedState, FilterEntries, Update
 from pykubeproxy.rules.blocks import chunks
 from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
+from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
 SERVICES = 40
@@ -102,7 +102,7 @@ def test_reading_chunks_has_no_side_effect(chains_per_block: int | None) -> None
     text = "".join(chunk.text for chunk in first)
     assert "-X KUBE-SVC-OLD" in text
     assert "-X KUBE-SVC-0\n" not in text
-    assert [name for chunk in first for name in chunk.deleted] == ["KUBE-SVC-OLD"]
+    assert [key.chain for chunk in first for key in chunk.deleted] == ["KUBE-SVC-OLD"]
 
 
 def test_an_unchanged_service_after_a_large_one_needs_no_further_block() -> None:
@@ -158,7 +158,7 @@ def test_unused_chains_of_live_tables_are_deleted_in_small_blocks() -> None:
     update = Rendered().update(Ruleset(Family.IPV4, live))
     deleted = [chunk.deleted for chunk in chunks(update, 10) if chunk.deleted]
     assert max(map(len, deleted)) == 10
-    order = [name for names in deleted for name in names]
+    order = [key.chain for keys in deleted for key in keys]
     assert sorted(order) == sorted(key.chain for key in live)
     for key, rules in live.items():
         assert all(order.index(key.chain) < order.index(rule[3:]) for rule in rules if "OLD" in rule)
@@ -192,9 +192,9 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         applied=AppliedState(),
         desired=Desired({}, OPTIONS, ()),
         fixed=(),
-        shared=(Chain(key, after),),
-        trees={},
-        filter_rules={key: before},
+        shared=(),
+        trees={key: Tree(after, ())},
+        filter_entries={key: FilterEntries(before, after)},
     )
     Compared.count = 0
     text = "".join(chunk.text for chunk in chunks(update, None))

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pykubeproxy.agent.sync.tables import FamilyTables
@@ -61,7 +61,7 @@ def tamper(live: FakeIptables, tampering: Tampering) -> set[ChainKey]:
             rules = []
         case "make a chain":
             chains["KUBE-SVC-STRANGE"] = (FOREIGN,)
-            return {ChainKey("nat", "KUBE-SVC-STRANGE")} if key.table == "nat" else set()
+            return {ChainKey(key.table, "KUBE-SVC-STRANGE")} if key.table != "mangle" else set()
         case "flush table":
             named = {ChainKey(key.table, chain) for chain in chains}
             live.tables[key.table] = {name: () for name in chains if not name.startswith("KUBE-")}
@@ -90,6 +90,13 @@ def foreign_rules_by_chain(live: FakeIptables) -> dict[ChainKey, tuple[str, ...]
 
 
 @settings(max_examples=100, deadline=None)
+@example(
+    before=[],
+    tamperings=[Tampering("make a chain", 0.5, 0.0), Tampering("make a chain", 0.75, 0.0)],
+    after=[],
+    dispatch="flat",
+    by_name=False,
+)
 @given(
     before=st.lists(events(), max_size=6),
     tamperings=st.lists(TAMPERINGS, min_size=1, max_size=4),

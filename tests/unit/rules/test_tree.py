@@ -2,6 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,14 @@ from pykubeproxy.config import Dispatch
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.dispatch import shared_chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.skeleton import NAT_NODEPORTS, NAT_SERVICES
+from pykubeproxy.rules.skeleton import (
+    FILTER_EXTERNAL,
+    FILTER_FIREWALL,
+    FILTER_NODEPORTS,
+    FILTER_SERVICES,
+    NAT_NODEPORTS,
+    NAT_SERVICES,
+)
 from pykubeproxy.rules.text import host, rule
 from pykubeproxy.rules.tree import LEAF, LEVELS, Area, Branch, Tree, build_tree
 from tests.hostile import nested
@@ -176,6 +184,44 @@ def test_a_packet_finds_the_same_rule_as_in_a_flat_chain(
                 packet = Packet("192.0.2.9" if width < 128 else "2001:db8::9", address, protocol, port)
                 flat, found = (walker.walk(packet, *key) for walker in walkers)
                 assert found == flat
+
+
+@pytest.mark.parametrize("key", [FILTER_SERVICES, FILTER_EXTERNAL, FILTER_FIREWALL])
+def test_thousands_of_rejected_ports_are_in_the_way_of_no_other_packet(key: ChainKey) -> None:
+    """Nor is the port itself behind all others: a tenant may choose the address of somebody else's pod as external IP."""
+    ports = range(1, 20_000)
+    rules = tuple(
+        rule(f"-m tcp --dport {n}", destination=f"192.0.2.{a}/32", protocol="tcp", target="DROP")
+        for a in range(1, 4)
+        for n in ports
+    )
+    tree = shared_chain(key, [((key, rules),)], (), Dispatch.AUTO)
+    walker = Walker(
+        Ruleset(Family.IPV4, {key: tree.root, **{ChainKey(key.table, name): it for name, it in tree.chains}})
+    )
+    walker.walk(Packet("192.0.2.9", "10.244.1.5", "tcp", 80), *key)
+    assert walker.visited <= 20
+    for packet in (Packet("192.0.2.9", "192.0.2.2", "tcp", port) for port in (1, 15_000, 19_999, 50_000)):
+        walker.walk(packet, *key)
+        assert walker.visited <= 320
+    changed = shared_chain(key, [((key, rules[:-1]),)], (), Dispatch.AUTO)
+    assert len(dict(tree.chains).items() - dict(changed.chains).items()) == 1
+
+
+def test_many_health_check_node_ports_are_dispatched_by_tree() -> None:
+    """Each packet to this node visits the chain."""
+    rules = tuple(rule(f"-m tcp --dport {n}", protocol="tcp", target="ACCEPT") for n in range(30000, 32000))
+    assert len(shared_chain(FILTER_NODEPORTS, [((FILTER_NODEPORTS, rules),)], (), Dispatch.AUTO).root) <= 16
+    flat = shared_chain(FILTER_NODEPORTS, [((FILTER_NODEPORTS, rules),)], (), Dispatch.FLAT)
+    assert flat == Tree(rules, ())
+
+
+def test_few_rejected_ports_stay_in_a_flat_chain() -> None:
+    rules = tuple(
+        rule("-m tcp --dport 80", destination=f"10.96.0.{n}/32", protocol="tcp", target="DROP")
+        for n in range(1, 201)
+    )
+    assert shared_chain(FILTER_SERVICES, [((FILTER_SERVICES, rules),)], (), Dispatch.AUTO) == Tree(rules, ())
 
 
 def test_a_chain_that_moves_up_and_grows_deeper_has_another_name() -> None:

@@ -59,9 +59,15 @@ def test_ports_that_only_slices_have_count() -> None:
     ],
 )
 def test_each_address_of_the_family_counts_once_for_each_port(field: str, values: tuple[str, ...]) -> None:
-    made = service(ports=PORTS, **{field: values})
-    assert pairs(made) == 3 * 2
-    assert pairs(made, family=Family.IPV6) == 3 * 1
+    made, endpoints = service(ports=PORTS, **{field: values}), (slice_of("10.0.0.1"), slice_of("2001:db8::9"))
+    assert pairs(made, *endpoints) == 3 * (2 + 1)
+    assert pairs(made, *endpoints, family=Family.IPV6) == 3 * (1 + 1)
+
+
+def test_a_port_without_endpoints_counts_once_for_each_address() -> None:
+    """It has a rule that rejects at each of them, the cluster IP included."""
+    made = service(ports=PORTS, external_ips=("192.0.2.1", "192.0.2.2"))
+    assert pairs(made) == 3 * (1 + 2)
 
 
 def test_a_service_is_oversized_above_the_limit() -> None:
