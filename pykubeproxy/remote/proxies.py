@@ -9,8 +9,9 @@ import msgspec
 from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef
-from pykubeproxy.sources.failures import Forbidden, one_line
+from pykubeproxy.sources.failures import Forbidden
 from pykubeproxy.sources.pods import list_pods
+from pykubeproxy.wording import one_line
 
 PYKUBEPROXY, KUBE_PROXY = "pykubeproxy", "kube-proxy"
 _OURS = "app.kubernetes.io/name=pykubeproxy,app.kubernetes.io/component=service-proxy"

@@ -9,7 +9,7 @@ import msgspec
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
-from pykubeproxy.sources.failures import one_line
+from pykubeproxy.wording import one_line
 
 # Only commands read Pods, so the agent does not import their decoder.
 if TYPE_CHECKING:
