@@ -87,6 +87,10 @@ class LazyGroup(Group):
         except click.ClickException as error:
             error.message = printable(error.message)  # type: ignore[misc]  # what click prints
             raise
+        except MemoryError:
+            raise NotAnswered(
+                "out of memory; raise the limit (ulimit -v, or that of the container), or give less to read"
+            ) from None
         except KeyboardInterrupt:
             click.echo(err=True)  # end the line of the terminal's ^C
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -74,10 +74,10 @@ def list_objects(client: Client) -> Cluster:
 def node_access(client: Client, pods: PodOptions) -> Iterator[NodeAccess]:
     """Provide the access to nodes; remove debug pods at the end."""
     if not pods.debug_image:
-        yield NodeAccess(client, pods.pod_selector)
+        yield NodeAccess(client, pods.pod_selector, pods.pod_namespace)
         return
     with DebugPods(client, pods.debug_image, lambda line: echo_line(line, err=True)) as debug_pods:
-        yield NodeAccess(client, pods.pod_selector, debug_pods)
+        yield NodeAccess(client, pods.pod_selector, pods.pod_namespace, debug_pods)
 
 
 def on_each_node(

@@ -184,7 +184,8 @@ def test_pods_of_all_kinds_and_namespaces(cluster: RemoteNodes, read: Read) -> N
         cluster.saves(pod, "nft", SERVING)
     found = {name: it.proxy for name, it in read().items() if isinstance(it, ReadNode)}
     assert found == {"n1": "kube-proxy v1.35.1", "n2": "pykubeproxy 0.1.0"}
-    found = {name: it.proxy for name, it in read(pod_selector="app=mine").items() if isinstance(it, ReadNode)}
+    nodes = read(pod_selector="app=mine", pod_namespace="net").items()
+    found = {name: it.proxy for name, it in nodes if isinstance(it, ReadNode)}
     assert found == {"n3": "other v1.35.1"}
 
 
