@@ -4,12 +4,14 @@ import pytest
 
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.limit import RuleLimit, TooManyRules
+from pykubeproxy.inspect.meaning import signature
 from pykubeproxy.inspect.meaning.model import compare_meaning
 from pykubeproxy.inspect.trace import walk
+from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.objects import Family
-from pykubeproxy.rules.ruleset import Ruleset, parse
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, parse
 
 HOST = Host(frozenset({"192.168.0.1"}))
 PACKET = Packet("tcp", "10.1.1.1", "10.96.0.1", 80)
@@ -58,6 +60,29 @@ def test_the_meaning_of_chains_that_double_ends(counted: list[int]) -> None:
     with pytest.raises(TooManyRules):
         compare_meaning(doubled(40), doubled(41), HOST)
     assert len(counted) < 1_000_000
+
+
+def test_the_signatures_of_chains_that_repeat_another_one_end() -> None:
+    """Each has the rules of the chain below: a file of a megabyte took three gigabytes."""
+    many = "".join(f"-A KUBE-SERVICES -s 10.0.0.{it}/32 -j KUBE-C{it}\n" for it in range(200))
+    chains = "".join(f":KUBE-C{it} - [0:0]\n" for it in range(200))
+    each = "".join(
+        f"-A KUBE-C{it} -s 10.1.0.{it}/32 -j MARK --set-xmark 0x1/0x1\n-A KUBE-C{it} -j KUBE-BIG\n"
+        for it in range(200)
+    )
+    big = "".join(
+        f"-A KUBE-BIG -s 10.2.{it // 250}.{it % 250}/32 -j MARK --set-xmark 0x2/0x2\n" for it in range(9000)
+    )
+    start = "*nat\n:PREROUTING - [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-0 - [0:0]\n:KUBE-BIG - [0:0]\n"
+    rest = (
+        f"-A PREROUTING -j KUBE-SERVICES\n{SERVICE}\n{many}{each}{big}-A KUBE-SVC-0 -p tcp -j DROP\nCOMMIT\n"
+    )
+    hostile = parse(Family.IPV4, f"{start}{chains}{rest}")
+    assert signature._MOST_INLINED > 9000
+    signer = signature.Signer(Chains(hostile), signature.SharedSignatures())
+    signer._limit = RuleLimit(1_000_000)
+    with pytest.raises(TooManyRules):
+        signer.sign(ChainKey("nat", "PREROUTING"), PACKET)
 
 
 def test_a_path_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
