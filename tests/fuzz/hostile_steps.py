@@ -244,12 +244,13 @@ def _long_texts(scale: Scale) -> list[list[Step]]:
 
 
 def _rapid_updates(scale: Scale) -> list[list[Step]]:
-    """One large slice changes faster than a sync takes."""
+    """One large slice changes many times during a long sync."""
     updates = [
         _move_slices("rapid", (1, 1), zone=f"{n}".ljust(scale.text, "x"))[0]
-        for n in range(4 * scale.services)
+        for n in range(8 * scale.services)
     ]
-    return [_written(_move_service("rapid", 1), *updates)]
+    services = _under_limits(scale)
+    return [_written(*_under_limits_slices(scale), *services, _move_service("rapid", 1), *updates)]
 
 
 def _ports_without_endpoints(scale: Scale) -> list[list[Step]]:

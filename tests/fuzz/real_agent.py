@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pykubeproxy.kernel import Backend, Runner, Tables, live_ruleset, open_iptables
+from pykubeproxy.kernel import Backend, KernelError, Runner, Tables, live_ruleset, open_iptables
 from pykubeproxy.lab.apiserver import Store
 from pykubeproxy.objects import Family
 from tests.fakes.cluster import node, server
@@ -131,3 +131,5 @@ class RealAgent:
             return list(problems(live_ruleset(tables)[0], ready, claimed))
         except KeyError as missing:
             return [f"chain {missing} is missing"]
+        except KernelError as error:  # iptables-nft cannot read a chain that is deleted meanwhile
+            return [str(error)]
