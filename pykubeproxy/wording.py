@@ -1,13 +1,28 @@
-"""English in tables and messages: plurals, lists, units, lines of 80 columns, and URLs without passwords."""
+"""Text for people: plurals, lists, units, lines of 80 columns, styles, and foreign text made safe.
+
+Foreign text is everything that others wrote: objects, rules, files, messages of servers and nodes.
+"""
 
 import re
 import textwrap
 from collections.abc import Iterable
+from typing import NewType
+
+# Text whose line breaks and styles are ours. Only `text_of` makes it, and only such text reaches a terminal unescaped.
+SafeText = NewType("SafeText", str)
 
 # Columns of a terminal.
 WIDTH = 80
 # A space at which no line is broken.
 TIE = "\N{NO-BREAK SPACE}"
+# The longest foreign text in a message, in characters.
+_MOST_FOREIGN = 300
+# The codes of styles, as a terminal knows them. Until `text_of`, a half surrogate pair stands for each: no decoder makes
+# one, so foreign text cannot hold a style.
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+_FIRST = 0xD800
+_RESET = chr(_FIRST)
+_STYLE = re.compile("[\ud800-\ud87f]")
 _USER = re.compile(r"//[^/\s]*@")
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -66,3 +81,46 @@ def wrapped(text: str, first: str = "", others: str | None = None, width: int = 
         break_long_words=False,
     )
     return [untied(line) for line in lines]
+
+
+def printable(text: str) -> str:
+    r"""Escape line breaks and invisible characters, as in \x1b: they could control a terminal or forge a line."""
+    return text if text.isprintable() else "".join(it if it.isprintable() else _escaped(it) for it in text)
+
+
+def one_line(text: str) -> str:
+    """Return foreign text as one printable line of limited length, with spaces for other characters."""
+    line = " ".join("".join(it if it.isprintable() else " " for it in text).split())
+    return line if len(line) <= _MOST_FOREIGN else line[:_MOST_FOREIGN] + "…"
+
+
+def escape(text: str) -> str:
+    """Return text for HTML or XML, with invisible characters escaped as `printable` does."""
+    from html import escape as escaped  # the agent starts without this module
+
+    return escaped(printable(text))
+
+
+def styled(text: str, color: str = "", *, bold: bool = False, dim: bool = False) -> str:
+    """Return text with a style that `text_of` turns into codes for a terminal."""
+    names = filter(None, (color, "bold" * bold, "dim" * dim))
+    return f"{''.join(chr(_FIRST + _CODES[it]) for it in names)}{text}{_RESET}"
+
+
+def text_of(*paragraphs: Iterable[str]) -> SafeText:
+    """Join lines, with an empty line between paragraphs; escape all but the styles of `styled`."""
+    texts = ("".join(f"{_safe_line(line)}\n" for line in lines) for lines in paragraphs)
+    return SafeText("\n".join(texts))
+
+
+def _safe_line(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(
+        it if it.isprintable() else f"\x1b[{ord(it) - _FIRST}m" if _STYLE.match(it) else _escaped(it)
+        for it in line
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()

@@ -36,6 +36,7 @@ _MOST_MANIFEST = 1 << 20
 _MOST_WANTED = 512 << 20  # bytes of the wanted files in all
 _MOST_UNPACKED = 2 << 30
 _MOST_MEMBERS = 1000
+_MOST_COMMAS = 6_000_000  # of a file in JSON: each value takes memory, however short its text is
 _COPY_AGAIN = "copy it again, or run `pykubeproxy bundle` again"
 _MAIN_TABLE = 254
 
@@ -167,7 +168,10 @@ def _members(stream: _Bounded, wanted: Collection[str]) -> Iterator[tuple[str, b
             most = _MOST_MANIFEST if name == MANIFEST else MOST_BYTES
             if size > most:
                 raise _Malformed(f"{name} has more than {most >> 20} MiB")
-            yield name, stream.read(size)
+            content = stream.read(size)
+            if name.endswith(".json") and content.count(b",") > _MOST_COMMAS:
+                raise _Malformed(f"{name} has more than {_MOST_COMMAS:,} values")
+            yield name, content
         else:
             stream.skip(size)
         stream.skip(-size % _BLOCK)

@@ -19,7 +19,7 @@ from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.help import OUTPUT, SOURCE, command, option
 from pykubeproxy.cli.inputs import host_name
 from pykubeproxy.cli.running_agent import fetch_patiently
-from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.cli.terminal import click_errors, echo_line
 from pykubeproxy.kernel import NotANode, require_linux
 
 
@@ -98,13 +98,13 @@ def save(path: Path | None, manifest: Manifest, members: Iterable[Member]) -> No
             f"cannot write {path or 'the bundle'}: {error.strerror or error}"
         ) from None
     if path:
-        click.echo(path)
+        echo_line(str(path))
 
 
 def report_missing(node: str, members: Iterable[Member]) -> None:
     """Print to standard error what a bundle lacks, and why."""
     for file in missing(it.file for it in members):
-        click.echo(f"{node}: no {file.name}: {file.error}", err=True)
+        echo_line(f"{node}: no {file.name}: {file.error}", err=True)
 
 
 @contextlib.contextmanager
@@ -135,5 +135,5 @@ def _shown(sections: list[Section]) -> Iterator[Member]:
     found = collected(sections)
     for number, section in enumerate(sections, 1):
         if terminal:
-            click.echo(f"[{number:>2}/{len(sections)}] {section.name}", err=True)
+            echo_line(f"[{number:>2}/{len(sections)}] {section.name}", err=True)
         yield next(found)

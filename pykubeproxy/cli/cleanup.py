@@ -7,7 +7,7 @@ import msgspec
 
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import ACTION, FAILED, OUTPUT, command, option
-from pykubeproxy.cli.terminal import click_errors, echo_json
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line
 from pykubeproxy.inspect import cleanup as report
 from pykubeproxy.inspect.cleanup import Cleaned
 from pykubeproxy.kernel import (
@@ -126,7 +126,7 @@ def clean_up(
 
 def _echo(lines: Iterable[str], err: bool = False) -> None:
     for line in lines:
-        click.echo(line, err=err)
+        echo_line(line, err=err)
 
 
 def _installed(runner: Runner) -> Iterator[Iptables]:

@@ -21,7 +21,7 @@ from pykubeproxy.cli.help import DIFFERENT, OUTPUT, QUESTION, command, option
 from pykubeproxy.cli.node_rules import NodeRules, node_rules, rules_errors
 from pykubeproxy.cli.running_agent import ask_agent, url_option
 from pykubeproxy.cli.sides import Side
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_line, echo_styled
 from pykubeproxy.inspect.diff import render as views
 from pykubeproxy.inspect.diff.model import compare
 from pykubeproxy.inspect.trace.packet import Host
@@ -206,5 +206,5 @@ def _show_meaning(pairs: list[_Pair], before: str, after: str, output: str) -> b
 
 def _conclude(differs: bool, before: str, after: str, output: str) -> bool:
     if output == "words" and not differs:
-        click.echo(f"No differences: {before}, {after}.", err=True)
+        echo_line(f"No differences: {before}, {after}.", err=True)
     return differs

@@ -14,7 +14,7 @@ from pykubeproxy.cli.flags import backend_option, family_option, rules_option, t
 from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import service_filter
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.terminal import echo_json, echo_styled
+from pykubeproxy.cli.terminal import echo_json, echo_line, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
@@ -89,10 +89,10 @@ def dump_rules(
         case "yaml":
             import yaml
 
-            echo_styled(yaml.safe_dump(render.document(found), sort_keys=False, allow_unicode=True))
+            click.echo(yaml.safe_dump(render.document(found), sort_keys=False), nl=False)
         case "iptables":
             texts = ((ruleset.family, listing(ruleset, query)) for ruleset, _ in tables)
-            echo_styled("\n".join(f"# {family.value}\n{text}" for family, text in texts if text))
+            click.echo("\n".join(f"# {family.value}\n{text}" for family, text in texts if text), nl=False)
         case "wide":
             echo_styled(render.table(found, render.counters, with_chains=True))
         case _:
@@ -108,7 +108,10 @@ def _watch(views: Sequence[ServiceView], read: Callable[[], Sequence[ServiceView
             before, earlier, views, now = views, now, read(), time.monotonic()
             text = render.table(views, render.rates(before, now - earlier))
             terminal.clear()
-            echo_styled(f"New connections per second at {time.strftime('%H:%M:%S')}\n\n{text}\n")
+            echo_line(f"New connections per second at {time.strftime('%H:%M:%S')}")
+            click.echo()
+            echo_styled(text)
+            click.echo()
             sys.stdout.flush()
     except KeyboardInterrupt:
         return
@@ -121,4 +124,4 @@ def _report_none(query: ServiceFilter, place: str, service: str) -> None:
             f"there are no rules for {query} {place}; run dump-rules without SERVICE to list the services that have"
         )
     scope = f" of namespace {query.namespace}" if query.namespace else ""
-    click.echo(f"There are no rules for services{scope} {place}.", err=True)
+    echo_line(f"There are no rules for services{scope} {place}.", err=True)

@@ -19,7 +19,7 @@ from pykubeproxy.cli.flags import (
 from pykubeproxy.cli.help import QUESTION, command, option
 from pykubeproxy.cli.inputs import Source, agent_objects, context_of, objects_of, service_filter
 from pykubeproxy.cli.running_agent import AgentState, ask_agent, url_option
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.explain import render_json, render_text
 from pykubeproxy.inspect.explain.model import Explanation, explain_all
@@ -148,7 +148,7 @@ def _other(cluster: Cluster, here: Node, node_name: str, zone: str | None) -> No
         return None
     node = cluster.node(node_name) if node_name else here
     if node is None:
-        click.echo(f"There is no Node {node_name}, so its zone is unknown.", err=True)
+        echo_line(f"There is no Node {node_name}, so its zone is unknown.", err=True)
         node = Node(node_name)
     return node if zone is None else msgspec.structs.replace(node, zone=zone)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from pykubeproxy.cli.help import ACTION, OUTPUT, QUESTION, SOURCE, option
+from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.cli.topics import topic_of
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, ConfigError, Loaded, Setting, load
 from pykubeproxy.config.kinds import BOOL
@@ -155,7 +156,7 @@ def read_config(flags: Mapping[str, object], option: str = "--config") -> Config
     """Load the configuration and print its warnings to standard error. Raises ClickException."""
     config, warnings = load_config(flags, option)
     for warning in warnings:
-        click.echo(warning, err=True)
+        echo_line(warning, err=True)
     return config
 
 

@@ -116,7 +116,8 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             example, _, _ = self.examples.partition("\n")
-            raise click.UsageError(f"{error.format_message()} Example: {example}", ctx) from None
+            problem = " ".join(error.format_message().split())
+            raise click.UsageError(f"{problem} Example: {example}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Raises NotAnswered for its failures, but not for wrong usage."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from pykubeproxy import kernel
-from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.cli.terminal import click_errors, echo_line
 from pykubeproxy.config import Config
 from pykubeproxy.inspect.filter import ServiceFilter, parse_filter
 from pykubeproxy.objects import Family, Kind, Listed, Node
@@ -60,7 +60,7 @@ def read_manifests(path: str) -> "Manifests":
     with click_errors(SourceError):
         manifests = load_manifests(path)
     for line in manifests.warnings:
-        click.echo(line, err=True)
+        echo_line(line, err=True)
     if not manifests.objects and not manifests.pods:
         name = "standard input" if path == "-" else path
         raise click.ClickException(
@@ -81,7 +81,7 @@ def objects_in(manifests: "Manifests", config: Config) -> tuple[Cluster, Node]:
 def _node(config: Config, nodes: list[Node]) -> Node:
     if name := config.hostname_override:
         if nodes and all(it.name != name for it in nodes):
-            click.echo(
+            echo_line(
                 f"The files have no Node {name}; correct --hostname-override, or add the Node.", err=True
             )
         return next((it for it in nodes if it.name == name), Node(name))
@@ -161,7 +161,7 @@ def _from_api_server(config: Config, list_objects: Callable[["Client", str], Ite
         raise click.ClickException(f"{error}; use -f to read objects from files") from None
     node = cluster.node(name)
     if node is None:
-        click.echo(
+        echo_line(
             f"The API server has no Node {name}; use --hostname-override to select another one.", err=True
         )
     return Source(cluster, node or Node(name), client.server_addresses())
@@ -184,7 +184,7 @@ def backend_to_read(backend: Literal["auto", "nft", "legacy"]) -> kernel.Backend
     if written == other.value:
         chosen, other = other, chosen
     writer = ", which the agent writes" if written == chosen.value else ""
-    click.echo(
+    echo_line(
         f"Note: this shows the {chosen.value} tables{writer}. The {other.value} tables have service-proxy rules too,"
         " and packets pass both. Run `pykubeproxy check` for advice.",
         err=True,

@@ -8,13 +8,14 @@ from urllib3.exceptions import HTTPError
 
 from pykubeproxy.cli.flags import backend_option, output_option
 from pykubeproxy.cli.help import ACTION, DIFFERENT, Group, option
-from pykubeproxy.cli.terminal import echo_json
+from pykubeproxy.cli.terminal import echo_json, echo_styled
 from pykubeproxy.lab import daemon, report
 from pykubeproxy.lab.api import SERVICES, Api
 from pykubeproxy.lab.cluster import API_PORT, Lab
 from pykubeproxy.lab.machine import LabError, RunDirectory
 from pykubeproxy.lab.network import FABRIC, namespace_prefix
 from pykubeproxy.lab.scenarios import SCENARIOS
+from pykubeproxy.wording import text_of
 
 lab_backend_option = backend_option(help="The iptables backend of the agents.", group=ACTION)
 
@@ -66,7 +67,7 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
     check_signals = daemon.exit_on_signals()
     started = time.monotonic()
     results: list[report.Result] = []
-    write: report.Write = (lambda _: None) if json else click.echo
+    write: report.Write = (lambda _: None) if json else _write
     with Lab(name, backend=backend) as running:
         write(report.introduction(running))
         for number, scenario in enumerate(selected, 1):
@@ -83,6 +84,11 @@ def demo(names: tuple[str, ...], list_only: bool, backend: str, keep: bool, name
             write(_INSPECT)
     if not all(result.ok for result in results):
         raise SystemExit(DIFFERENT)
+
+
+def _write(text: str) -> None:
+    """Print lines of the demo, in which nothing is foreign."""
+    echo_styled(text_of(text.split("\n")))
 
 
 def _keep(name: str) -> None:

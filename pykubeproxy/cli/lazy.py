@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pykubeproxy.cli.help import INTERRUPTED, UNREAD, Group, NotAnswered
+from pykubeproxy.wording import printable
 
 
 class LazyGroup(Group):
@@ -77,9 +78,19 @@ class LazyGroup(Group):
                     formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; if it ends by Ctrl-C or because nobody reads its output, exit as a shell would say."""
+        """Run a command; if it ends by Ctrl-C or because nobody reads its output, exit as a shell would say.
+
+        Of an error, no part that others wrote can begin a line.
+        """
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = printable(error.message)  # type: ignore[misc]  # what click prints
+            raise
+        except MemoryError:
+            raise NotAnswered(
+                "out of memory; raise the limit (ulimit -v, or that of the container), or give less to read"
+            ) from None
         except KeyboardInterrupt:
             click.echo(err=True)  # end the line of the terminal's ^C
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -13,10 +13,11 @@ from typing import TextIO, cast
 import structlog
 
 from pykubeproxy.cli.log_queue import LogQueue
-from pykubeproxy.cli.terminal import guarded
+from pykubeproxy.cli.terminal import guarded, unguarded
 from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Key
 from pykubeproxy.report_limit import ReportLimit
+from pykubeproxy.wording import printable
 
 # How long to wait at exit for a stalled reader of the log, in seconds.
 _EXIT_SECONDS = 1.0
@@ -55,7 +56,7 @@ def set_up(format_: LogFormat) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyFile(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyFile(unguarded(sys.stderr)))),
         cache_logger_on_first_use=False,
     )
     atexit.register(_flush_stderr)
@@ -129,18 +130,13 @@ def _on_one_line(
     _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     """Escape line breaks, so that no value can forge a log line; only tracebacks have several lines."""
-    event["event"] = _plain(str(event["event"]))
+    event["event"] = printable(str(event["event"]))
     for key, value in event.items():
-        if isinstance(value, str) and key not in ("exception", "stack") and _QUOTED.isdisjoint(value):
-            event[key] = _plain(value)
+        if key in ("exception", "stack"):
+            event[key] = "\n".join(map(printable, str(value).split("\n")))
+        elif isinstance(value, str) and _QUOTED.isdisjoint(value):
+            event[key] = printable(value)
     return event
-
-
-def _plain(text: str) -> str:
-    if text.isprintable():
-        return text
-    escapes = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-    return "".join(escapes)
 
 
 class _LossyFile:

@@ -8,7 +8,7 @@ from typing import IO, Literal, NamedTuple
 
 import click
 
-from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.cli.terminal import click_errors, echo_line
 from pykubeproxy.inspect.filter import ServiceFilter
 from pykubeproxy.inspect.trace.packet import Host, Route
 from pykubeproxy.objects import Family, family_of
@@ -72,7 +72,7 @@ class SavedRules(NamedTuple):
         present = self._present(families)
         for family in families:
             if family not in present:
-                click.echo(
+                echo_line(
                     f"{family.value} is not compared: there are no {family.value} rules {self.place}.",
                     err=True,
                 )
@@ -121,7 +121,7 @@ def chosen_tables(tables: Sequence[SavedTables], setting: str, place: str) -> Se
         return found
     used = tables_in_use(tables)
     if used.other:
-        click.echo(
+        echo_line(
             f"Note: this shows the {used.backend} tables. The {used.other} tables have service-proxy rules too, and"
             f" packets pass both. Use --iptables-backend {used.other} to see them.",
             err=True,

@@ -9,6 +9,7 @@ from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.cli.client import DEFAULT_URL, Busy, NoAgent, NoAnswer, fetch
 from pykubeproxy.cli.help import SOURCE, option
+from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.config import Config, ConfigError, load
 
 # How often to ask an agent that is busy with a sync. It answers each time after 2 s.
@@ -49,7 +50,7 @@ def ask_agent(
     try:
         return agent_state(url, **query)
     except NoAgent as error:
-        click.echo(f"Reading from the API server, with default settings: {error}.", err=True)
+        echo_line(f"Reading from the API server, with default settings: {error}.", err=True)
         return None
 
 

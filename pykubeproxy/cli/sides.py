@@ -9,6 +9,7 @@ import msgspec
 from pykubeproxy.cli.flags import read_config
 from pykubeproxy.cli.inputs import Source, agent_objects, all_objects, host_name, read_objects
 from pykubeproxy.cli.running_agent import AgentState
+from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.config import Config
 from pykubeproxy.objects import Family
 from pykubeproxy.rules.context import KernelFacts, rule_context
@@ -82,7 +83,7 @@ def of_named_node(filename: str | None, config: Config, settings: str) -> Side:
 def of_agent(agent: AgentState, title: str = "objects and configuration of the agent") -> Side:
     """Return the side of an agent, and print which Services it has quarantined."""
     if quarantined := sorted({str(it.port_name) for it in agent.objects.quarantined}):
-        click.echo(f"The agent has quarantined {listed(quarantined, 5)}; their rules differ.", err=True)
+        echo_line(f"The agent has quarantined {listed(quarantined, 5)}; their rules differ.", err=True)
     config = msgspec.structs.replace(agent.config, hostname_override=agent.objects.node.name)
     return Side(title, agent_objects(agent.objects), config)
 
@@ -110,7 +111,7 @@ def of_bundle(bundle: "Bundle", filename: str | None, config: Config, flags: Map
         config = msgspec.structs.replace(known, client=config.client)
         settings = f"the configuration in {bundle.name}"
     elif inferred:
-        click.echo(_INFERRED, err=True)
+        echo_line(_INFERRED, err=True)
         settings = "settings inferred from the rules"
     config = msgspec.structs.replace(config, hostname_override=node)
     if elsewhere or agent is None:

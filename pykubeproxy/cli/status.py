@@ -25,7 +25,7 @@ from pykubeproxy.cli.client import DEFAULT_URL, NoAgent, fetch
 from pykubeproxy.cli.flags import output_option
 from pykubeproxy.cli.help import DIFFERENT, SOURCE, command, option
 from pykubeproxy.cli.terminal import echo_json, echo_styled
-from pykubeproxy.wording import wrapped
+from pykubeproxy.wording import styled, text_of, wrapped
 
 _SYNCS, _QUARANTINED, _REPAIRS = 5, 10, 3
 
@@ -72,7 +72,7 @@ def status(url: str | None, bundle_file: str | None, output: str) -> None:
     if output == "json":
         echo_json(msgspec.Raw(body.decode(errors="replace").encode()))
     else:
-        echo_styled("".join(f"{line}\n" for line in _lines(agent)))
+        echo_styled(text_of(_lines(agent)))
     raise SystemExit(0 if agent.healthy else DIFFERENT)
 
 
@@ -86,12 +86,12 @@ def _fetched(url: str, output: str) -> bytes:
 
 def _lines(agent: Status) -> Iterator[str]:
     up = duration(max(0.0, agent.now - agent.started))
-    yield f"{click.style(agent.node, bold=True)}  {agent.version}, backend {agent.backend}, up {up}"
+    yield f"{styled(agent.node, bold=True)}  {agent.version}, backend {agent.backend}, up {up}"
     yield from _wrapped(health(agent), "green" if all_well(agent) else "red")
     if away := unwatched(agent):
         yield from _wrapped(away, "red")
     if others := waiting(agent):
-        yield from _wrapped(others, None)
+        yield from _wrapped(others)
     yield ""
     yield f"{'FAMILY':<8}{'STATE':<18}{'SERVICES':>9}{'ENDPOINTS':>11}{'RULES':>9}  LAST UPDATED"
     for family in agent.families:
@@ -99,7 +99,7 @@ def _lines(agent: Status) -> Iterator[str]:
         state = family_state(agent, family)
         shade = "green" if state == "up to date" else "red"
         yield (
-            f"{family.family:<8}{click.style(f'{state:<18}', fg=shade)}{family.services:>9}"
+            f"{family.family:<8}{styled(f'{state:<18}', shade)}{family.services:>9}"
             f"{family.endpoints:>11}{sum(family.rules.values()):>9}  {updated}"
         )
     for text in rejected_trees(agent):
@@ -107,10 +107,10 @@ def _lines(agent: Status) -> Iterator[str]:
     yield from _quarantined(agent)
     yield from _repairs(agent)
     for name, reason in agent.unavailable_families.items():
-        yield from _wrapped(f"{name} is unavailable: {reason}", None)
+        yield from _wrapped(f"{name} is unavailable: {reason}")
     yield ""
     yield from _syncs(agent)
-    yield from _wrapped(pending(agent) or "No changes are pending.", None)
+    yield from _wrapped(pending(agent) or "No changes are pending.")
 
 
 def _quarantined(agent: Status) -> Iterator[str]:
@@ -121,8 +121,8 @@ def _quarantined(agent: Status) -> Iterator[str]:
     yield from _wrapped(f"Quarantined: {len(quarantined)}. {QUARANTINED}", "red")
     for it in quarantined[:_QUARANTINED]:
         since = f"{duration(max(0.0, agent.now - it.since))} ago"
-        yield f"  {click.style(str(it.port_name), bold=True)}  {it.protocol} {it.family}, {since}"
-        yield from _wrapped(quarantine_reason(it), None, " " * 4)
+        yield f"  {styled(str(it.port_name), bold=True)}  {it.protocol} {it.family}, {since}"
+        yield from _wrapped(quarantine_reason(it), indent=" " * 4)
     if len(quarantined) > _QUARANTINED:
         yield f"  and {len(quarantined) - _QUARANTINED} more (-o json has them all)"
 
@@ -131,12 +131,12 @@ def _repairs(agent: Status) -> Iterator[str]:
     if not agent.repairs:
         return
     yield ""
-    yield from _wrapped("Drift repaired:", None)
+    yield from _wrapped("Drift repaired:")
     for repair in reversed(agent.repairs[-_REPAIRS:]):
         ago = f"{duration(max(0.0, agent.now - repair.time))} ago"
         yield f"  {ago:<16}{repair.family:<6}in {duration(repair.seconds)}"
         by = f" (by {', '.join(repair.writers)})" if repair.writers else ""
-        yield from _wrapped(f"{repair.what}{by}", None, " " * 4)
+        yield from _wrapped(f"{repair.what}{by}", indent=" " * 4)
 
 
 def _syncs(agent: Status) -> Iterator[str]:
@@ -154,5 +154,5 @@ def _syncs(agent: Status) -> Iterator[str]:
             yield from _wrapped(sync.failure, "red", " " * 4)
 
 
-def _wrapped(text: str, color: str | None, indent: str = "") -> Iterator[str]:
-    return (click.style(line, fg=color) for line in wrapped(text, indent))
+def _wrapped(text: str, color: str = "", indent: str = "") -> Iterator[str]:
+    return (styled(line, color) for line in wrapped(text, indent))

@@ -22,7 +22,7 @@ from pykubeproxy.cli.help import OUTPUT, QUESTION, SOURCE, command, option
 from pykubeproxy.cli.inputs import context_of, objects_in, read_manifests
 from pykubeproxy.cli.lookup import ManifestObjects, ObjectSource, bundle_source, object_source
 from pykubeproxy.cli.node_rules import node_rules, rules_errors
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
 from pykubeproxy.config import Config, DetectLocalMode
 from pykubeproxy.inspect.targets import (
     Directory,
@@ -166,9 +166,9 @@ def trace(
     walked = trace_packet(ruleset, packet, host)
     names = names_of(connection, directory, (it.address for it in walked.endpoints))
     for note in (*connection.notes, *_notes(connection, directory)):
-        click.echo(f"Note: {note}", err=True)
+        echo_line(f"Note: {note}", err=True)
     if files and not addresses and any("-type LOCAL" in it.rule for it in walked.steps):
-        click.echo(_NO_ADDRESSES, err=True)
+        echo_line(_NO_ADDRESSES, err=True)
     if output == "json":
         echo_json(views.document(walked, names))
     elif output == "svg":

@@ -15,6 +15,8 @@ from pykubeproxy.services.frontend import ANY_LOCAL, Frontend, FrontendKind
 
 # Several times the rules of table nat in a cluster with 300,000 endpoints.
 _MOST_RULES = 5_000_000
+# Walks go through the rules for node ports once for each address of the node.
+_LEAST_RULES, _TIMES = 100_000, 50
 # The ends of comments in nat KUBE-SERVICES.
 _KINDS = {
     "cluster IP": FrontendKind.CLUSTER_IP,
@@ -52,7 +54,7 @@ def serving_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
     Follow chains of the dispatch tree: a rule belongs to a frontend only if it has a single address and port, or a
     node port.
     """
-    return _nat(ruleset, skeleton.NAT_SERVICES, (), (), RuleLimit(_MOST_RULES))
+    return _nat(ruleset, skeleton.NAT_SERVICES, (), (), rule_limit())
 
 
 def rejecting_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
@@ -113,7 +115,7 @@ def _nat(
     node_addresses: tuple[str, ...],
     limit: RuleLimit,
 ) -> Iterator[FrontendRule]:
-    limit.count(len(ruleset.chains.get(key, ())))
+    limit.enter(key, len(ruleset.chains.get(key, ())))
     for index, rule in parsed_rules(ruleset, key):
         to = ChainKey("nat", rule.target)
         path_here = (*path, RulePosition(key, index))
@@ -191,9 +193,9 @@ def route(ruleset: Ruleset, chain: str) -> PolicyRoute:
     return PolicyRoute(Policy.LOCAL if chain.startswith(names.LOCAL_PREFIX) else Policy.CLUSTER, chain)
 
 
-def shares_limit() -> RuleLimit:
-    """Return a limit for the shares of all services of a node."""
-    return RuleLimit(_MOST_RULES)
+def rule_limit() -> RuleLimit:
+    """Return a limit for walks through table nat of a node."""
+    return RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)
 
 
 def shares(ruleset: Ruleset, chain: str, limit: RuleLimit | None = None) -> tuple[Share, ...]:
@@ -202,7 +204,7 @@ def shares(ruleset: Ruleset, chain: str, limit: RuleLimit | None = None) -> tupl
     Follow jumps and multiply their probabilities; skip rules with other conditions, such as affinity.
     """
     found: dict[str, Share] = {}
-    _distribute(ruleset, chain, 1.0, found, limit or shares_limit())
+    _distribute(ruleset, chain, 1.0, found, limit or rule_limit())
     return tuple(found.values())
 
 
@@ -214,12 +216,14 @@ def affinity_seconds(ruleset: Ruleset, chain: str) -> int | None:
     return None
 
 
-def chains_from(ruleset: Ruleset, *chains: str) -> tuple[ChainKey, ...]:
+def chains_from(ruleset: Ruleset, *chains: str, limit: RuleLimit | None = None) -> tuple[ChainKey, ...]:
     """Return chains of table nat and all chains below them, each after every chain that jumps to it."""
     done: dict[ChainKey, None] = {}
+    counted = limit or rule_limit()
 
     def visit(key: ChainKey) -> None:
         if key in ruleset.chains and key not in done:
+            counted.enter(key, len(ruleset.chains[key]))
             for rule in reversed(list(_rules(ruleset, key.chain))):
                 visit(ChainKey("nat", rule.target))
             done[key] = None
@@ -253,7 +257,7 @@ def _distribute(
     """Send a share of all packets into a chain; return the share that leaves the chain again."""
     left, returned = weight, 0.0
     key = ChainKey("nat", chain)
-    limit.count(len(ruleset.chains.get(key, ())))
+    limit.enter(key, len(ruleset.chains.get(key, ())))
     for index, rule in parsed_rules(ruleset, key):
         if not rule.unconditional:
             continue

@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from pykubeproxy import API_VERSION
 from pykubeproxy.lab.agents import AgentEnded
 from pykubeproxy.lab.api import Object
 from pykubeproxy.lab.cluster import Lab
 from pykubeproxy.lab.scenarios import Scenario, ScenarioFailed
-from pykubeproxy.wording import wrapped
+from pykubeproxy.wording import styled, wrapped
 
 MARGIN = 7
 LABEL = 15
@@ -37,7 +35,7 @@ class Result:
 def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Result:
     """Reset the lab, run a scenario and write its log. Any exception counts as a failure of the scenario."""
     write("")
-    write(click.style(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
+    write(styled(f"{number:>{MARGIN - 2}}  {scenario.title}", bold=True))
     write(_entry("", scenario.description, 0))
     started = time.monotonic()
     entries: list[tuple[str, str]] = []
@@ -64,11 +62,11 @@ def run_scenario(lab: Lab, scenario: Scenario, number: str, write: Write) -> Res
     return Result(scenario.name, scenario.title, failure is None, seconds, tuple(entries), failure)
 
 
-def _entry(label: str, text: str, width: int = LABEL, color: str | None = None) -> str:
+def _entry(label: str, text: str, width: int = LABEL, color: str = "") -> str:
     """Return a text in its column, with a label of this width to its left."""
     start, indent = f"{'':{MARGIN}}{label:{width}}", " " * (MARGIN + width)
     lines = "\n".join(wrapped(text, start, indent))
-    return lines.replace(label, click.style(label, fg=color), 1) if color else lines
+    return lines.replace(label, styled(label, color), 1) if color else lines
 
 
 def introduction(lab: Lab) -> str:

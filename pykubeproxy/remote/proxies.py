@@ -9,8 +9,9 @@ import msgspec
 from pykubeproxy.objects.pods import Container, Pod
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef
-from pykubeproxy.sources.failures import Forbidden, one_line
+from pykubeproxy.sources.failures import Forbidden
 from pykubeproxy.sources.pods import list_pods
+from pykubeproxy.wording import one_line
 
 PYKUBEPROXY, KUBE_PROXY = "pykubeproxy", "kube-proxy"
 _OURS = "app.kubernetes.io/name=pykubeproxy,app.kubernetes.io/component=service-proxy"
@@ -71,22 +72,19 @@ class ProxyPod(msgspec.Struct, frozen=True):
 
 
 def find_proxies(
-    client: Client, *, pod_selector: str = "", node: str = ""
+    client: Client, *, pod_selector: str = "", namespace: str = "", node: str = ""
 ) -> Mapping[str, Sequence[ProxyPod]]:
     """Return the pods of proxies by node, running ones first; only those of `node` if given.
 
-    Look in kube-system: elsewhere, any tenant may give a pod these labels. With `pod_selector`, look in all namespaces that
-    may be listed, but kube-system still comes first. Raises Failure.
+    Look in one namespace, by default kube-system, for pods with the network of their node: any tenant may give a pod the
+    same labels. Raises Failure.
     """
-    if pod_selector:
-        found = _list(client, pod_selector, node)
-    else:
-        found = tuple(
-            pod
-            for selector in _SELECTORS
-            for pod in list_pods(client, _KUBE_SYSTEM, labels=selector, node=node)
-        )
-    unique = {str(pod): pod for pod in found if pod.containers}
+    found = (
+        pod
+        for selector in ((pod_selector,) if pod_selector else _SELECTORS)
+        for pod in list_pods(client, namespace or _KUBE_SYSTEM, labels=selector, node=node)
+    )
+    unique = {str(pod): pod for pod in found if pod.containers and pod.host_network}
     proxies: dict[str, list[ProxyPod]] = {}
     for pod in unique.values():
         proxies.setdefault(pod.node, []).append(_proxy(pod))
@@ -98,11 +96,9 @@ def find_proxies(
 def _preference(proxy: ProxyPod) -> tuple[object, ...]:
     pod = proxy.pod
     return (
-        pod.namespace != _KUBE_SYSTEM,
         not pod.runs,
         not proxy.container.ready,
         not proxy.ours,
-        pod.namespace,
         pod.name,
     )
 

@@ -20,7 +20,7 @@ from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
     "no pod of kube-proxy or pykubeproxy in kube-system; if it has other labels or another namespace, use"
-    " --pod-selector LABELS; if it runs without a pod, as in k3s, use --debug-image IMAGE, or save a bundle on the node"
+    " --pod-selector LABELS and --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE, or save a bundle on the node"
 )
 _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
 
@@ -28,12 +28,14 @@ _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelsp
 class NodeAccess(msgspec.Struct, frozen=True):
     """How to reach nodes: a client of the API server, and which pods to use.
 
-    `pod_selector` replaces the labels of proxy pods. With `debug_pods`, a node without a usable proxy pod gets a debug
+    `pod_selector` replaces the labels of proxy pods, `pod_namespace` their namespace.
+    With `debug_pods`, a node without a usable proxy pod gets a debug
     pod while it is read.
     """
 
     client: Client
     pod_selector: str = ""
+    pod_namespace: str = ""
     debug_pods: DebugPods | None = None
 
 
@@ -113,7 +115,9 @@ def find_node_pods(access: NodeAccess, nodes: Sequence[Node]) -> NodePods:
     """Return the pods of the proxies of these nodes. Raises SourceError."""
     only = nodes[0].name if len(nodes) == 1 else ""
     try:
-        proxies = find_proxies(access.client, pod_selector=access.pod_selector, node=only)
+        proxies = find_proxies(
+            access.client, pod_selector=access.pod_selector, namespace=access.pod_namespace, node=only
+        )
         without = [] if access.pod_selector else [it.name for it in nodes if it.name not in proxies]
         return NodePods(proxies, find_other_proxies(access.client, without))
     except Failure as failure:

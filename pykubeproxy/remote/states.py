@@ -6,7 +6,8 @@ from pykubeproxy.objects import Node
 from pykubeproxy.remote.proxies import ProxyPod
 from pykubeproxy.remote.reading import NodeAccess, NodePods, ReadNode, UnreadNode, read_node
 from pykubeproxy.sources.exec import run
-from pykubeproxy.sources.failures import Failure, one_line
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.wording import one_line
 
 IPTABLES = "iptables"
 

@@ -9,7 +9,8 @@ from pykubeproxy.rules.saves import SavedFile, SavedTables, read_saves
 from pykubeproxy.rules.skeleton import NAT_SERVICES
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef, NotInImage, run
-from pykubeproxy.sources.failures import Failure, one_line
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.wording import one_line
 
 _PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 # After so many seconds without output, iptables-save hangs; it writes large tables without pauses.
@@ -79,8 +80,7 @@ def _save(client: Client, container: ContainerRef, program: str) -> PrintedTable
             reason = one_line(saved.errors) or "no message"
             unread[family] = f"{name} exited with status {saved.exit_code}: {reason}"
             continue
-        # No proxy writes escapes: a comment must not colour what follows it.
-        text = saved.output.replace(b"\x1b", b"?").decode(errors="surrogateescape")
+        text = saved.output.decode(errors="surrogateescape")
         legacy_too |= _LEGACY_TOO in text + saved.errors
         if "\n*" in text or text.startswith("*"):
             files.append(SavedFile(f"{name} in pod {container}", text))

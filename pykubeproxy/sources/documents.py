@@ -9,7 +9,7 @@ import msgspec
 
 from pykubeproxy.config import yaml
 from pykubeproxy.objects import Kind, Object, Undecodable, decode, rejection_warning
-from pykubeproxy.sources.failures import one_line
+from pykubeproxy.wording import one_line
 
 # Only commands read Pods, so the agent does not import their decoder.
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _API_VERSIONS = {Kind.SERVICE: "v1", Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1", Kind.NODE: "v1"}
 _KINDS = {kind.value: kind for kind in Kind}
+# The most commas of a JSON text, several times those of the objects of 300,000 endpoints, and the most faulty documents.
+_MOST_COMMAS, _MOST_WARNINGS = 12_000_000, 1000
 _NOT_BLANK = re.compile(r"\S")
 _JSON_TYPES = {b"[": "a list", b'"': "a string", b"t": "a boolean", b"f": "a boolean"}
 
@@ -63,6 +65,8 @@ def read(text: bytes, file: str) -> ManifestFile:
 def _documents(text: bytes, file: str) -> Iterator[tuple[str, bytes]]:
     """Yield each document as JSON."""
     if text.lstrip()[:1] in (b"{", b"["):
+        if text.count(b",") > _MOST_COMMAS:
+            raise InvalidManifest(f"{file}: more than {_MOST_COMMAS:,} values; give fewer objects")
         try:
             msgspec.json.decode(text, type=msgspec.Raw)
             yield f"{file}:1", text
@@ -136,11 +140,17 @@ class _Reader:
             return
         kind = _string(head.kind) or list_kind
         if not kind:
-            self.warnings.append(f"{location}: skipped: {_kind_fault(head.kind)}")
+            self._warn(f"{location}: skipped: {_kind_fault(head.kind)}")
         elif kind.endswith("List") and bytes(head.items):
             self._items(location, head.items, kind.removesuffix("List"))
         else:
             self._object(location, raw, kind, _string(head.apiVersion))
+
+    def _warn(self, warning: str) -> None:
+        """Add a warning. Raises InvalidManifest after many: this is no file of objects."""
+        if len(self.warnings) >= _MOST_WARNINGS:
+            raise InvalidManifest(f"{warning}; and {_MOST_WARNINGS:,} faults before it")
+        self.warnings.append(warning)
 
     def _head(self, location: str, raw: bytes | msgspec.Raw) -> _Head | None:
         """Return the head of an object; None for an empty document, such as one after the last "---"."""
@@ -148,14 +158,14 @@ class _Reader:
             return msgspec.json.decode(raw, type=_Head | None)
         except msgspec.DecodeError:
             json_type = _JSON_TYPES.get(bytes(raw).lstrip()[:1], "a number")
-            self.warnings.append(f"{location}: skipped: {json_type}, not an object")
+            self._warn(f"{location}: skipped: {json_type}, not an object")
             return None
 
     def _items(self, location: str, items: msgspec.Raw, kind: str) -> None:
         try:
             raws = msgspec.json.decode(items, type=list[msgspec.Raw] | None)
         except ValueError:
-            self.warnings.append(f"{location}: skipped: items is not a list")
+            self._warn(f"{location}: skipped: items is not a list")
             return
         for index, raw in enumerate(raws or ()):
             self.document(f"{location} items[{index}]", raw, kind)
@@ -168,12 +178,12 @@ class _Reader:
             self.other_kinds.append(f"{location}: {one_line(api_version)} {one_line(name)}")
         elif api_version and api_version != _API_VERSIONS[kind]:
             given, expected = one_line(api_version), _API_VERSIONS[kind]
-            self.warnings.append(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
+            self._warn(f"{location}: {name} skipped: apiVersion is {given!r}, not {expected!r}")
         else:
             try:
                 decoded = decode(kind, raw)
             except Undecodable as error:
-                self.warnings.append(f"{location}: {error}")
+                self._warn(f"{location}: {error}")
                 return
             self.objects.append(LocatedObject(location, decoded))
             if text := rejection_warning(decoded):

@@ -15,10 +15,9 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
-from pykubeproxy.wording import without_password
+from pykubeproxy.wording import one_line, without_password
 
 _MAX_RETRY_AFTER = 120.0  # seconds
-_MAX_MESSAGE = 300
 _MAX_STATUS = 1 << 16  # bytes
 
 
@@ -67,12 +66,6 @@ class NotFound(Failure):
 
 class Forbidden(Failure):
     """The server knows the account, which lacks a permission."""
-
-
-def one_line(text: str) -> str:
-    """Return foreign text as one printable line of limited length."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "…"
 
 
 def from_status(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
 import structlog
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pykubeproxy.objects.pods import Pod
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BYTES = 512 << 20  # of a file
 _PERIOD = 0.5  # seconds between two polls
 _SETTLE = 0.1  # seconds without a change before a changed file is read
 # A file changed this recently may change again within the same timestamp, in nanoseconds.
@@ -52,8 +53,8 @@ def load_manifests(path: str) -> Manifests:
     """
     with _source_errors(path):
         if path == "-":
-            return _merge([read(sys.stdin.buffer.read(), "<stdin>")])
-        return _merge([read(Path(name).read_bytes(), name) for name in _files(path)])
+            return _merge([read(_text(sys.stdin.buffer, "<stdin>"), "<stdin>")])
+        return _merge([read(_text_of(name), name) for name in _files(path)])
 
 
 class ManifestWatch:
@@ -99,7 +100,7 @@ class ManifestWatch:
 
     def _first(self) -> _Stamps:
         if self._path == "-":
-            self._files["<stdin>"] = b"", read(sys.stdin.buffer.read(), "<stdin>")
+            self._files["<stdin>"] = b"", read(_text(sys.stdin.buffer, "<stdin>"), "<stdin>")
             return {}
         stamps = _settled(self._path, _stamps(self._path))
         self._read(stamps, first=True)
@@ -124,17 +125,19 @@ class ManifestWatch:
             self._read_file(name, first=first)
 
     def _read_file(self, name: str, *, first: bool) -> None:
-        text = Path(name).read_bytes()
-        digest = hashlib.blake2b(text, digest_size=16).digest()
-        old_digest, old = self._files.get(name, (b"", ManifestFile()))
-        if digest == old_digest:
-            return
+        old_digest, old = self._files.get(name, (None, ManifestFile()))
+        digest = b""  # of a file that is too large
         try:
+            text = _text_of(name)
+            digest = hashlib.blake2b(text, digest_size=16).digest()
+            if digest == old_digest:
+                return
             file = read(text, name)
         except InvalidManifest as error:
             if first:
                 raise
-            log.warning("manifest rejected, previous objects kept", reason=str(error))
+            if digest != old_digest:
+                log.warning("manifest rejected, previous objects kept", reason=str(error))
             self._files[name] = digest, old
             return
         self._files[name] = digest, file
@@ -150,6 +153,19 @@ class ManifestWatch:
         self._warnings, self._changed = manifests.warnings, False
         for event in manifests.listed():
             emit(event)
+
+
+def _text_of(name: str) -> bytes:
+    with Path(name).open("rb") as file:
+        return _text(file, name)
+
+
+def _text(file: IO[bytes], name: str) -> bytes:
+    """Read a file, which may have no end. Raises InvalidManifest."""
+    text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise InvalidManifest(f"{name}: more than {_MOST_BYTES >> 20} MiB; give fewer objects")
+    return text
 
 
 def _files(path: str) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from pykubeproxy.sources.failures import one_line
 from pykubeproxy.sources.kubeconfig import KubeconfigCluster
 from pykubeproxy.sources.watch import SourceError
+from pykubeproxy.wording import one_line
 
 _SECONDS = 30.0  # a plugin that takes longer is killed
 _MAX_OUTPUT = 1 << 20  # bytes

@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from tests.fuzz.real_agent import RealAgent
 
 CASES = Path(__file__).parents[1] / "data" / "adversary"
 NODE = "node1"
+# How often the victim changes during and after a batch of steps.
+_ROUNDS = 5
 # The most seconds of one sync in memory, for objects of scale LARGE.
 _SYNC_SECONDS = 20.0
 
@@ -180,18 +183,41 @@ def load_case(path: Path) -> Sequence:
 
 
 def run_agent(sequence: Sequence, backend: Backend) -> Writer:
-    """Play a sequence on an agent process with real tables; assert that the victim is served after each batch."""
+    """Play a sequence on an agent process with real tables, while the victim changes all the time.
+
+    Assert that the victim hardly waits, that the agent stays healthy and modest, and that a new one starts.
+    """
     with tempfile.TemporaryDirectory() as folder, RealAgent(backend, Path(folder)).running() as agent:
         writer = Writer(agent.store)
-        for number, steps in enumerate(sequence):
-            for step in steps:
-                writer.step(step)
-            # The agent has synced all steps before once it serves the victim's next endpoints.
-            for family in Family:
-                writer.step(Step("write", hostile.victim_slice(family, 1 + number % 3)))
+        with agent.started():
+            agent.assert_served(writer.ready, frozenset())
+            turns = itertools.count(1)
+
+            def change() -> None:
+                number = next(turns)
+                for family in Family:
+                    writer.step(Step("write", hostile.victim_slice(family, 1 + number % 3)))
+
+            agent.undisturbed([agent.delay(change, writer.ready, frozenset()) for _ in range(_ROUNDS)])
+            # Until its turn, a large Service keeps addresses that it no longer claims.
+            claimed = frozenset[Claim]()
+            for steps in sequence:
+                claimed |= claims(
+                    it.item for it in steps if it.do == "write" and it.item["kind"] == "Service"
+                )
+                tenant = threading.Thread(target=lambda: [*map(writer.step, steps)])  # noqa: B023 - joined below
+                tenant.start()
+                rounds = 0
+                while tenant.is_alive() or rounds < _ROUNDS:
+                    agent.disturbed(agent.delay(change, writer.ready, claimed))
+                    rounds += 1
+                tenant.join()
             agent.assert_served(writer.ready, writer.claims())
-        agent.assert_modest()
-        return writer
+            agent.assert_modest()
+        with agent.started():
+            agent.delay(change, writer.ready, writer.claims())
+            agent.assert_healthy()
+    return writer
 
 
 def main() -> int:
@@ -199,8 +225,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.adversary", description=__doc__)
     parser.add_argument("--seconds", type=float, default=180, help="total seconds (default: 180)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed for hypothesis")
+    parser.add_argument("--move", choices=sorted(hostile.MOVES), help="only this move, once on each backend")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))  # errors only
+    if options.move:
+        return max(_move(options.move, backend) for backend in Backend)
     dispatches = itertools.cycle(["auto", "tree"])
     runs: dict[str, Callable[[Sequence, Backend], Writer]] = {
         "core": lambda sequence, backend: run_core(sequence, backend, next(dispatches))
@@ -211,6 +240,16 @@ def main() -> int:
         print("whole agents need root: left out", flush=True)
     print(f"seed {options.seed}", flush=True)
     return max(_repeat(name, run, options.seconds / len(runs), options.seed) for name, run in runs.items())
+
+
+def _move(name: str, backend: Backend) -> int:
+    try:
+        run_agent(hostile.MOVES[name](hostile.LARGE), backend)
+    except Exception as error:
+        print(f"{name}, {backend.value}: {error}", flush=True)
+        return 1
+    print(f"{name}, {backend.value}: passed", flush=True)
+    return 0
 
 
 def _repeat(name: str, run: Callable[[Sequence, Backend], Writer], seconds: float, first: int) -> int:

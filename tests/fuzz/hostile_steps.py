@@ -4,6 +4,7 @@ Objects are hostile in size, overlap and depth, but most of them pass the valida
 """
 
 import itertools
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Literal
 
@@ -46,18 +47,49 @@ _ODD = (
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How large objects get: addresses for each prefix, ports, endpoints of a slice, slices, and other lists."""
+    """How large objects get: addresses for each prefix, ports, endpoints of a slice, slices, and other lists.
+
+    For moves: the characters of a long text, the ports and endpoints of the largest Service and of one just under the
+    limit for a deferred sync, how many of these, and the ports of a Service without endpoints.
+    """
 
     copies: int
     ports: int
     endpoints: int
     slices: int
     list: int
+    text: int
+    largest: tuple[int, int]
+    under: tuple[int, int]
+    services: int
+    unserved: int
 
 
-SMALL = Scale(copies=8, ports=8, endpoints=20, slices=3, list=30)
-# Up to 48,000 pairs of a port and an endpoint in one Service.
-LARGE = Scale(copies=20, ports=16, endpoints=250, slices=4, list=1000)
+SMALL = Scale(
+    copies=8,
+    ports=8,
+    endpoints=20,
+    slices=3,
+    list=30,
+    text=5000,
+    largest=(8, 12),
+    under=(4, 5),
+    services=4,
+    unserved=30,
+)
+# Up to 48,000 pairs of a port and an endpoint in one Service, and the most that an API server stores in an object.
+LARGE = Scale(
+    copies=20,
+    ports=16,
+    endpoints=250,
+    slices=4,
+    list=1000,
+    text=1_400_000,
+    largest=(400, 120),
+    under=(50, 100),
+    services=16,
+    unserved=11_000,
+)
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -139,9 +171,116 @@ def hostile_steps(scale: Scale) -> st.SearchStrategy[list[Step]]:
 
 
 def sequences(scale: Scale, longest: int) -> st.SearchStrategy[list[list[Step]]]:
-    """Return batches of steps; the agent syncs after each batch."""
+    """Return batches of steps; the agent syncs after each batch. Moves consist of several batches."""
     batch = st.one_of(hostile_steps(scale), hostile_steps(scale), hostile_steps(scale), victim_steps())
-    return st.lists(batch, min_size=longest // 2, max_size=longest)
+    move = st.sampled_from(sorted(MOVES)).map(lambda name: MOVES[name](scale))
+    part = st.one_of(batch.map(lambda steps: [steps]), batch.map(lambda steps: [steps]), move)
+    return st.lists(part, min_size=longest // 2, max_size=longest).map(
+        lambda parts: [steps for batches in parts for steps in batches]
+    )
+
+
+# The namespace of moves, and the prefix of their endpoints.
+_MOVES, _PODS = "moves", "10.244"
+_PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+_AFFINITY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10800}}}
+
+
+def _move_service(name: str, ports: int, **spec: Any) -> Json:
+    made = [{"name": f"p{n}", "port": 1000 + n, "protocol": "TCP"} for n in range(ports)]
+    return _service((_MOVES, name), {"type": "ClusterIP", "ports": made, **spec})
+
+
+def _move_slices(name: str, size: tuple[int, int], **fields: Any) -> list[Json]:
+    """Return EndpointSlices with so many ports and endpoints, of which each has these fields too."""
+    ports, endpoints = size
+    named = [{"name": f"p{n}", "port": 8080, "protocol": "TCP"} for n in range(ports)]
+    pods = [{"addresses": [f"{_PODS}.{200 + n // 250}.{1 + n % 250}"], **fields} for n in range(endpoints)]
+    return [_slice((_MOVES, name), f"{name}-0", Family.IPV4, pods, named)]
+
+
+def _written(*items: Json) -> list[Step]:
+    return [Step("write", item) for item in items]
+
+
+def _under_limits(scale: Scale, **labels: str) -> list[Json]:
+    made = [_move_service(f"under-{n}", scale.under[0]) for n in range(scale.services)]
+    return [it | {"metadata": it["metadata"] | {"labels": labels}} for it in made]
+
+
+def _under_limits_slices(scale: Scale) -> list[Json]:
+    return [it for n in range(scale.services) for it in _move_slices(f"under-{n}", scale.under)]
+
+
+def _affinity_of_one(scale: Scale) -> list[list[Step]]:
+    service = _move_service("affine", scale.largest[0], **_AFFINITY)
+    return [_written(service, *_move_slices("affine", scale.largest))]
+
+
+def _affinity_turned_on(scale: Scale) -> list[list[Step]]:
+    """Ten Services without affinity get it at once."""
+    plain = [_move_service(f"sticky-{n}", scale.under[0]) for n in range(10)]
+    slices = [it for n in range(10) for it in _move_slices(f"sticky-{n}", scale.under)]
+    sticky = [it | {"spec": it["spec"] | _AFFINITY} for it in plain]
+    return [_written(*plain, *slices), _written(*sticky)]
+
+
+def _commas(scale: Scale) -> list[list[Step]]:
+    """Lists of Services and EndpointSlices have more commas than any honest ones."""
+    text = "," * scale.text
+    services = [_move_service(f"commas-{n}", 1, externalName=text) for n in range(4)]
+    slices = []
+    for n in range(3):
+        (one,) = _move_slices(f"commas-{n}", (1, 1), targetRef={"kind": "Pod", "fieldPath": text})
+        slices.append(one)
+    return [_written(*services), _written(*slices)]
+
+
+def _long_texts(scale: Scale) -> list[list[Step]]:
+    """One character outside the basic plane makes Python keep four bytes for each."""
+    text = "x" * scale.text + "\U0001f600"
+    fields = ({"zone": text}, {"targetRef": {"kind": "Pod", "name": text}})
+    return [_written(*_move_slices(f"long-{n}", (1, 1), **fields[n % 2])) for n in range(2 * scale.services)]
+
+
+def _rapid_updates(scale: Scale) -> list[list[Step]]:
+    """One large slice changes many times during a long sync."""
+    updates = [
+        _move_slices("rapid", (1, 1), zone=f"{n}".ljust(scale.text, "x"))[0]
+        for n in range(8 * scale.services)
+    ]
+    services = _under_limits(scale)
+    return [_written(*_under_limits_slices(scale), *services, _move_service("rapid", 1), *updates)]
+
+
+def _ports_without_endpoints(scale: Scale) -> list[list[Step]]:
+    services = [_move_service(f"unserved-{n}", scale.unserved) for n in range(4)]
+    return [_written(*services), [Step("delete", it) for it in services]]
+
+
+def _proxy_name_toggled(scale: Scale) -> list[list[Step]]:
+    """Services just under the limit leave the proxy and return, all at once."""
+    plain, labelled = _under_limits(scale), _under_limits(scale, **{_PROXY_NAME: "other"})
+    return [_written(*plain, *_under_limits_slices(scale)), *([_written(*labelled), _written(*plain)] * 2)]
+
+
+def _sums_under_limits(scale: Scale) -> list[list[Step]]:
+    """Each Service is small enough for the ordinary sync, and together they are the largest; then all go."""
+    services = _under_limits(scale)
+    return [_written(*_under_limits_slices(scale), *services), [Step("delete", it) for it in services]]
+
+
+# What a tenant may do on purpose, by name: batches of steps for a scale.
+MOVES: dict[str, Callable[[Scale], list[list[Step]]]] = {
+    "affinity": _affinity_of_one,
+    "affinity-turned-on": _affinity_turned_on,
+    "commas": _commas,
+    "long-texts": _long_texts,
+    "ports-without-endpoints": _ports_without_endpoints,
+    "proxy-name-toggled": _proxy_name_toggled,
+    "rapid-updates": _rapid_updates,
+    "sums-under-limits": _sums_under_limits,
+}
 
 
 def _addresses(scale: Scale) -> st.SearchStrategy[list[str]]:

@@ -35,7 +35,7 @@ def claims(services: Iterable[dict[str, Any]]) -> frozenset[Claim]:
         ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or []
         for address in (*(spec.get("externalIPs") or ()), *(it["ip"] for it in ingress)):
             for port in spec.get("ports") or ():
-                found.add((check.address(address, ""), port["protocol"], port["port"]))
+                found.add((check.address(address, ""), port.get("protocol", "TCP"), port["port"]))
     return frozenset(found)
 
 

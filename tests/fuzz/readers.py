@@ -14,7 +14,7 @@ import msgspec
 from pykubeproxy import config, http
 from pykubeproxy.agent.observe import object_documents, pages, status
 from pykubeproxy.bundle.read import InvalidBundle, read_bundle
-from pykubeproxy.cli import explain, terminal
+from pykubeproxy.cli import explain
 from pykubeproxy.cli.inputs import agent_objects
 from pykubeproxy.http.accept import preferred
 from pykubeproxy.inspect.dump.model import views
@@ -42,6 +42,7 @@ from pykubeproxy.rules.saves import InvalidSave, SavedFile, read_saves
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import documents, wire
 from pykubeproxy.sources.failures import Failure
+from pykubeproxy.wording import printable, styled, text_of
 from tests.fakes.http_client import exchange
 from tests.grammar import violations
 from tests.invalid_objects import WHOLE
@@ -197,8 +198,10 @@ def objects_of_an_agent(raw: bytes) -> None:
 
 def printed(raw: bytes) -> None:
     """Escape text for the terminal."""
-    shown = terminal.printable(raw.decode("utf-8", "surrogateescape"))
-    assert terminal.printable(shown) == shown
+    text = raw.decode("utf-8", "surrogateescape")
+    assert printable(text).isprintable()
+    shown = text_of([styled(text, "red"), text])
+    assert shown == f"\x1b[31m{printable(text)}\x1b[0m\n{printable(text)}\n"
     shown.encode()
 
 

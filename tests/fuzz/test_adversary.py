@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pykubeproxy.kernel import Backend
 from tests.fuzz.adversary import CASES, Sequence, load_case, run_core
-from tests.fuzz.hostile_steps import SMALL, sequences
+from tests.fuzz.hostile_steps import MOVES, SMALL, sequences
 
 
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
@@ -24,3 +24,10 @@ def test_a_hostile_tenant_harms_no_victim(sequence: Sequence, backend: Backend, 
 def test_saved_sequences_pass(path: Path, backend: Backend, dispatch: str) -> None:
     """Sequences that once failed pass now."""
     run_core(load_case(path), backend, dispatch)
+
+
+@pytest.mark.parametrize("name", sorted(MOVES))
+def test_a_move_of_a_hostile_tenant_harms_no_victim(name: str) -> None:
+    """Small forms of what a tenant may do on purpose; `python -m tests.fuzz.adversary --move NAME` is the large one."""
+    writer = run_core(MOVES[name](SMALL), Backend.NFT, "auto")
+    assert writer.done and not writer.refused

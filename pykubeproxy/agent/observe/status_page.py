@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import groupby
 from math import sqrt
 
@@ -10,7 +9,7 @@ from pykubeproxy.agent.observe import status_text
 from pykubeproxy.agent.observe.status import PortStatus, Repair, Status, Sync
 from pykubeproxy.agent.observe.status_text import duration
 from pykubeproxy.objects import address_and_port
-from pykubeproxy.wording import percent
+from pykubeproxy.wording import escape, percent
 
 # How many endpoints of a service port, syncs, and quarantined service ports are listed.
 _ENDPOINTS, _SYNCS, _QUARANTINED = 50, 10, 100

@@ -9,7 +9,7 @@ import click
 
 from pykubeproxy.cli import logs
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
-from pykubeproxy.cli.terminal import click_errors, progress
+from pykubeproxy.cli.terminal import click_errors, echo_line, progress
 from pykubeproxy.config import LogFormat
 from pykubeproxy.objects import Kind, Node
 from pykubeproxy.remote import DebugPods, NodeAccess, side_by_side
@@ -74,10 +74,10 @@ def list_objects(client: Client) -> Cluster:
 def node_access(client: Client, pods: PodOptions) -> Iterator[NodeAccess]:
     """Provide the access to nodes; remove debug pods at the end."""
     if not pods.debug_image:
-        yield NodeAccess(client, pods.pod_selector)
+        yield NodeAccess(client, pods.pod_selector, pods.pod_namespace)
         return
-    with DebugPods(client, pods.debug_image, lambda line: click.echo(line, err=True)) as debug_pods:
-        yield NodeAccess(client, pods.pod_selector, debug_pods)
+    with DebugPods(client, pods.debug_image, lambda line: echo_line(line, err=True)) as debug_pods:
+        yield NodeAccess(client, pods.pod_selector, pods.pod_namespace, debug_pods)
 
 
 def on_each_node(

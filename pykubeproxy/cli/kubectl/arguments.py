@@ -14,6 +14,7 @@ class PodOptions(NamedTuple):
     """From which pods to read the rules of nodes, and of how many nodes at once."""
 
     pod_selector: str
+    pod_namespace: str
     debug_image: str
     at_once: int
 

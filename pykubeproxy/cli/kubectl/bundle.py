@@ -13,7 +13,7 @@ from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.node_bundles import SavedNode, save_node
 from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
-from pykubeproxy.cli.terminal import click_errors
+from pykubeproxy.cli.terminal import click_errors, echo_line
 from pykubeproxy.remote import find_node_pods
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources import SourceError
@@ -105,8 +105,8 @@ def _report(saved: SavedNode) -> None:
     """Print where a bundle is, and what it lacks."""
     name = saved.node.name
     if saved.failure:
-        click.echo(f"{name}: {saved.failure}", err=True)
+        echo_line(f"{name}: {saved.failure}", err=True)
     for file in saved.missing:
-        click.echo(f"{name}: no {file.name}: {file.error}", err=True)
+        echo_line(f"{name}: no {file.name}: {file.error}", err=True)
     if saved.path:
-        click.echo(saved.path)
+        echo_line(str(saved.path))

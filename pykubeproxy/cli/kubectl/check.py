@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -18,8 +17,9 @@ from pykubeproxy.inspect.preflight.report import Finding
 from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import Client, SourceError
-from pykubeproxy.sources.failures import Failure, one_line
+from pykubeproxy.sources.failures import Failure
 from pykubeproxy.sources.server_version import server_version
+from pykubeproxy.wording import one_line, styled, text_of
 
 
 class _Checked(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ def check(output: str, server: ServerOptions, nodes: NodeSelection, pods: PodOpt
     if output == "json":
         echo_json(document(checked))
     else:
-        echo_styled("\n".join(map(_text, checked)))
+        echo_styled(text_of(*map(_lines, checked)))
     if not all(report.passed(it.findings) for it in checked):
         raise SystemExit(DIFFERENT)
     if any(_is_unread(it.state) for it in checked):
@@ -96,9 +96,7 @@ def _checked(state: ProxyState, server: str) -> _Checked:
             failure = f"its agent is of another version: {one_line(str(error))}"
             state = msgspec.structs.replace(state, answer=b"", failure=failure)
         else:
-            # A node could forge lines with line feeds.
-            named = (msgspec.structs.replace(it, check=one_line(it.check)) for it in found)
-            return _Checked(state, tuple(named))
+            return _Checked(state, found)
     return _Checked(state, tuple(_findings(state, server)))
 
 
@@ -129,10 +127,10 @@ def _findings(state: ProxyState, server: str) -> Iterator[Finding]:
         yield kube_proxy.unread(state.failure)
 
 
-def _text(checked: _Checked) -> str:
+def _lines(checked: _Checked) -> Iterator[str]:
     name, proxy = checked.state.node.name, checked.state.proxy
-    title = click.style(f"{name}  {one_line(str(proxy or 'no pod of a proxy'))}", bold=True)
-    return f"{title}\n{report.findings_text(checked.findings)}"
+    yield styled(f"{name}  {proxy or 'no pod of a proxy'}", bold=True)
+    yield from report.finding_lines(checked.findings)
 
 
 def document(checked: Sequence[_Checked]) -> dict[str, object]:

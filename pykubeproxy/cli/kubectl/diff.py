@@ -13,7 +13,7 @@ from pykubeproxy.cli.kubectl.access import list_nodes, list_objects, node_access
 from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerOptions
 from pykubeproxy.cli.kubectl.notes import echo_notes
 from pykubeproxy.cli.kubectl.options import node_options, pod_options, server_options
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled, progress
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled, progress
 from pykubeproxy.inspect.diff import render as text_diff
 from pykubeproxy.inspect.diff.model import Changes, compare
 from pykubeproxy.inspect.fleet import render
@@ -139,7 +139,7 @@ def diff(
 def _wait(seconds: float) -> None:
     """Wait before nodes are read again, and say so on a terminal."""
     if sys.stderr.isatty():
-        click.echo(f"Some nodes differ; reading them again in {seconds:.0f} s.", err=True)
+        echo_line(f"Some nodes differ; reading them again in {seconds:.0f} s.", err=True)
     time.sleep(seconds)
 
 

@@ -15,7 +15,7 @@ from pykubeproxy.cli.kubectl.arguments import NodeSelection, PodOptions, ServerO
 from pykubeproxy.cli.kubectl.completion import services
 from pykubeproxy.cli.kubectl.notes import echo_notes
 from pykubeproxy.cli.kubectl.options import namespace_option, node_options, pod_options, server_options
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
 from pykubeproxy.inspect.dump import render
 from pykubeproxy.inspect.dump.model import ServiceView, in_order, views
 from pykubeproxy.inspect.dump.render_rules import listing
@@ -25,6 +25,7 @@ from pykubeproxy.inspect.targets.parse import is_service_name
 from pykubeproxy.objects import Family
 from pykubeproxy.remote import ReadNode, UnreadNode, read_nodes
 from pykubeproxy.sources import SourceError
+from pykubeproxy.wording import styled, text_of
 
 
 @command(
@@ -66,7 +67,7 @@ def dump_rules(
     with node_access(client, pods) as access:
         for node in read_nodes(access, wanted, at_once=pods.at_once):
             if isinstance(node, UnreadNode):
-                click.echo(f"{node.node.name}: {node.reason}", err=True)
+                echo_line(f"{node.node.name}: {node.reason}", err=True)
                 unread.append(node)
                 continue
             echo_notes({node.node.name: node.notes})
@@ -103,18 +104,18 @@ def _print(
     query: ServiceFilter,
 ) -> None:
     title = f"# Node {node.node.name}, {node.proxy}, pod {node.pod}"
-    echo_styled(f"{click.style(title, fg='cyan')}\n")
+    echo_styled(text_of([styled(title, "cyan")]))
     match output:
         case "iptables":
             rulesets = [node.tables[family].ruleset for family in families if family in node.tables]
             texts = ((ruleset.family, listing(ruleset, query)) for ruleset in rulesets)
-            echo_styled("\n".join(f"# {family.value}\n{text}" for family, text in texts if text))
+            click.echo("\n".join(f"# {family.value}\n{text}" for family, text in texts if text), nl=False)
         case "wide":
             echo_styled(render.table(found, render.counters, with_chains=True))
         case _:
             echo_styled(render.table(found))
     if not found:
-        click.echo(f"Node {node.node.name} has no rules for {query if query.name else 'services'}.", err=True)
+        echo_line(f"Node {node.node.name} has no rules for {query if query.name else 'services'}.", err=True)
     click.echo()
 
 
@@ -122,7 +123,7 @@ def _print_documents(printed: dict[str, object], output: str) -> None:
     if output == "json":
         echo_json(printed)
     else:
-        echo_styled(yaml.safe_dump(printed, sort_keys=False, allow_unicode=True))
+        click.echo(yaml.safe_dump(printed, sort_keys=False), nl=False)
 
 
 def node_document(node: ReadNode, found: Sequence[ServiceView]) -> dict[str, object]:

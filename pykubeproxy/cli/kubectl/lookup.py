@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import click
-
 from pykubeproxy.cli.kubectl.access import GRANTS, listing
 from pykubeproxy.cli.server_lookup import ON_SERVER, PodsForbidden, find_pods, of_kind, with_targets
+from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.config import load
 from pykubeproxy.inspect.targets import Directory, Target, TargetKind
 from pykubeproxy.objects import EndpointSlice, Family, Kind, Listed, Node, Service
@@ -62,5 +61,5 @@ def _pods_at(client: Client, addresses: Sequence[str]) -> tuple[Pod, ...]:
     try:
         return tuple(pod for address in addresses for pod in find_pods(client, address=address))
     except PodsForbidden as error:
-        click.echo(f"Note: {error}; {GRANTS}. Only pods in EndpointSlices are known.", err=True)
+        echo_line(f"Note: {error}; {GRANTS}. Only pods in EndpointSlices are known.", err=True)
         return ()

@@ -31,7 +31,8 @@ from pykubeproxy.remote.reading import is_windows
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.sources.client import Client
 from pykubeproxy.sources.exec import ContainerRef, Ended, NotInImage, open_command
-from pykubeproxy.sources.failures import Failure, one_line
+from pykubeproxy.sources.failures import Failure
+from pykubeproxy.wording import one_line
 
 # Of `pykubeproxy bundle` in a pod; its commands have limits of their own.
 _SECONDS = 300.0

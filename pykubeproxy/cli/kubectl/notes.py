@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import click
-
+from pykubeproxy.cli.terminal import echo_line
 from pykubeproxy.wording import listed
 
 _MOST_NODES = 8
@@ -16,4 +15,4 @@ def echo_notes(notes: Mapping[str, Sequence[str]]) -> None:
         for note in notes[name]:
             nodes.setdefault(note, []).append(name)
     for note, names in nodes.items():
-        click.echo(f"{listed(names, _MOST_NODES)}: {note}", err=True)
+        echo_line(f"{listed(names, _MOST_NODES)}: {note}", err=True)

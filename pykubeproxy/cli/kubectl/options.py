@@ -55,14 +55,21 @@ def server_options(command: _Command) -> _Command:
 
 
 def pod_options(command: _Command) -> _Command:
-    """Add --pod-selector, --debug-image and --at-once. The command gets one argument, `pods`."""
+    """Add --pod-selector, --pod-namespace, --debug-image and --at-once. The command gets one argument, `pods`."""
     options = (
         option(
             "--pod-selector",
             default="",
             metavar="LABELS",
-            help="Labels of the proxy's pods, in any namespace.  [default: those of pykubeproxy and kube-proxy, in"
-            " kube-system]",
+            help="Labels of the proxy's pods.  [default: those of pykubeproxy and kube-proxy]",
+            group=SOURCE,
+        ),
+        option(
+            "--pod-namespace",
+            default="",
+            metavar="NAME",
+            help="Namespace of the proxy's pods, in which no tenant may create pods. Only pods on the host network"
+            " count.  [default: kube-system]",
             group=SOURCE,
         ),
         option(
@@ -85,8 +92,11 @@ def pod_options(command: _Command) -> _Command:
     )
 
     @functools.wraps(command)
-    def wrapper(*args: Any, pod_selector: str, debug_image: str, at_once: int, **others: Any) -> Any:
-        return command(*args, pods=PodOptions(pod_selector, debug_image, at_once), **others)
+    def wrapper(
+        *args: Any, pod_selector: str, pod_namespace: str, debug_image: str, at_once: int, **others: Any
+    ) -> Any:
+        pods = PodOptions(pod_selector, pod_namespace, debug_image, at_once)
+        return command(*args, pods=pods, **others)
 
     return _with_options(wrapper, options)
 

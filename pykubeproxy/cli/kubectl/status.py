@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -18,8 +17,7 @@ from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
 from pykubeproxy.remote import ReadNode, UnreadNode, find_node_pods
 from pykubeproxy.remote.states import ProxyState, proxy_state
 from pykubeproxy.sources import SourceError
-from pykubeproxy.sources.failures import one_line
-from pykubeproxy.wording import wrapped
+from pykubeproxy.wording import SafeText, one_line, styled, text_of, wrapped
 
 _HEADER = ("NODE", "PROXY", "MODE", "STATE", "RESTARTS", "SINCE")
 
@@ -103,18 +101,17 @@ def _problem(state: ProxyState) -> str:
     return ""
 
 
-def _table(rows: Sequence[_Row]) -> str:
+def _table(rows: Sequence[_Row]) -> SafeText:
     now = time.time()
-    # A node could forge rows with line feeds.
     cells = [_HEADER, *(tuple(map(one_line, _cells(it, now))) for it in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADER))]
     lines = []
     for row, it in zip(cells, (None, *rows), strict=True):
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        lines.append(click.style(line, fg="red") if it and it.problem else line)
+        lines.append(styled(line, "red") if it and it.problem else line)
         for note in filter(None, (it.problem, *it.notes)) if it else ():
             lines += wrapped(note, "    ")
-    return "".join(f"{line}\n" for line in lines)
+    return text_of(lines)
 
 
 def _cells(row: _Row, now: float) -> tuple[str, ...]:

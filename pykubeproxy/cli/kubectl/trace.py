@@ -12,7 +12,7 @@ from pykubeproxy.cli.kubectl.completion import nodes, services
 from pykubeproxy.cli.kubectl.lookup import Objects, contexts_of, look_up
 from pykubeproxy.cli.kubectl.notes import echo_notes
 from pykubeproxy.cli.kubectl.options import namespace_option, pod_options, server_options
-from pykubeproxy.cli.terminal import click_errors, echo_json, echo_styled
+from pykubeproxy.cli.terminal import click_errors, echo_json, echo_line, echo_styled
 from pykubeproxy.inspect import targets
 from pykubeproxy.inspect.explain.nodes import explain_nodes
 from pykubeproxy.inspect.filter import ServiceFilter
@@ -101,7 +101,7 @@ def trace(
         entry=via or _any_node(directory, start, family),
     )
     for note in ends.notes:
-        click.echo(f"Note: {note}", err=True)
+        echo_line(f"Note: {note}", err=True)
     with node_access(client, pods) as access:
         found = answer(
             _source(ends, locations),

@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
-import click
-
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.diff.model import Changes, PolicyChange, ServiceChange
 from pykubeproxy.inspect.dump.model import EndpointView, ServiceView
@@ -16,7 +14,19 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.difference import ChainDifference
 from pykubeproxy.rules.parse import parse_rule
 from pykubeproxy.services.frontend import Frontend
-from pykubeproxy.wording import counted, listed, percent, period, plural, tied, untied, wrapped
+from pykubeproxy.wording import (
+    SafeText,
+    counted,
+    listed,
+    percent,
+    period,
+    plural,
+    styled,
+    text_of,
+    tied,
+    untied,
+    wrapped,
+)
 
 # How many endpoints or chains a sentence lists.
 _LISTED = 5
@@ -32,26 +42,26 @@ _NO_LONGER = {
 _ALWAYS = frozenset((*skeleton.JUMPS, *skeleton.SHARED, *skeleton.FIXED))
 
 
-def text(changes: Sequence[Changes], before: str, after: str) -> str:
+def text(changes: Sequence[Changes], before: str, after: str) -> SafeText:
     """Return the changes as sentences in 80 columns; "" for none. `before` and `after` name the sides."""
     families = []
     for family in changes:
         if family.chains:
-            title = click.style(f"{family.family.value}: {before} → {after}", bold=True)
+            title = styled(f"{family.family.value}: {before} → {after}", bold=True)
             lines = [line for sentence in sentences(family) for line in wrapped(sentence, "  ", "    ")]
-            families.append("".join(f"{line}\n" for line in (title, *lines)))
-    return "\n".join(families)
+            families.append([title, *lines])
+    return text_of(*families)
 
 
-def unified(changes: Sequence[Changes], before: str, after: str) -> str:
+def unified(changes: Sequence[Changes], before: str, after: str) -> SafeText:
     """Return the changes as a unified diff, chain by chain; "" for none."""
-    return "".join(
-        f"{line}\n"
+    return text_of(
+        line
         for family in changes
         if family.chains
         for line in (
-            click.style(f"--- {before}, {family.family.value}", bold=True),
-            click.style(f"+++ {after}, {family.family.value}", bold=True),
+            styled(f"--- {before}, {family.family.value}", bold=True),
+            styled(f"+++ {after}, {family.family.value}", bold=True),
             *(line for chain in family.chains for line in _hunks(chain)),
         )
     )
@@ -201,7 +211,7 @@ def _range(start: int, end: int) -> str:
 
 
 def _colored(line: str) -> str:
-    return click.style(line, fg=_COLORS[line[0]])
+    return styled(line, _COLORS[line[0]])
 
 
 def document(changes: Sequence[Changes], before: str, after: str) -> dict[str, object]:

@@ -16,9 +16,9 @@ from pykubeproxy.inspect.routes import (
     health_checks,
     rejecting_rules,
     route,
+    rule_limit,
     serving_rules,
     shares,
-    shares_limit,
 )
 from pykubeproxy.objects import Family, Protocol
 from pykubeproxy.rules import names
@@ -106,7 +106,7 @@ def port_views(
 ) -> tuple[ServiceView, ...]:
     """Return the views of some of the service ports that `find_ports` has found."""
     checks = health_checks(ruleset)
-    limit = shares_limit()
+    limit = rule_limit()
     return tuple(
         view
         for name, rules in ports.items()
@@ -234,13 +234,14 @@ class _NameResolver:
         self._ruleset = ruleset
         self._filter = filter_
         self._by_hash: dict[str, PortName] | None = None
+        self._limit = rule_limit()
 
     def resolve(self, rule: FrontendRule) -> PortName:
         """Return the service port; if its name is unknown, one named after the chain, without namespace."""
         if rule.title:
             return parse_title(rule.title, rule.protocol)
         hashed = rule.target[-16:]
-        for key in chains_from(self._ruleset, rule.target):
+        for key in chains_from(self._ruleset, rule.target, limit=self._limit):
             for title in _titles(self._ruleset, key):
                 if _hash(name := parse_title(title, rule.protocol)) == hashed:
                     return name

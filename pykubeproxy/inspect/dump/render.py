@@ -1,9 +1,8 @@
 """The table and the JSON document of `pykubeproxy dump-rules`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -12,7 +11,7 @@ from pykubeproxy.inspect.render_json import port_entry, rounded
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.services.ports import PortName
-from pykubeproxy.wording import WIDTH, counted, percent, period, tied, wrapped
+from pykubeproxy.wording import WIDTH, SafeText, counted, percent, period, styled, text_of, tied, wrapped
 
 _INDENT = " " * 11
 _REJECTIONS = {
@@ -57,23 +56,24 @@ def _key(view: ServiceView, endpoint: EndpointView) -> tuple[object, ...]:
     return view.name, view.family, view.policy, endpoint.address, endpoint.port
 
 
-def table(views: Sequence[ServiceView], remark: Remark = packets, with_chains: bool = False) -> str:
-    """Return sorted views as a table of 80 columns, or more with long remarks; styled for click.echo."""
+def table(views: Sequence[ServiceView], remark: Remark = packets, with_chains: bool = False) -> SafeText:
+    """Return sorted views as a table of 80 columns, or more with long remarks."""
     families = len({view.family for view in views}) > 1
-    return "\n".join(
-        _port(name, family if families else "", group, remark, with_chains)
-        for (name, family), group in groupby(views, lambda view: (view.name, view.family.value))
+    return text_of(
+        *(
+            _port(name, family if families else "", list(group), remark, with_chains)
+            for (name, family), group in groupby(views, lambda view: (view.name, view.family.value))
+        )
     )
 
 
 def _port(
     name: PortName, family: str, views: Iterable[ServiceView], remark: Remark, with_chains: bool
-) -> str:
+) -> Iterator[str]:
     title = str(name) if name.namespace else f"unknown service ({name.service})"
-    lines = [f"{click.style(title, bold=True)}  {' '.join(filter(None, (name.protocol, family)))}"]
+    yield f"{styled(title, bold=True)}  {' '.join(filter(None, (name.protocol, family)))}"
     for view in views:
-        lines += _policy(view, remark, with_chains)
-    return "".join(f"{line}\n" for line in lines)
+        yield from _policy(view, remark, with_chains)
 
 
 def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[str]:
@@ -83,7 +83,7 @@ def _policy(view: ServiceView, remark: Remark, with_chains: bool) -> Iterable[st
             yield start + line
             start = _INDENT
     if view.verdict is not PacketVerdict.DNAT:
-        yield _INDENT + click.style(rejection(view), fg="yellow")
+        yield _INDENT + styled(rejection(view), "yellow")
     longest = max((len(address_and_port(e.address, e.port)) for e in view.endpoints), default=0)
     if with_chains and view.chain:
         yield f"{_INDENT}chain {view.chain}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -23,28 +22,26 @@ from pykubeproxy.inspect.routes import Policy
 from pykubeproxy.services.frontend import Frontend, frontends
 from pykubeproxy.services.ports import ServicePort
 from pykubeproxy.services.selection import Reason
-from pykubeproxy.wording import counted, listed, percent, tied, wrapped
+from pykubeproxy.wording import SafeText, counted, listed, percent, styled, text_of, tied, wrapped
 
 _INDENT = "  "
 # How many nodes a title names, and how many groups of nodes and endpoints are listed.
 _NODES, _GROUPS, _ENDPOINTS = 4, 12, 20
 
 
-def text(services: Iterable[ServiceOnNodes], nodes: int, compared: Agreement | None = None) -> str:
-    """Return the endpoints that a Service uses on each of several nodes in 80 columns; styled for click.echo."""
-    parts = ["".join(f"{line}\n" for line in _service(one, nodes)) for one in services]
-    if compared:
-        parts.append("".join(f"{line}\n" for line in _compared(compared)))
-    return "\n".join(parts)
+def text(services: Iterable[ServiceOnNodes], nodes: int, compared: Agreement | None = None) -> SafeText:
+    """Return the endpoints that a Service uses on each of several nodes in 80 columns."""
+    parts = [_service(one, nodes) for one in services]
+    return text_of(*parts, *([_compared(compared)] if compared else ()))
 
 
 def _compared(compared: Agreement) -> Iterator[str]:
     if compared.unread:
         yield from wrapped(f"The rules of {compared.node} are unknown: {compared.unread}", "", _INDENT)
     elif not compared.differences:
-        yield click.style(f"The rules of {compared.node} agree.", fg="green")
+        yield styled(f"The rules of {compared.node} agree.", "green")
     else:
-        yield click.style(f"The rules of {compared.node} differ:", fg="red")
+        yield styled(f"The rules of {compared.node} differ:", "red")
         for difference in compared.differences:
             yield from wrapped(difference, _INDENT, _INDENT * 2)
         yield f"Next: kubectl pykubeproxy diff --node {compared.node}"
@@ -53,7 +50,7 @@ def _compared(compared: Agreement) -> Iterator[str]:
 def _service(service: ServiceOnNodes, nodes: int) -> Iterator[str]:
     remarks = [line for note in service_notes(service.first) for line in wrapped(note, _INDENT)]
     if remarks or not service.ports:
-        yield click.style(str(service.first.service.key), bold=True)
+        yield styled(str(service.first.service.key), bold=True)
         yield from remarks
     for number, port in enumerate(service.ports):
         if number or remarks:
@@ -63,7 +60,7 @@ def _service(service: ServiceOnNodes, nodes: int) -> Iterator[str]:
 
 def _port(port: PortOnNodes, nodes: int) -> Iterator[str]:
     first = port.first
-    yield f"{click.style(str(first.name), bold=True)}  {first.name.protocol} {first.family.value}"
+    yield f"{styled(str(first.name), bold=True)}  {first.name.protocol} {first.family.value}"
     for sentence in (*_destinations(first.port), *restrictions(first)):
         yield from wrapped(sentence, _INDENT, _INDENT * 2)
     for policy, groups in port.policies.items():
@@ -104,7 +101,7 @@ def _group(group: NodeGroup, nodes: int) -> Iterator[str]:
     yield from wrapped(f"On {_names(group.nodes, nodes)}:", _INDENT * 2, _INDENT * 3)
     if reason := rejection(group.policy, group.port.slices):
         for line in wrapped(reason, _INDENT * 3, _INDENT * 4):
-            yield click.style(line, fg="yellow")
+            yield styled(line, "yellow")
     if group.policy.policy is Policy.CLUSTER:
         for ignored in group.port.ignored_hints:
             yield from wrapped(ignored_hints_message(ignored), _INDENT * 3, _INDENT * 4)

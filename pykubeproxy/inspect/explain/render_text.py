@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-import click
-
 from pykubeproxy.inspect.explain.model import Explanation, PolicyExplanation, PortExplanation, differences
 from pykubeproxy.inspect.routes import PacketVerdict, Policy
 from pykubeproxy.objects import Endpoint, Family, address_and_port
@@ -13,7 +11,18 @@ from pykubeproxy.services.endpoints import Skipped, SkipReason
 from pykubeproxy.services.frontend import Frontend, frontends
 from pykubeproxy.services.ports import ServiceSkipReason
 from pykubeproxy.services.selection import IgnoredHints, NodeTopology, Reason, TopologyMode
-from pykubeproxy.wording import WIDTH, listed, percent, period, plural, tied, wrapped
+from pykubeproxy.wording import (
+    WIDTH,
+    SafeText,
+    listed,
+    percent,
+    period,
+    plural,
+    styled,
+    text_of,
+    tied,
+    wrapped,
+)
 
 _INDENT = "  "
 # The longest endpoint with its reason on the same line.
@@ -22,31 +31,31 @@ _LONGEST = 21
 _LISTED = 3
 
 
-def text(explanations: Iterable[Explanation], node: NodeTopology) -> str:
-    """Return explanations for a node in 80 columns; styled for click.echo."""
-    parts = [f"On {click.style(node_title(node), bold=True)}:\n"]
+def text(explanations: Iterable[Explanation], node: NodeTopology) -> SafeText:
+    """Return explanations for a node in 80 columns."""
+    parts: list[Iterable[str]] = [[f"On {styled(node_title(node), bold=True)}:"]]
     for explanation in explanations:
         lines = [line for note in service_notes(explanation) for line in _sentence(note)]
         if lines or not explanation.ports:
-            parts.append(_joined([click.style(str(explanation.service.key), bold=True), *lines]))
-        parts += [_joined(_port(port)) for port in explanation.ports]
-    return "\n".join(parts)
+            parts.append([styled(str(explanation.service.key), bold=True), *lines])
+        parts += [_port(port) for port in explanation.ports]
+    return text_of(*parts)
 
 
-def comparison(there: Sequence[Explanation], here: Sequence[Explanation], node: NodeTopology) -> str:
+def comparison(there: Sequence[Explanation], here: Sequence[Explanation], node: NodeTopology) -> SafeText:
     """Return how `here`, the explanations for `node`, differ from those for another node."""
     found = differences(here, there)
-    where = click.style(node_title(node), bold=True)
+    where = styled(node_title(node), bold=True)
     if not found:
-        return f"\n{where} uses the same endpoints.\n"
-    lines = [f"\n{where} uses different endpoints:"]
+        return text_of(["", f"{where} uses the same endpoints."])
+    lines = ["", f"{where} uses different endpoints:"]
     for (name, family, policy), group in groupby(found, lambda one: (one.name, one.family, one.policy)):
         lines.append(f"{_INDENT}{name}  {name.protocol} {family.value}, policy {policy.value}")
         for one in group:
             used = "used" if one.here.used else "not used"
             reason = endpoint_reason(one.here, one.resolved.endpoint)
             lines += _sentence(f"{one.resolved.target} is {used}: {reason}", _INDENT * 2)
-    return _joined(lines)
+    return text_of(lines)
 
 
 def node_title(node: NodeTopology) -> str:
@@ -162,7 +171,7 @@ def service_notes(explanation: Explanation) -> Iterator[str]:
 
 
 def _port(explanation: PortExplanation) -> Iterator[str]:
-    yield f"{click.style(str(explanation.name), bold=True)}  {explanation.name.protocol} {explanation.family.value}"
+    yield f"{styled(str(explanation.name), bold=True)}  {explanation.name.protocol} {explanation.family.value}"
     for sentence in summary(explanation):
         yield from _sentence(sentence)
     width = max(
@@ -182,7 +191,7 @@ def _policy(policy: PolicyExplanation, slices: int, width: int) -> Iterator[str]
     chain = f", chain {policy.chain}" if policy.chain else ""
     yield f"{_INDENT}Policy {policy.policy.value}{chain}"
     for line in _sentence(rejection(policy, slices), _INDENT * 2):
-        yield click.style(line, fg="yellow")
+        yield styled(line, "yellow")
     for one in policy.endpoints:
         share = percent(one.share) if one.reason.used else "-"
         start = f"{share:>8}  {one.resolved.target:<{width}}  "
@@ -257,7 +266,3 @@ def _node_port_addresses(explanation: PortExplanation) -> Iterator[str]:
 
 def _sentence(sentence: str, indent: str = _INDENT) -> list[str]:
     return wrapped(sentence, indent, indent + _INDENT)
-
-
-def _joined(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)

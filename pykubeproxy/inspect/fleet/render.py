@@ -4,15 +4,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-import click
-
 from pykubeproxy import API_VERSION
 from pykubeproxy.inspect.fleet.model import NodeResult, NodeVerdict
 from pykubeproxy.inspect.fleet.services import Contested, WrongService
 from pykubeproxy.inspect.fleet.settings import other_settings
 from pykubeproxy.objects import Key
-from pykubeproxy.sources.failures import one_line
-from pykubeproxy.wording import counted, listed, wrapped
+from pykubeproxy.wording import SafeText, counted, listed, one_line, styled, text_of, wrapped
 
 _HEADER = ("NODE", "PROXY", "VERDICT", "WRONG", "SINCE AT LEAST")
 _COLORS = {
@@ -27,8 +24,8 @@ _PLACES = 5
 _SERVICES = 20
 
 
-def text(results: Iterable[NodeResult]) -> str:
-    """Return a line for each node, then what is wrong on which nodes; styled for click.echo."""
+def text(results: Iterable[NodeResult]) -> SafeText:
+    """Return a line for each node, then what is wrong on which nodes."""
     ordered = sorted(results, key=lambda it: _natural(it.node))
     paragraphs = [
         *_reasons(ordered),
@@ -38,7 +35,7 @@ def text(results: Iterable[NodeResult]) -> str:
         *_settings(ordered),
         _summary(ordered),
     ]
-    return "\n".join(["".join(f"{line}\n" for line in lines) for lines in (_table(ordered), *paragraphs)])
+    return text_of(_table(ordered), *paragraphs)
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -62,7 +59,7 @@ def _row(result: NodeResult) -> tuple[str, ...]:
 def _line(row: Sequence[str], widths: Sequence[int], verdict: NodeVerdict | None) -> str:
     cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
     if verdict:
-        cells[2] = click.style(cells[2], fg=_COLORS[verdict])
+        cells[2] = styled(cells[2], _COLORS[verdict])
     return "  ".join(cells).rstrip()
 
 
@@ -93,7 +90,7 @@ def _wrong(results: Sequence[NodeResult]) -> Iterator[list[str]]:
         services.setdefault(tuple(names), []).append(service)
     for places, some in sorted(services.items(), key=lambda it: -len(it[0])):
         yield [
-            click.style(f"{_nodes(places)}: {counted(len(some), 'wrong Service')}", bold=True),
+            styled(f"{_nodes(places)}: {counted(len(some), 'wrong Service')}", bold=True),
             *_lines(some),
         ]
 

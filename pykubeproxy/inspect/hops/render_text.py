@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-import click
-
 from pykubeproxy.inspect.hops.answer import Answer, Way
 from pykubeproxy.inspect.hops.conclusion import Verdict, conclusion, is_good, verdict
 from pykubeproxy.inspect.hops.decisions import Decision, decisions
@@ -13,7 +11,7 @@ from pykubeproxy.inspect.hops.notes import next_step, notes
 from pykubeproxy.inspect.targets import LocationKind
 from pykubeproxy.inspect.trace.render import path_lines
 from pykubeproxy.objects import address_and_port
-from pykubeproxy.wording import listed, percent, tied, wrapped
+from pykubeproxy.wording import SafeText, listed, percent, styled, text_of, tied, wrapped
 
 _COLORS = {
     Verdict.LIKELY: "green",
@@ -27,14 +25,14 @@ _INDENT = "  "
 _OUTCOMES, _ENDPOINTS, _NODES = 20, 4, 4
 
 
-def text(answer: Answer, *, with_steps: bool = False) -> str:
-    """Return the answer in 80 columns, the conclusion first; styled for click.echo.
+def text(answer: Answer, *, with_steps: bool = False) -> SafeText:
+    """Return the answer in 80 columns, the conclusion first.
 
     `with_steps` lists the rules that the packet meets on each node.
     """
     lines = [
         *(
-            click.style(line, bold=True, fg=_COLORS[verdict(answer)])
+            styled(line, _COLORS[verdict(answer)], bold=True)
             for line in wrapped(conclusion(answer), "", _INDENT)
         ),
         *wrapped(_packet(answer), _INDENT, _INDENT),
@@ -46,14 +44,14 @@ def text(answer: Answer, *, with_steps: bool = False) -> str:
         for title, lines_about in _nodes_on_the_way(journey, with_steps):
             lines += [
                 "",
-                *(click.style(line, fg="cyan") for line in wrapped(title, "", _INDENT)),
+                *(styled(line, "cyan") for line in wrapped(title, "", _INDENT)),
                 *lines_about,
             ]
     if remarks := notes(answer):
         lines += ["", *(line for note in remarks for line in wrapped(note, "Note: ", " " * 6))]
     if command := next_step(answer):
         lines += ["", f"Next: {command}"]
-    return "".join(f"{line}\n" for line in lines)
+    return text_of(lines)
 
 
 def _packet(answer: Answer) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -18,7 +17,7 @@ from pykubeproxy.inspect.meaning.clients import (
 from pykubeproxy.inspect.meaning.outcomes import Destination, MeaningChange, Outcome
 from pykubeproxy.inspect.routes import PacketVerdict
 from pykubeproxy.objects import Family, address_and_port, family_of
-from pykubeproxy.wording import listed, percent, period
+from pykubeproxy.wording import SafeText, listed, percent, period, styled, text_of
 
 # How many ranges of clients a line names.
 _LISTED = 3
@@ -30,18 +29,16 @@ VERDICTS = {
 }
 
 
-def text(changes: Iterable[MeaningChange], before: str, after: str) -> str:
-    """Return what each group of clients gets instead, destination by destination; "" for no change. Styled."""
+def text(changes: Iterable[MeaningChange], before: str, after: str) -> SafeText:
+    """Return what each group of clients gets instead, destination by destination; "" for no change."""
     lines: list[str] = []
     for (title, destination), group in groupby(changes, lambda it: (it.title, it.destination)):
         at = _destination(destination)
-        lines.append(click.style(f"{title} at {at}" if title else at, bold=True))
+        lines.append(styled(f"{title} at {at}" if title else at, bold=True))
         for clients, differing in _by_lines(group):
             lines.append(f"  from {listed(clients)}")
-            lines += [click.style(f"    {line}", fg=_COLORS[line[0]]) for line in differing]
-    if not lines:
-        return ""
-    return "".join(f"{line}\n" for line in (f"- {before}", f"+ {after}", "", *lines))
+            lines += [styled(f"    {line}", _COLORS[line[0]]) for line in differing]
+    return text_of([f"- {before}", f"+ {after}", "", *lines] if lines else ())
 
 
 def _by_lines(changes: Iterable[MeaningChange]) -> Iterator[tuple[list[str], list[str]]]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.meaning.sign_rule import SignedRule, sign_rule
 from pykubeproxy.inspect.trace.chains import Chains
 from pykubeproxy.inspect.trace.packet import Packet
@@ -13,6 +14,8 @@ from pykubeproxy.rules.ruleset import ChainKey
 
 # Chains that double the rules of the next one would make a signature too long.
 _MOST_INLINED = 10_000
+# How many rules, endpoints and sources all signatures of a node may have; chains repeat those of the chains below.
+_MOST_VALUES, _LEAST_VALUES, _TIMES = 50_000_000, 5_000_000, 100
 # How many chains to remember for other nodes: those of a cluster with 50,000 endpoints.
 _MOST_CHAINS = 1 << 16
 _ALL_BITS = 0xFFFFFFFF
@@ -69,6 +72,7 @@ class Signer:
 
     def __init__(self, chains: Chains, shared: SharedSignatures) -> None:
         self._chains = chains
+        self._limit = RuleLimit(_MOST_VALUES, _LEAST_VALUES, _TIMES)
         self._shared = shared
         self._known: dict[_At, Signature] = {}
         self._packet: Packet | None = None
@@ -77,7 +81,10 @@ class Signer:
         self._of_packet: dict[_At, Signature] = {}
 
     def sign(self, key: ChainKey, packet: Packet, bits: int = _ALL_BITS) -> Signature:
-        """Return the signature of a chain for a packet; rules may have set no other `bits` of its mark."""
+        """Return the signature of a chain for a packet; rules may have set no other `bits` of its mark.
+
+        Raises TooManyRules.
+        """
         if packet != self._packet:
             self._packet, self._of_packet = packet, {}
         self._bits = bits
@@ -88,6 +95,7 @@ class Signer:
         if known := self._known.get(at) or self._of_packet.get(at):
             return known
         rules, varies = self._rules(key, packet)
+        self._limit.enter(key, len(rules))
         below: list[Signature | None] = []
         for rule in rules:
             to = ChainKey(key.table, rule.target)
@@ -129,6 +137,7 @@ class Signer:
             bits |= rule.sets
             leaves |= rule.target == "RETURN" or rule.goto
             if onward:
+                self._limit.count(len(onward.rules or ()) + len(onward.endpoints) + len(onward.sources))
                 endpoints |= onward.endpoints
                 sources |= onward.sources
                 bits |= onward.bits

@@ -23,8 +23,8 @@ _THROUGH_NODE = (_FORWARD, _POSTROUTING)
 # The chains that packets meet before and after their destination may change.
 BEFORE_DNAT = (*_FROM_NODE[:1], *_FROM_ELSEWHERE)
 AFTER_DNAT = tuple(dict.fromkeys((*_FROM_NODE[1:], *_TO_NODE, *_THROUGH_NODE)))
-# Packets to a service with 1000 endpoints visit fewer.
-_MOST_RULES = 1_000_000
+# Packets to a service with 1000 endpoints visit fewer, each endpoint's those of later hooks.
+_MOST_RULES, _LEAST_RULES, _TIMES = 1_000_000, 20_000, 200
 
 
 class Affinity(msgspec.Struct, frozen=True):
@@ -67,11 +67,11 @@ class Rules:
         self._chains = chains
         self._host = host
         self._own = own
-        self._limit = RuleLimit(_MOST_RULES)
+        self._limit = RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)
 
     def send(self, flow: Flow) -> Iterator[Arrival]:
         """Yield where packets end, those of the node itself if they start there. Raises TooManyRules."""
-        self._limit = RuleLimit(_MOST_RULES)
+        self._limit = RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)
         if flow.packet.starts_here:
             yield from self._hooks(_FROM_NODE, flow)
             return
@@ -110,7 +110,9 @@ class Rules:
         if not flows:
             return returned
         packet = flows[0].packet
-        for rule in map(compile_rule, self._chains.rules(key, packet.destination, packet.port)):
+        rules = self._chains.rules(key, packet.destination, packet.port)
+        self._limit.enter(key, len(rules))
+        for rule in map(compile_rule, rules):
             onward: list[Flow] = []
             self._limit.count(len(flows))
             for flow in flows:

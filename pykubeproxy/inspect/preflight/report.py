@@ -4,12 +4,11 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
 from pykubeproxy.objects import Family
-from pykubeproxy.wording import WIDTH, wrapped
+from pykubeproxy.wording import WIDTH, SafeText, styled, text_of, wrapped
 
 
 class Level(enum.Enum):
@@ -68,16 +67,16 @@ def complete(findings: Iterable[Finding]) -> bool:
     return all(finding.level is not Level.SKIP for finding in findings)
 
 
-def text(findings: Sequence[Finding], configuration: str) -> str:
-    """Return the findings in 80 columns, and where the configuration comes from; styled for click.echo."""
+def text(findings: Sequence[Finding], configuration: str) -> SafeText:
+    """Return the findings in 80 columns, and where the configuration comes from."""
     summary = (*wrapped(f"Configuration: {configuration}.", "", "  "), *wrapped(_summary(findings)))
-    return findings_text(findings) + "".join(f"{line}\n" for line in ("", *summary))
+    return text_of(finding_lines(findings), summary)
 
 
-def findings_text(findings: Sequence[Finding]) -> str:
-    """Return the findings in 80 columns; styled for click.echo."""
+def finding_lines(findings: Sequence[Finding]) -> Iterable[str]:
+    """Return the findings in 80 columns."""
     width = max((len(_title(finding)) for finding in findings), default=0)
-    return "".join(f"{line}\n" for finding in findings for line in _lines(finding, width))
+    return (line for finding in findings for line in _lines(finding, width))
 
 
 def _title(finding: Finding) -> str:
@@ -85,7 +84,7 @@ def _title(finding: Finding) -> str:
 
 
 def _lines(finding: Finding, width: int) -> Iterable[str]:
-    level = click.style(f"{finding.level.value:<{_LEVEL_WIDTH}}", fg=_COLORS[finding.level])
+    level = styled(f"{finding.level.value:<{_LEVEL_WIDTH}}", _COLORS[finding.level])
     start = f"  {_title(finding):<{width}}  "
     margin = " " * (_LEVEL_WIDTH + len(start))
     columns = WIDTH - len(margin)

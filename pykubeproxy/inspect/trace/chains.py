@@ -1,7 +1,7 @@
 """The chains of a Ruleset, indexed, so that a packet meets few rules of a long chain."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pykubeproxy.rules.parse import without_comment
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -54,7 +54,7 @@ class Chains:
         """Return whether `rules` may leave out rules of the chain."""
         return len(self._chains.get(key, ())) > _LONG
 
-    def rules(self, key: ChainKey, destination: str, port: int) -> Iterable[str]:
+    def rules(self, key: ChainKey, destination: str, port: int) -> Sequence[str]:
         """Return the rules that a packet can match, in order, and perhaps others; none if the chain is missing.
 
         A rule that is left out is for another address or port.

@@ -18,8 +18,8 @@ _OUTPUT = ("raw", "mangle", "nat", "filter", "security")
 _FORWARD = ("mangle", "filter", "security")
 _INPUT = ("mangle", "filter", "security", "nat")
 _POSTROUTING = ("mangle", "nat")
-# A trace to 1000 endpoints in tables of 10,000 services visits fewer.
-_MOST_RULES = 50_000_000
+# A trace to 40,000 endpoints visits fewer: each has some rules, and some steps on which to meet them.
+_MOST_RULES, _LEAST_RULES, _TIMES = 50_000_000, 5_000_000, 1000
 _REJECTIONS = {End.DROP: PacketVerdict.DROP, End.REJECT: PacketVerdict.REJECT}
 
 
@@ -86,7 +86,7 @@ def trace_packet(ruleset: Ruleset, packet: Packet, host: Host) -> Trace:
         endpoints=_endpoints(delivered),
         rejections=rejections,
         steps=tuple(path.steps),
-        outcomes=(*_delivered(delivered), *path.ended),
+        outcomes=(*path.outcomes(delivered), *path.ended),
     )
 
 
@@ -110,12 +110,6 @@ def _endpoints(delivered: Flows) -> tuple[TracedEndpoint, ...]:
     )
 
 
-def _delivered(delivered: Flows) -> Iterator[Outcome]:
-    for packet, passage in delivered.items():
-        verdict = PacketVerdict.DNAT if DNAT in packet.states else PacketVerdict.PASS
-        yield Outcome(verdict, packet, passage.probability, passage.path)
-
-
 class _Path:
     """A packet's path across the host: the steps, and where packets ended early."""
 
@@ -125,7 +119,7 @@ class _Path:
         self.ended: list[Outcome] = []
         self._chains = chains
         self._host = host
-        self._limit = RuleLimit(_MOST_RULES)
+        self._limit = RuleLimit(_MOST_RULES, _LEAST_RULES, _TIMES)
 
     def run(self, packet: Packet) -> Flows:
         """Return the packets that reach a destination, on this host or beyond."""
@@ -136,6 +130,17 @@ class _Path:
         local = self._hook("INPUT", _INPUT, local)
         others = self._leave(self._hook("FORWARD", _FORWARD, others))
         return local | others
+
+    def outcomes(self, delivered: Flows) -> Iterator[Outcome]:
+        """Yield the outcomes in which a packet reaches a destination."""
+        for packet, passage in delivered.items():
+            yield self._outcome(
+                PacketVerdict.DNAT if DNAT in packet.states else PacketVerdict.PASS, packet, passage
+            )
+
+    def _outcome(self, verdict: PacketVerdict, packet: Packet, passage: Passage) -> Outcome:
+        self._limit.count(passage.points)
+        return Outcome(verdict, packet, passage.probability, passage.path)
 
     def _from_here(self, packet: Packet) -> Flows:
         """Trace a packet of the host itself; one to the host comes in again by lo, without a second translation."""
@@ -190,7 +195,7 @@ class _Path:
                     verdict, probability = _REJECTIONS[left.end], left.passage.probability
                     known = (verdict, left.step)
                     self.rejected[known] = self.rejected.get(known, 0.0) + probability
-                    self.ended.append(Outcome(verdict, left.packet, probability, left.passage.path))
+                    self.ended.append(self._outcome(verdict, left.packet, left.passage))
         self.steps += _merged(walks)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-import click
 import msgspec
 
 from pykubeproxy import API_VERSION
@@ -15,7 +14,7 @@ from pykubeproxy.inspect.trace.packet import Packet
 from pykubeproxy.inspect.trace.walk import Step
 from pykubeproxy.objects import address_and_port
 from pykubeproxy.rules.parse import parse_rule, without_comment
-from pykubeproxy.wording import TIE, percent, wrapped
+from pykubeproxy.wording import TIE, SafeText, percent, styled, text_of, wrapped
 
 _NO_NAMES = Names()
 # How many endpoints are listed, and to how many of them the path is shown.
@@ -23,10 +22,10 @@ _ENDPOINTS, _PATHS = 20, 4
 _REJECTED = {PacketVerdict.DROP: "dropped", PacketVerdict.REJECT: "rejected"}
 
 
-def text(trace: Trace, names: Names = _NO_NAMES) -> str:
-    """Return the trace in 80 columns, longer names apart; styled for click.echo."""
+def text(trace: Trace, names: Names = _NO_NAMES) -> SafeText:
+    """Return the trace in 80 columns, longer names apart."""
     lines = [_title(trace.packet), *names.resolved, *_result(trace, names), "", *path_lines(trace)]
-    return "".join(f"{line}\n" for line in lines)
+    return text_of(lines)
 
 
 def _title(packet: Packet) -> str:
@@ -35,7 +34,7 @@ def _title(packet: Packet) -> str:
         "from this node" if packet.starts_here else f"by {packet.received_by}" if packet.received_by else ""
     )
     title = f"{packet.source} to {destination}, {packet.protocol.upper()}"
-    return click.style(title, bold=True) + (f", {where}" if where else "")
+    return styled(title, bold=True) + (f", {where}" if where else "")
 
 
 def _result(trace: Trace, names: Names) -> Iterator[str]:
@@ -75,7 +74,7 @@ def _rejection(rejection: Rejection) -> Iterator[str]:
     comment = parse_rule(step.rule).comment
     by = f"{_REJECTED[rejection.verdict]} in {step.table} {step.chain}{f': {comment}' if comment else ''}"
     lines = wrapped(f"is {by}" if certain else by, share, " " * len(share))
-    return (click.style(line, fg="yellow") for line in lines)
+    return (styled(line, "yellow") for line in lines)
 
 
 def _share(probability: float) -> str:
@@ -95,23 +94,23 @@ def path_lines(trace: Trace) -> Iterator[str]:
 
 def _chains(steps: Iterable[Step]) -> Iterator[str]:
     for (table, chain), group in groupby(steps, lambda step: (step.table, step.chain)):
-        yield click.style(f"{table} {chain}", fg="cyan")
+        yield styled(f"{table} {chain}", "cyan")
         for _, alike in groupby(group, lambda step: step if step.matched else step.reason):
             first, *others = alike
             yield from _step(first)
             if others:
-                yield click.style(f"  no  {len(others)} more for the same reason", dim=True)
+                yield styled(f"  no  {len(others)} more for the same reason", dim=True)
 
 
 def _step(step: Step) -> Iterator[str]:
     start = " yes  " if step.matched else "  no  "
     bare = without_comment(step.rule) or "(only counts packets)"
     rule = wrapped(bare.replace(" -j ", f" -j{TIE}").replace(" -g ", f" -g{TIE}"), start, " " * 10)
-    yield from rule if step.matched else (click.style(line, dim=True) for line in rule)
+    yield from rule if step.matched else (styled(line, dim=True) for line in rule)
     # Some comments continue with a remark for authors of rules.
     comment = parse_rule(step.rule).comment.partition(";")[0]
     reason = f"{step.reason} ({comment})" if comment else step.reason
-    yield from (click.style(line, dim=True) for line in wrapped(reason, " " * 8))
+    yield from (styled(line, dim=True) for line in wrapped(reason, " " * 8))
 
 
 def document(trace: Trace, names: Names = _NO_NAMES) -> dict[str, object]:

@@ -1,15 +1,14 @@
 """The picture of `pykubeproxy trace -o svg`: chains as boxes, packets as bands as wide as their probability."""
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from html import escape
 from itertools import accumulate
 from typing import NamedTuple
 
 from pykubeproxy.inspect.trace.model import Trace
 from pykubeproxy.inspect.trace.picture import Group, Kind, Picture, picture
 from pykubeproxy.inspect.trace.picture_boxes import Box
+from pykubeproxy.wording import escape, printable
 
 # The band of all packets; its left edge; the radius of its bends.
 FULL, _BAND, _RADIUS = 48.0, 40.0, 8.0
@@ -22,10 +21,6 @@ _TITLE = 1.35  # a title's size relative to other text
 # The lines of a phrase, and how many rules a tooltip has, and how long.
 _PHRASE, _DETAILS, _DETAIL = 3, 8, 300
 _LEGEND = "A band is as wide as its share of new connections."
-# Characters that XML 1.0 forbids or that change how others are shown.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\uffff]"
-)
 _STYLE = """
 svg { background: #fbfbfd; max-width: 100%; height: auto }
 text { font: 12px system-ui, sans-serif; fill: #1c2333 }
@@ -86,8 +81,8 @@ def svg(trace: Trace) -> str:
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     lines = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="t d">',
-        f'<title id="t">{_safe(drawn.title)}</title>',
-        f'<desc id="d">{_safe(_description(drawn))}</desc>',
+        f'<title id="t">{escape(drawn.title)}</title>',
+        f'<desc id="d">{escape(_description(drawn))}</desc>',
         f"<style>{_STYLE}</style>",
         f'<rect class="ground" width="{width}" height="{height}"/>',
         *trunk,
@@ -206,7 +201,7 @@ def _box(style: str, box: Box, x: float, y: float, width: float, height: float) 
     yield "<g>"
     if box.details:
         details = [text[:_DETAIL] for text in box.details[:_DETAILS]]
-        yield f"<title>{chr(10).join(map(_safe, details))}</title>"
+        yield f"<title>{chr(10).join(map(escape, details))}</title>"
     yield _rect(style, x, y, width, height)
     top = y + (height - _height(len(box.lines))) / 2
     room = width - 2 * _PAD
@@ -218,7 +213,7 @@ def _box(style: str, box: Box, x: float, y: float, width: float, height: float) 
 def _texts(x: float, y: float, lines: Iterable[tuple[str, str]]) -> Iterator[str]:
     for number, (style, text) in enumerate(lines, 1):
         named = f' class="{style}"' if style else ""
-        yield f'<text{named} x="{_number(x)}" y="{_number(y + 4 + number * _LINE)}">{_safe(text)}</text>'
+        yield f'<text{named} x="{_number(x)}" y="{_number(y + 4 + number * _LINE)}">{escape(text)}</text>'
 
 
 def _height(lines: int) -> float:
@@ -242,7 +237,7 @@ def _wrapped(box: Box, width: float) -> Box:
 
 def _cut(text: str, room: float, monospace: bool = False) -> str:
     """Shorten a text to a width."""
-    text = _printable(text)
+    text = printable(text)
     if _width(text, monospace) <= room:
         return text
     widths = accumulate((_width(letter, monospace) for letter in text), initial=_OTHER)
@@ -261,14 +256,6 @@ def _letter(letter: str, monospace: bool) -> float:
     if letter in " .,:;'|!()[]/fijlrtI-":
         return _NARROW
     return _BROAD if letter.isupper() or letter in "mw%@" else _OTHER
-
-
-def _printable(text: str) -> str:
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-
-
-def _safe(text: str) -> str:
-    return escape(_printable(text))
 
 
 def _number(value: float) -> str:

@@ -154,19 +154,32 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 # The chains that a packet entered and the rules that it matched, in order.
 Path = tuple[ChainKey | Step, ...]
+# A path from its end: the last point and the trail before it. Alternatives share their beginning.
+_Trail = tuple[ChainKey | Step, "_Trail | None"]
 
 
 class Passage(NamedTuple):
-    """The probability that a packet gets here, and its path."""
+    """The probability that a packet gets here, and its trail; `points` is how many it has."""
 
     probability: float
-    path: Path = ()
+    trail: _Trail | None = None
+    points: int = 0
+
+    @property
+    def path(self) -> Path:
+        """Return the chains and rules in order."""
+        points: list[ChainKey | Step] = []
+        trail = self.trail
+        while trail:
+            point, trail = trail
+            points.append(point)
+        return tuple(reversed(points))
 
     def part(self, share: float) -> "Passage":
         return self._replace(probability=self.probability * share)
 
     def past(self, point: ChainKey | Step) -> "Passage":
-        return self._replace(path=(*self.path, point))
+        return Passage(self.probability, (point, self.trail), self.points + 1)
 
 
 # The packets that one packet may become.
@@ -216,7 +229,9 @@ class Walk:
         """Send packets into a chain; return those that leave it again."""
         flows = {packet: passage.past(key) for packet, passage in flows.items()}
         returned: Flows = {}
-        for rule in map(compile_rule, self._chains.rules(key, self._destination, self._port)):
+        rules = self._chains.rules(key, self._destination, self._port)
+        self._limit.enter(key, len(rules))
+        for rule in map(compile_rule, rules):
             matches = [(packet, rule.match(packet, self._host)) for packet in flows]
             self._limit.count(len(flows))
             if any(match.relevant for _, match in matches):

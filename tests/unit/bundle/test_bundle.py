@@ -101,6 +101,14 @@ def test_file_that_is_too_large_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         Content(10).write(b"1\n" * 6)
 
 
+def test_file_with_more_values_than_an_agent_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of three characters takes a hundred times its size in memory."""
+    monkeypatch.setattr(read, "_MOST_COMMAS", 30)
+    assert read_back(written([section(STATUS, b"[%s[]]" % (b"[]," * 30))])).files
+    with pytest.raises(InvalidBundle, match=r"statusz\.json has more than 30 values"):
+        read_back(written([section(STATUS, b"[%s[]]" % (b"[]," * 31))]))
+
+
 @pytest.mark.parametrize("pieces", [1, 7, 4096])
 def test_passwords_of_urls_are_removed_however_the_text_comes(pieces: int) -> None:
     text = b"a http://user:hunter2@host/ b\n" * 3 + b"@ \xff //x:hunter2@y"

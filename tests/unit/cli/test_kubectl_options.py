@@ -34,7 +34,7 @@ def test_options_arrive_as_values() -> None:
         "nodes": NodeSelection(("a", "b"), everywhere=False),
         "namespace": "ns",
         "server": ServerOptions("", "c"),
-        "pods": PodOptions("", "", 3),
+        "pods": PodOptions("", "", "", 3),
     }
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -60,6 +61,17 @@ def test_output_that_nobody_takes(shell: str, status: int, message: str) -> None
     command = ["bash", "-c", f"set -o pipefail; {shell.format(program)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, message)
+
+
+def test_too_little_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
+    """And no traceback."""
+    path = tmp_path / "rules.txt"
+    path.write_text("*nat\n:A - [0:0]\n" + "-A A -j ACCEPT\n" * 1_900_000 + "COMMIT\n")
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20,) * 2); from pykubeproxy.cli import main; main()"
+    command = [sys.executable, "-c", code, "dump-rules", "--rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: out of memory; raise the limit") and done.stderr.count("\n") == 1
 
 
 def on_a_terminal(environment: dict[str, str]) -> str:

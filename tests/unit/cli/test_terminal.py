@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pykubeproxy.cli import logs, terminal
 from pykubeproxy.config import LogFormat
+from pykubeproxy.wording import printable, styled, text_of
 
 HOSTILE = [
     "\x1b[2J",
@@ -24,6 +25,11 @@ HOSTILE = [
     "\udcff",
     "\x1bP1;2q",
     "\u2028",
+    "a\nError: forged",
+    "a\u200bb",  # zero width
+    "a\u2066b",
+    "\ufeff",
+    "\U000e0041",  # a tag, invisible
 ]
 
 
@@ -35,28 +41,22 @@ def logged(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
     structlog.configure(**before)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_control_characters_are_escaped(text: str) -> None:
-    """Control sequences and invisible characters are shown as escapes."""
-    shown = terminal.printable(text).replace("\x1b[0m", "")
-    assert shown.isprintable()
-    assert "\\" in shown
-
-
 @given(st.text())
 def test_printable_is_idempotent(text: str) -> None:
-    """The result is stable, encodable and keeps all printable text."""
-    shown = terminal.printable(text)
-    assert terminal.printable(shown) == shown
+    """The result is one line, stable, encodable and keeps all printable text."""
+    shown = printable(text)
+    assert shown.isprintable() and printable(shown) == shown
     shown.encode()
-    assert "".join(filter(str.isprintable, text)) in "".join(filter(str.isprintable, shown)) or "\\" in shown
+    assert "".join(filter(str.isprintable, text)) in shown or "\\" in shown
 
 
-@pytest.mark.parametrize("style", [{"bold": True}, {"dim": True}, {"fg": "red"}, {"fg": "bright_black"}])
-def test_styles_are_kept(style: dict[str, object]) -> None:
-    """Styles are kept across lines."""
-    text = click.style("a", **style) + "\n\tb"  # type: ignore[arg-type]
-    assert terminal.printable(text) == text
+@pytest.mark.parametrize("text", HOSTILE)
+def test_only_own_styles_and_line_breaks_reach_a_report(text: str) -> None:
+    """Foreign text within and beside styled text is escaped; it can begin no line."""
+    shown = text_of([styled(text, "red", bold=True), f"b {text}"], [text])
+    escaped = printable(text)
+    assert escaped.isprintable() and "\\" in escaped
+    assert shown == f"\x1b[31m\x1b[1m{escaped}\x1b[0m\nb {escaped}\n\n{escaped}\n"
 
 
 def test_guard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,11 @@ def test_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     out = sys.stdout
     terminal.guard()
     terminal.guard()
-    click.echo("a\x1b]0;title\x07b")
+    click.echo("a\x1b]0;title\x07b\tc")
+    terminal.echo_styled(text_of([styled("d", "red")]))
+    terminal.echo_line("e\nError: f")
     assert isinstance(out, io.StringIO)
-    assert out.getvalue() == "a\\x1b]0;title\\x07b\n"
+    assert out.getvalue() == "a\\x1b]0;title\\x07b\tc\nd\ne\\nError: f\n"
     terminal.clear()
     assert "\x1b" not in out.getvalue()
 
@@ -81,6 +83,17 @@ def test_log_entry_is_one_line(logged: Callable[[], str], text: str) -> None:
     line = logged()
     assert line.endswith("\n")
     assert line.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_traceback_with_foreign_text_controls_no_terminal(logged: Callable[[], str], text: str) -> None:
+    """A traceback has several lines, and only these breaks and no colours of others."""
+    logs.set_up(LogFormat.TEXT)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        structlog.get_logger().exception("it failed")
+    assert all(map(str.isprintable, logged().split("\n")))
 
 
 @pytest.mark.parametrize("format_", LogFormat)
@@ -105,7 +118,7 @@ def test_json_with_control_characters_is_valid(text: str, capsys: pytest.Capture
     """Its own escapes come first."""
     terminal.echo_json({"text": text})
     shown = capsys.readouterr().out
-    assert terminal.printable(shown) == shown
+    assert all(map(str.isprintable, shown.split("\n")))
     assert json.loads(shown) == {"text": text}
 
 

@@ -27,11 +27,11 @@ def read(client: Client) -> Callable[..., dict[str, ReadNode | UnreadNode]]:
     """Read all nodes; return the outcome by name."""
 
     def outcome(
-        *, pod_selector: str = "", debug_image: str = "", at_once: int = 4
+        *, pod_selector: str = "", pod_namespace: str = "", debug_image: str = "", at_once: int = 4
     ) -> dict[str, ReadNode | UnreadNode]:
         nodes = [it for it in list_kind(client, Kind.NODE).objects if isinstance(it, Node)]
         with DebugPods(client, debug_image, warn=pytest.fail) as debug_pods:
-            access = NodeAccess(client, pod_selector, debug_pods if debug_image else None)
+            access = NodeAccess(client, pod_selector, pod_namespace, debug_pods if debug_image else None)
             return {it.node.name: it for it in read_nodes(access, nodes, at_once=at_once)}
 
     return outcome

@@ -53,12 +53,24 @@ def test_container_of_our_manifests(cluster: RemoteNodes, client: Client) -> Non
 def test_pod_with_the_labels_in_a_namespace_of_a_tenant_is_not_asked(
     cluster: RemoteNodes, client: Client, selector: str
 ) -> None:
-    """Even if the proxy itself does not run."""
+    """Even if the proxy itself does not run, or has no pod."""
     cluster.pod("a", "n1", namespace="tenant")
+    cluster.pod("b", "n2", namespace="tenant")
     cluster.pod("serves", "n1", phase="Pending", ready=False)
-    found = find_proxies(client, pod_selector=selector)["n1"]
-    assert str(found[0].pod) == "kube-system/serves"
-    assert selector or len(found) == 1
+    found = find_proxies(client, pod_selector=selector)
+    assert {node: [str(it.pod) for it in some] for node, some in found.items()} == {
+        "n1": ["kube-system/serves"]
+    }
+
+
+@pytest.mark.parametrize("selector", ["", "k8s-app=kube-proxy"])
+def test_pod_without_the_network_of_its_node_is_no_proxy(
+    cluster: RemoteNodes, client: Client, selector: str
+) -> None:
+    """A proxy needs that network; a tenant may not have it."""
+    cluster.pod("a", "n1", namespace="proxies", host_network=False)
+    cluster.pod("b", "n2", namespace="proxies")
+    assert [*find_proxies(client, pod_selector=selector, namespace="proxies")] == ["n2"]
 
 
 def test_pod_of_a_tenant_is_no_other_proxy(cluster: RemoteNodes, client: Client) -> None:

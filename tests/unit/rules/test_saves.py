@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from pykubeproxy.objects import Family
+from pykubeproxy.rules import saves
 from pykubeproxy.rules.ruleset import ChainKey, Count
 from pykubeproxy.rules.saves import InvalidSave, SavedFile, SavedTables, read_saves
 
@@ -40,6 +41,23 @@ def test_rules_with_and_without_counters_are_equal() -> None:
     assert dict(plain.ruleset.chains) == dict(with_counters.ruleset.chains)
     assert not plain.counters
     assert with_counters.counters[ChainKey("nat", "PREROUTING")] == (Count(12, 720),)
+
+
+def test_more_lines_than_rules_need_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short line takes a hundred times its size in memory; a small gzip file may hold millions."""
+    monkeypatch.setattr(saves, "_MOST_LINES", 5)
+    read(NAT4)
+    assert error(NAT4 + "\n") == "f1 has more than 5 lines; give the unchanged output of iptables-save"
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_lines_longer_than_rules_are_an_error(end: str) -> None:
+    """Before any pattern is applied to one."""
+    longest = "-A A -s 10.0.0.1/32".ljust(1 << 16, "x")
+    read(NAT4.replace("COMMIT", f"{longest}\nCOMMIT"))
+    found = error(NAT4.replace("COMMIT", f"{longest}x\nCOMMIT{end}"))
+    assert found.startswith("f1, line 5 has more than 65,536 characters; give")
+    assert "line 1 has more" in error("\r" * (1 << 20) + end)
 
 
 def test_headers_tell_family_and_backend() -> None:

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubeproxy.config import yaml
 from pykubeproxy.objects import EndpointSlice, Key, Service
+from pykubeproxy.sources import documents
 from pykubeproxy.sources.documents import InvalidManifest, read
 
 SERVICE = """\
@@ -157,6 +159,29 @@ def test_text_that_does_not_parse(name: str, text: bytes, message: str) -> None:
         read(text, name)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_more_values_than_objects_need_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of three characters takes a hundred times its size in memory."""
+    monkeypatch.setattr(documents, "_MOST_COMMAS", 3)
+    assert read(b'{"kind":"List","items":[[],[],[]]}', "f.json").warnings
+    with pytest.raises(InvalidManifest, match=r"^f\.json: more than 3 values; give fewer objects$"):
+        read(b'{"kind":"List","items":[[],[],[],[]]}', "f.json")
+    monkeypatch.setattr(yaml, "_MAX_VALUES", 20)
+    read(b"- a\n" * 10, "f.yaml")
+    with pytest.raises(
+        InvalidManifest, match=r"^f\.yaml:19: invalid YAML: it has too many values; use JSON$"
+    ):
+        read(b"- a\n" * 20, "f.yaml")
+
+
+def test_a_file_of_faults_is_an_error() -> None:
+    """Each warning takes memory and a line of output."""
+    assert len(read(b'{"kind":"List","items":[%s1]}' % (b"1," * 999), "f.json").warnings) == 1000
+    with pytest.raises(
+        InvalidManifest, match=r"^f\.json:1 items\[1000\]: skipped: .*; and 1,000 faults before it$"
+    ):
+        read(b'{"kind":"List","items":[%s1]}' % (b"1," * 1000), "f.json")
 
 
 @given(

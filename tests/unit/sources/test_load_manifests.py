@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pykubeproxy.objects import Kind, Service
-from pykubeproxy.sources import SourceError
+from pykubeproxy.sources import SourceError, manifests
 from pykubeproxy.sources.manifests import load_manifests
 
 
@@ -96,3 +96,9 @@ def test_standard_input_that_does_not_parse() -> None:
         [sys.executable, "-c", code], input=b"a: [", capture_output=True, check=False, timeout=20
     )
     assert b"cannot parse manifests: <stdin>:2: invalid YAML" in done.stderr
+
+
+def test_a_file_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(SourceError, match=r"^cannot parse manifests: /dev/zero: more than 1 MiB; give fewer"):
+        load_manifests("/dev/zero")
