@@ -23,9 +23,11 @@ from pykubeproxy.services.flows import Flush, StaleFlowFilter, NodePortAddresses
 from pykubeproxy.services.ports import PortName
 
 family = Family(sys.argv[1])
-port = UdpPort(frozenset({(bytes((10, 96, 0, 10)), 53), (b"", 30053)}), frozenset())
+cluster_ip, node_port = (bytes((10, 96, 0, 10)), 53), (b"", 30053)
+frontends = frozenset({cluster_ip, node_port})
+port = UdpPort(frontends, frozenset(), cluster_ip, frozenset(), frozenset())
 flush = Flush(family, {PortName("ns", "dns", "", "UDP"): port}, frozenset(), NodePortAddresses())
-frontends = StaleFlowFilter(flush, lambda _: True)
+stale_flows = StaleFlowFilter(flush, lambda _: True)
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -35,7 +37,7 @@ before, started = peak(), time.monotonic()
 looked = stale = 0
 for flow in conntrack.udp_flows(family):
     looked += 1
-    stale += frontends.is_stale(flow.destination, flow.reply_source)
+    stale += stale_flows.is_stale(flow.destination, flow.reply_source)
 print(looked, stale, peak() - before, time.monotonic() - started)
 """
 

@@ -46,6 +46,7 @@ def test_a_server_restored_from_a_backup_is_listed(monkeypatch: pytest.MonkeyPat
         before.store.create(node("n1", "192.168.99.10"))
         follower.sees("a")
         follower.sees("n1", kind=Kind.NODE)
+        before.requests.wait(3, "watch")
         before.stop()
         after = server(port=before.port)
         after.store.load([service("old"), slice_of("old", "10.1.0.1"), node("n1", "192.168.99.10")])

@@ -123,10 +123,11 @@ class Quarantine:
         """
         if not isinstance(failure, Rejected | TimedOut):
             return False
-        ports = {port.port.name: port for port in resolved if port.port.name not in self._rejected}
+        found = [port for port in resolved if port.port.name not in self._rejected]
         # The largest first: they are the likely reason for a timeout.
-        ordered = sorted(ports.items(), key=lambda item: (-len(item[1].selection.verdicts), item[0]))
-        rules = {name: _rules(port, options) for name, port in ordered}
+        found.sort(key=lambda port: (-len(port.selection.verdicts), port.port.name))
+        ports = {port.port.name: port for port in found}
+        rules = {name: _rules(port, options) for name, port in ports.items()}
         if isinstance(failure, Rejected) and not may_blame_service(failure, rules):
             return False
         bisection = self._bisection(options)
@@ -142,12 +143,11 @@ class Quarantine:
         split = self._split(bisection, others, deadline - time.monotonic(), frozenset(unchanged))
         undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
         rejected = {**sampled.rejected, **split.rejected}
-        blamed = bool(rejected) or any(group.rejections for group in split.undecided)
+        reasons = {**rejected, **undecided}
         decided_enough = sampled.accepted or split.accepted or not undecided
         # The node may have failed during the search, so try the ordinary service again.
-        if not (blamed and decided_enough and bisection.accepts_plain_service()):
+        if not (reasons and decided_enough and bisection.accepts_plain_service()):
             return False
-        reasons = {**rejected, **undecided}
         rejectable = {name: reject_rules(ports[name].port, options) for name in reasons}
         rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
         bisection.clear()

@@ -45,7 +45,9 @@ class Log:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    yield Log(monkeypatch)
+    made = Log(monkeypatch)
+    yield made
+    made.limited.summarize()  # else a timer would do so during another test
     structlog.reset_defaults()
 
 
