@@ -19,8 +19,8 @@ from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
-    "no pod of kube-proxy or pykubeproxy in kube-system; if it has other labels or another namespace, use"
-    " --pod-selector LABELS and --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE,"
+    "no pod of kube-proxy or pykubeproxy on the host network; if it has other labels or is not in kube-system, use"
+    " --pod-selector LABELS or --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE,"
     " or save a bundle on the node"
 )
 _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}

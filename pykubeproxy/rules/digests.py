@@ -120,7 +120,7 @@ class AppliedChain(NamedTuple):
 
     @classmethod
     def of(cls, chain: Chain, root: ChainKey | None = None, entries: Rules = ()) -> "AppliedChain":
-        """Return the digest of a chain."""
+        """Return the applied chain of these rules."""
         return cls(digest(*chain), len(chain.rules), root, entries)
 
 
