@@ -10,8 +10,8 @@ from pykubeproxy.objects import Key
 class ReportLimit:
     """Admit the first reports of each object and each namespace in every period of `seconds`.
 
-    An object counts separately for each kind of report, a namespace once; Nodes have no namespace. `in_all` limits all
-    reports of a kind. It reads no clock: the caller passes the time in. Not thread-safe.
+    `per_object` limits the reports of one kind about an object, `per_namespace` those of all kinds about its objects, and
+    `in_all` those of one kind. It reads no clock: the caller passes the time in. Not thread-safe.
     """
 
     def __init__(self, seconds: float, per_object: int, per_namespace: int, in_all: float = math.inf) -> None:

@@ -39,29 +39,29 @@ class NoLock(KernelError):
 class InstanceLock:
     """The lock on the tables of the calling thread's network namespace, held until `close`.
 
-    Raises AlreadyRunning while another process holds it. With `waits`, call it and then wait until the lock is free
-    instead. Raises NoLock.
+    While another process holds it, raises AlreadyRunning; with `on_wait`, calls that and waits until the lock is free.
+    Raises NoLock if the file cannot be opened.
     """
 
-    def __init__(self, waits: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
         self._path = _path()
         try:
             self._file = _open(self._path)
         except OSError as error:
             raise NoLock(error) from None
         try:
-            self._take(waits)
+            self._take(on_wait)
         except BaseException:
             self.close()
             raise
 
-    def _take(self, waits: Callable[[], None] | None) -> None:
+    def _take(self, on_wait: Callable[[], None] | None) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if waits is None:
+            if on_wait is None:
                 raise AlreadyRunning from None
-            waits()
+            on_wait()
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def waiting(self) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ from pykubeproxy.sources.failures import Failure, Forbidden
 from pykubeproxy.sources.watch import SourceError
 
 _NO_POD = (
-    "no pod of kube-proxy or pykubeproxy in kube-system; if it has other labels or another namespace, use"
-    " --pod-selector LABELS and --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE, or save a bundle on the node"
+    "no pod of kube-proxy or pykubeproxy on the host network; if it has other labels or is not in kube-system, use"
+    " --pod-selector LABELS or --pod-namespace NAME; if it runs without a pod, as in k3s, use --debug-image IMAGE,"
+    " or save a bundle on the node"
 )
 _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelspace"}
 
@@ -28,9 +29,8 @@ _OTHER_MODES = {"ipvs": "IPVS", "nftables": "nftables", "kernelspace": "kernelsp
 class NodeAccess(msgspec.Struct, frozen=True):
     """How to reach nodes: a client of the API server, and which pods to use.
 
-    `pod_selector` replaces the labels of proxy pods, `pod_namespace` their namespace.
-    With `debug_pods`, a node without a usable proxy pod gets a debug
-    pod while it is read.
+    `pod_selector` replaces the labels of proxy pods, `pod_namespace` their namespace. With `debug_pods`, a node without a
+    usable proxy pod gets a debug pod while it is read.
     """
 
     client: Client

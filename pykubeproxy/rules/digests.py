@@ -5,7 +5,6 @@ In the chains of services, comments do not count: a large cluster omits some of 
 another reason to write it.
 """
 
-import re
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import msgspec
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.parse import without_comment
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import Entries, PortRules
@@ -22,7 +22,6 @@ from pykubeproxy.services.ports import PortName
 
 # The digest of a missing chain; hash() never returns it.
 ABSENT = -1
-_COMMENT = re.compile(r'-m comment --comment (?:"[^"]*"|\S+) ?')
 # iptables-legacy keeps a table as entries: one for a rule, two for a chain that is not built in.
 CHAIN_ENTRIES = 2
 
@@ -31,8 +30,7 @@ def comparable(key: ChainKey, rules: Rules) -> Rules:
     """Return the rules of a chain without the comments that do not count."""
     if key.table != "nat" or not names.is_owned(key.chain):
         return rules
-    without_comment = _COMMENT.sub
-    return tuple([without_comment("", rule) for rule in rules])
+    return tuple([without_comment(rule) for rule in rules])
 
 
 def digest(key: ChainKey, rules: Rules) -> int:
@@ -122,7 +120,7 @@ class AppliedChain(NamedTuple):
 
     @classmethod
     def of(cls, chain: Chain, root: ChainKey | None = None, entries: Rules = ()) -> "AppliedChain":
-        """Return the digest of a chain."""
+        """Return the applied chain of these rules."""
         return cls(digest(*chain), len(chain.rules), root, entries)
 
 

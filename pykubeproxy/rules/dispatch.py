@@ -163,7 +163,7 @@ def _port_branch(key: ChainKey, address: str, protocol: str) -> Callable[[Area],
 
 
 def _branch_chain(key: ChainKey, area: str) -> str:
-    """Return the name of a branch. Each is in one table only."""
+    """Return the name of a branch; branches of other tables have other names."""
     root = key.chain if key.table == "nat" else f"{key.table} {key.chain}"
     return names.branch_chain(f"{root} {area}")
 

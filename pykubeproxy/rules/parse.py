@@ -12,7 +12,7 @@ _OPTION = re.compile(
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _TARGET = re.compile(r"(?:.* )?-[jg] (\S+)")
-_COMMENT = re.compile(r'-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) ?')
+_COMMENT = re.compile(r'-m comment --comment (?:"[^"\\]*(?:\\.[^"\\]*)*"|\S+) ?')
 _PROBABILITY = re.compile(r"[01]\.[0-9]{1,20}|[01]")
 _NUMBER = re.compile(r"[0-9]{1,10}")
 # Options that do not narrow which packets a rule applies to, apart from chance and protocol.

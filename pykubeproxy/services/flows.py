@@ -24,7 +24,7 @@ class UdpPort(msgspec.Struct, frozen=True):
 
     - `cluster_ip`: the frontend whose rule comes before those of other Services
     - `dispatched`: the frontends with a rule in table nat; other ones are rejected or dropped
-    - `partial`: those of them whose rule redirects the packets of some clients only; others meet the rules after it
+    - `partial`: frontends whose rule redirects the packets of some clients only; those of others meet the rules after it
     """
 
     frontends: frozenset[AddressAndPort]

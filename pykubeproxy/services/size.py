@@ -55,7 +55,8 @@ def _pairs(cluster: Cluster, key: Key, family: Family, per_endpoint: int = 1) ->
 def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
     """Return hashes of the ports, addresses, allowed sources and usable endpoints of a Service in one family.
 
-    A Service that loses one of them must lose rules at once; others may wait. Ports and endpoints are not multiplied.
+    A Service that loses one of them must lose rules at once; others may wait. There is no hash for each pair of
+    a port and an endpoint, because a large Service has too many.
     """
     service = cluster.service(key)
     if service is None:

@@ -208,7 +208,7 @@ class Client:
         return Unreachable(reason, persistent=missing == "response from")
 
     def failed(self, failure: Failure, attempt: Attempt) -> None:
-        """Note the failure of a request."""
+        """Record the failure of a request."""
         self.contact.failed(failure, attempt.acknowledged)
         if isinstance(failure, Unreachable):
             # Idle connections may be dead too.

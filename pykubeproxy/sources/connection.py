@@ -68,20 +68,20 @@ class ConnectionState:
         return self._outages.outage()
 
     def lifetime(self) -> Lifetime:
-        """Draw the lifetime of the next watch. The first one after a failure is checked at any time of it.
+        """Draw the lifetime of the next watch. Without an open watch, the check may come at any time of it.
 
-        So watches that begin together do not renew together.
+        So watches that begin together are not replaced together.
         """
         seconds = random.uniform(*self._timing.watch)  # noqa: S311
         check = seconds if self._checking is not None else random.uniform(0.0, seconds)  # noqa: S311
         return Lifetime(check, math.ceil(seconds + self._timing.answer))
 
     def connecting(self) -> None:
-        """Note that a request is about to be sent while no watch is open."""
+        """Record that a request is about to be sent while no watch is open."""
         self._opened, self._delivered, self._checking = None, False, None
 
     def listed(self, went_back: bool) -> None:
-        """Note a complete list, and whether its version is older than the last one: other watches must list too."""
+        """Record a complete list. If its version is older than the last one, other watches must list too."""
         self.must_list = False
         self._restored = self._reconnection.restored(went_back)
 
@@ -92,14 +92,14 @@ class ConnectionState:
         return self._restored != before
 
     def checking(self) -> bool:
-        """Note that the successor of an open watch is about to be requested; return whether the last one was answered."""
+        """Record that a successor of the open watch is about to be requested; return whether the last one was answered."""
         if self._checking is not None:
             return False
         self._checking = time.monotonic()
         return True
 
     def opened(self, at: float | None = None) -> None:
-        """Note that the server answered the watch, now or `at` an earlier time."""
+        """Record that the server answered the watch, now or `at` an earlier time."""
         self._opened = time.monotonic() if at is None else at
         self._outages.heard(at)
         self._reconnection.opened()
@@ -111,7 +111,7 @@ class ConnectionState:
             yield piece
 
     def heard(self, at: float | None = None) -> None:
-        """Note an answer of the server, even one that changes nothing; now, or `at` an earlier time."""
+        """Record an answer of the server, even one that changes nothing; now, or `at` an earlier time."""
         self._outages.heard(at)
 
     def delivered(self) -> None:
@@ -120,7 +120,7 @@ class ConnectionState:
         self._outages.recovered()
 
     def works(self) -> None:
-        """Note that the watch is steady."""
+        """Record that the watch is steady."""
         self._checking = None
         self._backoff.reset()
         self._expired = 0
@@ -155,7 +155,7 @@ class ConnectionState:
         return pause
 
     def check_failed(self, failure: Failure) -> float:
-        """Note that the successor of an open watch failed; return the seconds until the next attempt.
+        """Record that the successor of an open watch failed; return the seconds until the next attempt.
 
         That is no outage, because the open watch goes on, unless the server does not answer for `answer` seconds.
         """

@@ -40,15 +40,15 @@ class Contact:
             self._waiting = self._clock()
 
     def heard(self) -> None:
-        """Note data from the server."""
+        """Record data from the server."""
         self._heard, self._waiting, self._failure, self._doubted = self._clock(), None, "", False
 
     def doubt(self) -> None:
-        """Note that a request has no answer although open responses are acknowledged: a balancer may do that."""
+        """Record that a request has no answer although open responses are acknowledged: a balancer may do that."""
         self._doubted = True
 
     def failed(self, failure: Failure, acknowledged: float = -math.inf) -> None:
-        """Note a failed request, or a response that broke; it does not count if the server has answered.
+        """Record a failed request, or a response that broke; it does not count if the server has answered.
 
         `acknowledged` is the time of the last acknowledgement on its connection.
         """
@@ -65,7 +65,7 @@ class Contact:
             self._responses.add(attempt)
 
     def closed(self, attempt: Attempt) -> None:
-        """Note that a response ended."""
+        """Record that a response ended."""
         with self._lock:
             self._responses.discard(attempt)
 

@@ -14,7 +14,7 @@ from pykubeproxy.sources.failures import Expired, Failure
 PAGE_SIZE = 500  # as in kube-proxy
 # More objects of one kind than any cluster has: such a list never ends.
 _MAX_OBJECTS = 1_000_000
-# A server fills all pages but the last one. Accept as many others, even empty ones.
+# A server fills all pages but the last one. Accept this many that are not full, even empty ones.
 _SHORT_PAGES = 20
 _ANSWER, _LIST = 60.0, 300.0  # seconds of silence, and for all pages together
 

@@ -30,7 +30,7 @@ class OutageLog:
         self._in_log = False  # whether the present outage has a line above debug
 
     def heard(self, at: float | None = None) -> None:
-        """Note an answer of the server, now or `at` an earlier time."""
+        """Record an answer of the server, now or `at` an earlier time."""
         self._heard = time.monotonic() if at is None else max(self._heard, at)
 
     def silence(self) -> float:

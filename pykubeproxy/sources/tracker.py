@@ -52,12 +52,12 @@ class ObjectTracker:
             yield Deleted(self._kind, *self._too_large.popitem())
 
     def rebased(self, version: str) -> None:
-        """Note that watches begin at this version."""
+        """Forget versions of earlier watches: watches begin at this version now."""
         self._base = version
         self._versions.clear()
 
     def is_stale(self, key: Key, version: str, watch: int) -> bool:
-        """Return whether any watch has delivered a later version of the object, or another one than this the same."""
+        """Return whether a watch has delivered a later version of the object, or another watch this version."""
         seen, by = self._versions.get(key, (self._base, None))
         if wire.is_older(version, seen) or (version == seen and by != watch):
             return True

@@ -93,9 +93,9 @@ _statuses = msgspec.json.Decoder(_Status)
 
 
 def lines(body: Iterator[bytes], limit: int = MAX_OBJECT) -> Iterator[bytes]:
-    """Yield the lines of a body, a Truncated for each one above `limit`, and an empty one for an empty piece.
+    """Yield the lines of a body: a Truncated for each one above `limit` bytes, an empty line for an empty piece.
 
-    Raises Failure if the last is incomplete.
+    Raises Failure if the last line is incomplete.
     """
     begun: list[bytes] = []
     length = 0

@@ -81,7 +81,7 @@ class RealAgent:
         self.delay(lambda: None, ready, claimed)
 
     def undisturbed(self, delays: list[float]) -> None:
-        """Note how long changes take without a hostile tenant, and how much memory; it is healthy now."""
+        """Record the time of changes and the memory without a hostile tenant."""
         self._undisturbed = max(*delays, _LEAST_UNDISTURBED)
         self._memory = self._most_memory()
         self._alarms, self._events = self._counts()

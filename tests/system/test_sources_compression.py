@@ -115,7 +115,7 @@ def test_a_bomb_of_objects_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_large_objects_cost_no_requests() -> None:
-    """Four externalNames of commas, which every API server accepts, once stopped all agents that had to list."""
+    """Every API server accepts an externalName of 1.4 million commas."""
     with server() as api:
         api.store.load(map(service, NAMES))
         for number in range(4):

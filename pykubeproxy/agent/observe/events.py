@@ -70,7 +70,7 @@ class _Recorded(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-class _Namespace(msgspec.Struct):
+class _NamespaceEvents(msgspec.Struct):
     """The events of a namespace that wait to be sent, and those that wait for the next period."""
 
     queued: deque[_Recorded] = msgspec.field(default_factory=deque)
@@ -100,7 +100,7 @@ class ApiRecorder(Recorder):
         self._limiter = TokenBucket(_RATE, _BURST)
         self._limit = ReportLimit(_PERIOD, _PER_OBJECT, _PER_NAMESPACE)
         self._changed = threading.Condition()
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, _NamespaceEvents] = {}
         self._draining = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -128,7 +128,7 @@ class ApiRecorder(Recorder):
         """Queue or hold an event. Return whether there was room."""
         event = recorded.event
         about, key = event.regarding, (event.regarding, event.reason)
-        waiting = self._namespaces.setdefault(about.namespace, _Namespace())
+        waiting = self._namespaces.setdefault(about.namespace, _NamespaceEvents())
         if before := waiting.held.get(key):
             waiting.held[key] = msgspec.structs.replace(recorded, times=before.times + recorded.times)
         elif len(waiting.queued) < _MOST_WAITING and self._limit.admits(
@@ -195,7 +195,7 @@ def as_object(
 ) -> dict[str, object]:
     """Return the Event object of events.k8s.io/v1; `ns` is its time in ns since 1970, `uid` that of its Service.
 
-    It stands for that many `times`.
+    `times` is the number of events for which it stands.
     """
     about, ending = event.regarding, f" ({times} times since the last such event)" if times > 1 else ""
     # kubectl and the kubelet use a node's name as its UID in events.

@@ -96,7 +96,7 @@ class Observers:
         self.recorder.record(events.starting(self._node_name))
 
     def know_uids(self, uid_of: Callable[[Key], str]) -> None:
-        """Have events name the UID of their Service, which `uid_of` returns."""
+        """Add the UID that `uid_of` returns for a Service to events about it."""
         self.recorder.uid_of = uid_of
 
     def progress(self) -> None:

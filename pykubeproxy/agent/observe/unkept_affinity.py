@@ -6,16 +6,13 @@ from pykubeproxy.agent.observe.events import Recorder, affinity_not_kept
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.objects import Key
 
-# A tenant may create any number of Services: log and record this many of one sync.
-_MOST = 20
-
 log = structlog.get_logger()
 
 
 class UnkeptAffinityReporter:
-    """Report each such Service once, until it is gone. Call from the loop thread only.
+    """Report each such Service once until it is gone, also if it keeps and loses affinity in turns.
 
-    One that keeps and loses affinity in turns, because its number of endpoints changes, is reported once too.
+    Call from the loop thread only.
     """
 
     def __init__(self, node_name: str, recorder: Recorder, limit: int) -> None:
@@ -31,8 +28,8 @@ class UnkeptAffinityReporter:
         unkept = {it.name.service_key: it.unkept_lists for it in ports if it.unkept_lists}
         new = [(key, lists) for key, lists in unkept.items() if key not in self._known]
         self._known.update(unkept)
-        if others := len(new[_MOST:]):
-            log.warning("more session affinity not kept", family=report.family.value, services=others)
-        for key, lists in new[:_MOST]:
-            log.warning("session affinity not kept", service=str(key), lists=lists, limit=self._limit)
+        for key, lists in new:
+            log.warning(
+                "session affinity not kept", about=key, service=str(key), lists=lists, limit=self._limit
+            )
             self._recorder.record(affinity_not_kept(self._node_name, key, lists, self._limit))

@@ -31,7 +31,7 @@ _ADDRESSES = {
 }
 
 
-class Group(NamedTuple):
+class PortGroup(NamedTuple):
     """Service ports to try together, and how many tries with all of them have been rejected."""
 
     names: tuple[PortName, ...]
@@ -51,7 +51,7 @@ class Split(NamedTuple):
 
     accepted: frozenset[PortName]
     rejected: Mapping[PortName, str]
-    undecided: tuple[Group, ...] = ()
+    undecided: tuple[PortGroup, ...] = ()
     failure: KernelError | None = None
 
     def checked(self) -> Self:
@@ -89,7 +89,7 @@ class Bisection:
         self,
         ports: Mapping[PortName, PortRules],
         seconds: float,
-        known: Iterable[Group] = (),
+        known: Iterable[PortGroup] = (),
         tries: int = TRIES,
     ) -> Split:
         """Split service ports by whether their rules are accepted, in at least one try and about `seconds`.
@@ -111,7 +111,7 @@ class Bisection:
             except KernelError as error:
                 return Split(frozenset(accepted), rejected, (*waiting, group), error)
             # If one half of a rejected group is accepted, the other half is to blame.
-            rest = Group(others, 0 if failure else 1)
+            rest = PortGroup(others, 0 if failure else 1)
             rejections = 1 if others else group.rejections + 1
             waiting += [rest] if others else []
             if failure is None:
@@ -119,9 +119,11 @@ class Bisection:
             elif len(tried) > 1:
                 culprit = _port_of_line(failure.line, {name: ports[name] for name in tried})
                 innocent = tuple(name for name in tried if name != culprit)
-                waiting += [Group((culprit,), 1), Group(innocent)] if culprit else [Group(tried, 1)]
+                waiting += (
+                    [PortGroup((culprit,), 1), PortGroup(innocent)] if culprit else [PortGroup(tried, 1)]
+                )
             elif rejections < tries:
-                waiting.append(Group(tried, rejections))
+                waiting.append(PortGroup(tried, rejections))
             else:
                 rejected[tried[0]] = failure.reason
             if time.monotonic() >= deadline:
@@ -180,7 +182,7 @@ class Bisection:
         fixed = [chain for chain in self._fixed if chain.key.table == table]
         return block(table, write_chains(fixed), write_chains(chains))
 
-    def batches(self, ports: Mapping[PortName, PortRules]) -> list[Group]:
+    def batches(self, ports: Mapping[PortName, PortRules]) -> list[PortGroup]:
         """Divide service ports into groups that a try can write quickly."""
         batches: list[list[PortName]] = []
         chains = 0
@@ -191,7 +193,7 @@ class Bisection:
                 batches.append([])
                 chains = own
             batches[-1].append(name)
-        return [Group(tuple(batch)) for batch in batches]
+        return [PortGroup(tuple(batch)) for batch in batches]
 
 
 _CLEARED = (_NAT_CANARY, _FILTER_CANARY)

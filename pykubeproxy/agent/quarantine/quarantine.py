@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import msgspec
 
-from pykubeproxy.agent.quarantine.bisect import TRIES, Bisection, Group, Split, may_blame_service
+from pykubeproxy.agent.quarantine.bisect import TRIES, Bisection, PortGroup, Split, may_blame_service
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Key
@@ -38,7 +38,7 @@ class Quarantine:
         self._rejected: Mapping[PortName, Quarantined] = {}
         self._oversized: Mapping[PortName, Quarantined] = {}
         # What the last search has not decided yet.
-        self._undecided: tuple[Group, ...] = ()
+        self._undecided: tuple[PortGroup, ...] = ()
         self.progress: Callable[[], None] = lambda: None
 
     def all(self) -> tuple[Quarantined, ...]:
@@ -72,7 +72,7 @@ class Quarantine:
 
         self._rejected = {name: port for name, port in self._rejected.items() if exists(name)}
         self._undecided = tuple(
-            Group(left, group.rejections)
+            PortGroup(left, group.rejections)
             for group in self._undecided
             if (left := tuple(filter(exists, group.names)))
         )
@@ -179,7 +179,8 @@ class Quarantine:
         Raises KernelError.
         """
         earlier = [
-            Group(tuple(name for name in it.names if name in rules), it.rejections) for it in self._undecided
+            PortGroup(tuple(name for name in it.names if name in rules), it.rejections)
+            for it in self._undecided
         ]
         others = [it for it in self._undecided if rules.keys().isdisjoint(it.names)]
         grouped = {name for it in earlier for name in it.names}
@@ -187,7 +188,7 @@ class Quarantine:
             {name: it for name, it in rules.items() if name in unchanged and name not in grouped}
         )
         split = bisection.split(rules, seconds, [*(it for it in earlier if it.names), *apart])
-        confirm = (Group((name,), TRIES - 1) for name in split.rejected)
+        confirm = (PortGroup((name,), TRIES - 1) for name in split.rejected)
         self._undecided = (*others, *split.undecided, *confirm)
         return split.checked()
 
@@ -223,7 +224,7 @@ def _try_samples(
         for name in names
     }
     # One rejection of a single port may be a coincidence.
-    left = (*split.undecided, *(Group((name,), 1) for name in split.rejected if name not in rejected))
+    left = (*split.undecided, *(PortGroup((name,), 1) for name in split.rejected if name not in rejected))
     return Split(split.accepted, rejected, left)
 
 

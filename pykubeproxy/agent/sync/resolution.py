@@ -66,7 +66,7 @@ def resolve(
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
 
-    `reduced` are Services that must do with the endpoint chains that exist, and the names of these chains.
+    `reduced` has the Services that may use only endpoint chains that exist, and the names of these chains.
     """
     services: dict[Key, tuple[ResolvedPort, ...]] = {}
     too_large: dict[Key, Oversized] = {}

@@ -72,16 +72,10 @@ def test_a_service_that_is_created_again_is_reported_again(logged: Lines) -> Non
     assert len(reporter.recorder.events) == len(logged) == 2
 
 
-def test_one_sync_reports_a_limited_number(logged: Lines) -> None:
-    reporter = Reporter()
-    reporter.sync(*ports(600, *(f"s{number}" for number in range(100))))
-    assert len(reporter.recorder.events) == 20
-    assert logged[0] == {
-        "event": "more session affinity not kept",
-        "log_level": "warning",
-        "family": "IPv4",
-        "services": 80,
-    }
+def test_log_lines_are_limited_for_each_namespace(logged: Lines) -> None:
+    """The log limits lines that name the object they are about."""
+    Reporter().sync(*ports(600, "one", "two"))
+    assert [line["about"] for line in logged] == [Key("ns", "one"), Key("ns", "two")]
 
 
 @pytest.mark.parametrize(

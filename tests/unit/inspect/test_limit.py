@@ -63,7 +63,7 @@ def test_the_meaning_of_chains_that_double_ends(counted: list[int]) -> None:
 
 
 def test_the_signatures_of_chains_that_repeat_another_one_end() -> None:
-    """Each has the rules of the chain below: a file of a megabyte took three gigabytes."""
+    """Each has the rules of the chain below: without a limit, a file of a megabyte takes three gigabytes."""
     many = "".join(f"-A KUBE-SERVICES -s 10.0.0.{it}/32 -j KUBE-C{it}\n" for it in range(200))
     chains = "".join(f":KUBE-C{it} - [0:0]\n" for it in range(200))
     each = "".join(
@@ -86,7 +86,7 @@ def test_the_signatures_of_chains_that_repeat_another_one_end() -> None:
 
 
 def test_a_path_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each point of a path was a copy of all before: 2^15 jumps took two minutes."""
+    """The points of a path share their beginning: copies would take minutes for 2^15 jumps."""
     seen: list[int] = []
     past = walk.Passage.past
 
