@@ -99,10 +99,11 @@ class ConnectionState:
         return True
 
     def opened(self, at: float | None = None) -> None:
-        """Note that the server answered the watch, now or `at` an earlier time."""
+        """Note that the server answered the watch, now or `at` an earlier time, as others know already."""
         self._opened = time.monotonic() if at is None else at
         self._outages.heard(at)
-        self._reconnection.opened()
+        if at is None:
+            self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of a list and note their arrival."""
@@ -123,7 +124,7 @@ class ConnectionState:
         """Note that the watch is steady."""
         self._checking = None
         self._backoff.reset()
-        self._expired = 0
+        self._persistent = self._expired = 0
         self._outages.recovered()
 
     def ended(self, seconds: float) -> Pause:

@@ -69,6 +69,32 @@ def test_watches_share_their_attempts(now: list[float], no_jitter: None) -> None
     assert [state.failed(BROKEN).seconds for state in states] == [1.0, 3.0, 7.0]
 
 
+def test_a_failed_check_of_an_open_watch_leaves_the_turns_of_the_others(
+    now: list[float], no_jitter: None
+) -> None:
+    """No watch has opened since."""
+    open_watch, broken, _ = states = watches()
+    work(states, now)
+    before = broken.failed(BROKEN)
+    open_watch.opened(now[0] - 60)
+    after = broken.failed(BROKEN)
+    assert (before.seconds, after.seconds) == (1.0, 3.0)
+    assert after.opened == before.opened
+
+
+def test_persistent_failures_hours_apart_cause_no_list(now: list[float]) -> None:
+    """A watch that works between them has shown that its version is good, also without an event."""
+    state, *_ = watches()
+    state.listed(went_back=False)
+    for _ in range(3):
+        state.connecting()
+        state.opened()
+        now[0] += 3600
+        state.works()
+        state.failed(Failure("it did not end in time", persistent=True))
+    assert not state.must_list
+
+
 def test_a_watch_that_opens_ends_the_wait_of_the_others() -> None:
     """Even when it opened before the other began to wait."""
     shared = Reconnection(30.0, 30.0)
