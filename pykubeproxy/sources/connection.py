@@ -170,7 +170,8 @@ class ConnectionState:
         pause = failure.retry_after + self._backoff.next(spread=failure.retry_after)
         log.debug("watch not renewed", resource=self._resource, reason=str(failure), retry_in=f"{pause:.1f}s")
         if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:
-            self._contact.doubt()
+            if failure.server_wide:
+                self._contact.doubt()
             self._outages.failed(failure, pause)
         return pause
 

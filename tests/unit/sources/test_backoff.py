@@ -2,13 +2,15 @@
 
 import threading
 import time
+from unittest.mock import create_autospec
 
 import pytest
 
+from pykubeproxy.sources.attempt import Attempt
 from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.connection import ConnectionState, Timing
 from pykubeproxy.sources.contact import Contact
-from pykubeproxy.sources.failures import Failure, from_status
+from pykubeproxy.sources.failures import Failure, Unreachable, from_status
 from tests.bench.retries import OUTAGES, renewals, simulate
 
 AGENTS = 400
@@ -80,6 +82,26 @@ def test_a_failed_check_of_an_open_watch_leaves_the_turns_of_the_others(
     after = broken.failed(BROKEN)
     assert (before.seconds, after.seconds) == (1.0, 3.0)
     assert after.opened == before.opened
+
+
+@pytest.mark.parametrize(
+    ("failure", "away"), [(Unreachable("no response"), True), (Failure("the API server sent no list"), False)]
+)
+def test_only_a_check_without_an_answer_casts_doubt_on_the_server(
+    failure: Failure, away: bool, now: list[float]
+) -> None:
+    """A list that cannot be read is an answer."""
+    contact = Contact(clock=lambda: now[0])
+    state = ConnectionState("services", Reconnection(1.0, 30.0), Timing(), contact)
+    contact.heard()
+    attempt = create_autospec(Attempt, instance=True)
+    attempt.unacknowledged.return_value = 0.0
+    contact.opened(attempt)
+    state.checking()
+    now[0] += 60
+    state.check_failed(failure)
+    assert state.outage()
+    assert bool(contact.outage()) is away
 
 
 def test_persistent_failures_hours_apart_cause_no_list(now: list[float]) -> None:
