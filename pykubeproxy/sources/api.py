@@ -157,7 +157,9 @@ class ApiWatch:
     def list_outage(self) -> Outage | None:
         """How long and why lists have failed although the server answers."""
         failed = self._list_failure  # read once: the watch's thread replaces it
-        return Outage(self._resource.plural, time.monotonic() - failed[0], failed[1]) if failed else None
+        if failed is None or self._client.contact.outage():
+            return None
+        return Outage(self._resource.plural, time.monotonic() - failed[0], failed[1])
 
     @property
     def outage(self) -> Outage | None:
@@ -229,9 +231,9 @@ class ApiWatch:
                     continue
                 try:
                     if not successor:
-                        self._list_if_needed(emit)
                         if self._connection.checking():
                             self._rebase()
+                        self._list_if_needed(emit)
                         successor = self._open()
                     elif not self._read(successor, emit, 0.0 if current else _TURN):
                         if not current:

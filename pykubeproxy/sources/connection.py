@@ -99,10 +99,11 @@ class ConnectionState:
         return True
 
     def opened(self, at: float | None = None) -> None:
-        """Record that the server answered the watch, now or `at` an earlier time."""
+        """Record that the server answered the watch, now or `at` an earlier time, as others know already."""
         self._opened = time.monotonic() if at is None else at
         self._outages.heard(at)
-        self._reconnection.opened()
+        if at is None:
+            self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of a list and note their arrival."""
@@ -123,7 +124,7 @@ class ConnectionState:
         """Record that the watch is steady."""
         self._checking = None
         self._backoff.reset()
-        self._expired = 0
+        self._persistent = self._expired = 0
         self._outages.recovered()
 
     def ended(self, seconds: float) -> Pause:
@@ -169,7 +170,8 @@ class ConnectionState:
         pause = failure.retry_after + self._backoff.next(spread=failure.retry_after)
         log.debug("watch not renewed", resource=self._resource, reason=str(failure), retry_in=f"{pause:.1f}s")
         if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:
-            self._contact.doubt()
+            if failure.server_wide:
+                self._contact.doubt()
             self._outages.failed(failure, pause)
         return pause
 

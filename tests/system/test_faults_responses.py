@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from pykubeproxy.lab.apiserver import SERVICES
 from pykubeproxy.objects import Key, Kind, Updated
-from pykubeproxy.sources import SourceError
+from pykubeproxy.sources import Client, SourceError, api_watches
+from pykubeproxy.sources.contact import Contact
 from tests.fakes.canned import CHUNKED, CannedServer, chunk, whole
 from tests.fakes.cluster import SHORT, server, service, watches
 from tests.fakes.follower import Follower, eventually
@@ -79,6 +80,19 @@ def test_lists_fail_from_the_first_failure_to_the_next_list() -> None:
             assert bool(watch.list_outage) is fails
             if before and watch.list_outage:
                 assert watch.list_outage.seconds > before.seconds
+
+
+def test_failed_lists_do_not_count_while_the_server_is_away() -> None:
+    """An API server that ends may answer one more list with an error, on all nodes."""
+    with server() as api:
+        client = Client(master=api.url, qps=-1, contact=Contact(limit=0.3))
+        watch = api_watches(client, "n1")[0]
+        for status, fails in ((500, True), (503, False), (500, True)):
+            api.faults.clear()
+            api.faults.fail(status, verb="list")
+            with suppress(SourceError):
+                watch.once()
+            eventually(lambda fails=fails: bool(watch.list_outage) is fails)  # type: ignore[misc]
 
 
 def test_lists_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,26 @@ def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
         assert not trouble(lines)
 
 
+def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
+    """Meanwhile nobody reads the open watch; its next event ends the outage."""
+    with quiet_server() as api, capture_logs() as lines:
+        (watch,) = watches(api.url, Kind.SERVICE, msgspec.structs.replace(BRIEF, watch=(4, 4)))
+        with Follower([watch]) as follower:
+            follower.sees()
+            eventually(lambda: api.watches.running == 1)
+            api.faults.hang(verb="list")
+            api.faults.fail(410, verb="watch")
+            eventually(lambda: watch.outage, 7)
+            assert watch.outage
+            assert "no response from" in watch.outage.reason
+            assert api.watches.running == 1
+            api.faults.clear()
+            api.store.create(service("a"))
+            follower.sees("a")
+            eventually(lambda: not watch.outage)
+        assert [line["event"] for line in lines if line["event"] == "watch failed"]
+
+
 def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
     """Its checks are refused, so only its age tells that its server is gone: a balancer keeps the connection."""
     with ExitStack() as stack:

@@ -95,6 +95,7 @@ class Quarantine:
             return Split(frozenset(), {})
         bisection = self._bisection(options)
         split = self._split(bisection, rules, RETRY_SECONDS)
+        bisection.clear()
         self._decided(split.rejected)
         self._rejected = {
             name: msgspec.structs.replace(port, reason=split.rejected[name], tried=True)
@@ -103,7 +104,6 @@ class Quarantine:
             for name, port in self._rejected.items()
             if name not in split.accepted
         }
-        bisection.clear()
         return split
 
     def isolate(

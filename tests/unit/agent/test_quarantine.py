@@ -249,6 +249,28 @@ def test_a_search_that_fails_keeps_what_it_found(synced: SyncedTables) -> None:
     assert tries < needed * 3 / 4
 
 
+def test_a_retry_that_fails_at_its_end_releases_no_service(synced: SyncedTables) -> None:
+    """It does not write the rules of accepted Services, so they would be rejected until another full sync."""
+    synced.sync(*numbered(1, 2))
+    synced.live.rejects = lambda rule: False
+    (held,) = (it.port_name for it in synced.tables.quarantined())
+    restore = synced.live.restore
+
+    def fail_at_the_end(text: str) -> None:
+        if ":KUBE-PROXY-CANARY" in text and "-A KUBE-PROXY-CANARY" not in text:
+            raise Failed("iptables-restore", 1, "out of memory")
+        restore(text)
+
+    synced.live.restore = fail_at_the_end  # type: ignore[method-assign]
+    with pytest.raises(Failed):
+        synced.tables.retry_quarantined(synced.cluster, [held])
+    synced.live.restore = restore  # type: ignore[method-assign]
+    assert [it.name for it in synced.tables.quarantined()] == ["svc1"]
+    assert synced.tables.retry_quarantined(synced.cluster, [held]).accepted == {held}
+    assert not quarantined(synced.sync())
+    assert not synced.refused()
+
+
 def test_a_search_without_one_accepted_service_blames_none(
     synced: SyncedTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,15 @@
 
 import threading
 import time
+from unittest.mock import create_autospec
 
 import pytest
 
+from pykubeproxy.sources.attempt import Attempt
 from pykubeproxy.sources.backoff import Backoff, Pause, Reconnection
 from pykubeproxy.sources.connection import ConnectionState, Timing
 from pykubeproxy.sources.contact import Contact
-from pykubeproxy.sources.failures import Failure, from_status
+from pykubeproxy.sources.failures import Failure, Unreachable, from_status
 from tests.bench.retries import OUTAGES, renewals, simulate
 
 AGENTS = 400
@@ -67,6 +69,52 @@ def test_watches_share_their_attempts(now: list[float], no_jitter: None) -> None
     states = watches()
     work(states, now)
     assert [state.failed(BROKEN).seconds for state in states] == [1.0, 3.0, 7.0]
+
+
+def test_a_failed_check_of_an_open_watch_leaves_the_turns_of_the_others(
+    now: list[float], no_jitter: None
+) -> None:
+    """No watch has opened since."""
+    open_watch, broken, _ = states = watches()
+    work(states, now)
+    before = broken.failed(BROKEN)
+    open_watch.opened(now[0] - 60)
+    after = broken.failed(BROKEN)
+    assert (before.seconds, after.seconds) == (1.0, 3.0)
+    assert after.opened == before.opened
+
+
+@pytest.mark.parametrize(
+    ("failure", "away"), [(Unreachable("no response"), True), (Failure("the API server sent no list"), False)]
+)
+def test_only_a_check_without_an_answer_casts_doubt_on_the_server(
+    failure: Failure, away: bool, now: list[float]
+) -> None:
+    """A list that cannot be read is an answer."""
+    contact = Contact(clock=lambda: now[0])
+    state = ConnectionState("services", Reconnection(1.0, 30.0), Timing(), contact)
+    contact.heard()
+    attempt = create_autospec(Attempt, instance=True)
+    attempt.unacknowledged.return_value = 0.0
+    contact.opened(attempt)
+    state.checking()
+    now[0] += 60
+    state.check_failed(failure)
+    assert state.outage()
+    assert bool(contact.outage()) is away
+
+
+def test_persistent_failures_hours_apart_cause_no_list(now: list[float]) -> None:
+    """A watch that works between them has shown that its version is good, also without an event."""
+    state, *_ = watches()
+    state.listed(went_back=False)
+    for _ in range(3):
+        state.connecting()
+        state.opened()
+        now[0] += 3600
+        state.works()
+        state.failed(Failure("it did not end in time", persistent=True))
+    assert not state.must_list
 
 
 def test_a_watch_that_opens_ends_the_wait_of_the_others() -> None:
