@@ -11,7 +11,8 @@ class ReportLimit:
     """Admit the first reports of each object and each namespace in every period of `seconds`.
 
     `per_object` limits the reports of one kind about an object, `per_namespace` those of all kinds about its objects, and
-    `in_all` those of one kind. It reads no clock: the caller passes the time in. Not thread-safe.
+    `in_all` those of one kind; half of these are left to namespaces without one so far. Nodes have no namespace. It reads
+    no clock: the caller passes the time in. Not thread-safe.
     """
 
     def __init__(self, seconds: float, per_object: int, per_namespace: int, in_all: float = math.inf) -> None:
@@ -25,7 +26,12 @@ class ReportLimit:
         if now >= self.ends:
             self._admitted.clear()
             self.ends = now + self._seconds
-        places: dict[Hashable, float] = {(kind, about): self._per_object, kind: self._in_all}
+        first = not self._admitted[kind, about.namespace]
+        places: dict[Hashable, float] = {
+            (kind, about): self._per_object,
+            (kind, about.namespace): math.inf,
+            kind: self._in_all if first else self._in_all / 2,
+        }
         if about.namespace:
             places[None, about.namespace] = self._per_namespace
         if any(self._admitted[place] >= most for place, most in places.items()):

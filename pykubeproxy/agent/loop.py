@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import structlog
 
@@ -62,6 +63,12 @@ class Agent:
         self._families = [
             FamilyController(opened, config, node_name, observers, families.watch, clock)
             for opened in families.opened
+        ]
+        # For each family, functions that do work if there is some, in the order of turns.
+        self._deferred_work = [
+            partial(work, family)
+            for work in (self._sync_losses, self._sync_deferred, self._retry_quarantined)
+            for family in self._families
         ]
         self._gate = StartGate(config, node_name, families.unsupported, wait_for_node, now)
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
@@ -189,17 +196,34 @@ class Agent:
         if now >= self._leftovers.due:
             self._remove_leftovers()
             return
-        for family in self._families:
-            if family.tables.has_losses:
-                self._sync_apart(family, family.sync_losses)
+        for work in self._deferred_work:
+            if work(now):
+                # The others come first the next time: a tenant may cause some of it without end.
+                self._deferred_work.remove(work)
+                self._deferred_work.append(work)
                 return
-            if now >= family.next_deferred():
-                self._sync_apart(family, family.sync_deferred)
-                return
-            if now >= family.next_retry():
-                if family.retry_quarantined(self._cluster):
-                    self._request_sync(family)
-                return
+
+    def _sync_losses(self, family: FamilyController, _: float) -> bool:
+        """Sync what deferred Services of a family have lost. Return whether there was any."""
+        if not family.tables.has_losses:
+            return False
+        self._sync_apart(family, family.sync_losses)
+        return True
+
+    def _sync_deferred(self, family: FamilyController, now: float) -> bool:
+        """Sync some deferred Services of a family if that is due. Return whether it was."""
+        if now < family.next_deferred():
+            return False
+        self._sync_apart(family, family.sync_deferred)
+        return True
+
+    def _retry_quarantined(self, family: FamilyController, now: float) -> bool:
+        """Retry quarantined ports of a family if that is due. Return whether it was."""
+        if now < family.next_retry():
+            return False
+        if family.retry_quarantined(self._cluster):
+            self._request_sync(family)
+        return True
 
     def _remove_leftovers(self) -> None:
         found = remove_leftovers(self._config, self._backend, self._observers.progress)

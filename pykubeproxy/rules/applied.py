@@ -3,8 +3,9 @@
 import contextlib
 import graphlib
 import itertools
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,8 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.service import Entries
 from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
+
+_FRONTEND = re.compile(r"(?:-d (\S+)/(?:32|128) )?.*--dport (\d+)(?: |$)")
 
 
 class ChainUpdate(NamedTuple):
@@ -329,6 +332,28 @@ class AppliedState:
             self._services[service] = tuple(kept)
         return len(kept) == len(before)
 
+    def withdraw(
+        self, service: Key, frontends: Mapping[PortName, Container[tuple[str, int]]]
+    ) -> set[ChainKey]:
+        """Let the next update remove the entries of a Service for other frontends than these, and leave its own chains.
+
+        Returns the shared chains that must be rendered for that. Entries without a port stay.
+        """
+        changed: set[ChainKey] = set()
+        ports = []
+        for port in self.ports(service):
+            served = frontends.get(port.name, ())
+            entries = tuple(
+                (key, kept)
+                for key, rules in port.entries
+                if (kept := tuple(it for it in rules if (at := _frontend(it)) is None or at in served))
+            )
+            changed |= {key for key, _ in {*port.entries} ^ {*entries}}
+            ports.append(msgspec.structs.replace(port, entries=entries))
+        if changed:
+            self._services[service] = tuple(ports)
+        return changed
+
     def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
         """Record what `live` tables hold of chains that others have changed.
 
@@ -426,6 +451,12 @@ def _filter_entries(live: Ruleset, key: ChainKey) -> Rules:
     if key.table != "filter" or key not in skeleton.SHARED:
         return ()
     return tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
+
+
+def _frontend(entry: str) -> tuple[str, int] | None:
+    """Return the address of an entry, "" if it matches more than one, and its port; None if it has no port."""
+    match = _FRONTEND.match(entry)
+    return (match[1] or "", int(match[2])) if match else None
 
 
 def _size(ports: Iterable[DesiredPort]) -> int:

@@ -11,7 +11,14 @@ from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
 from pykubeproxy.rules.text import host
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import ApiServers, Reserved, ReservedAddresses
+from pykubeproxy.services.ports import (
+    ApiServers,
+    PortName,
+    Reserved,
+    ReservedAddresses,
+    ServiceSkipReason,
+    service_ports,
+)
 from pykubeproxy.services.selection import NodeTopology, ResolvedPort, resolve_ports
 from pykubeproxy.services.size import Oversized, oversized
 
@@ -59,6 +66,25 @@ class RuleContext(msgspec.Struct, frozen=True):
             self.reserved,
             cluster.unkept_lists(service, self.max_affinity_lists),
         )
+
+    def frontends(self, cluster: Cluster, key: Key) -> Mapping[PortName, frozenset[tuple[str, int]]]:
+        """Return the addresses and ports of each service port of a Service; the address is "" for all of this node."""
+        service = cluster.service(key)
+        family, external = self.options.family, self.allow_external_ips
+        ports = service_ports(service, family, external, self.reserved) if service else ()
+        return {
+            port.name: frozenset(
+                [
+                    ("", port.node_port),
+                    ("", port.health_check_node_port),
+                    *(
+                        (address, port.port)
+                        for address in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
+                    ),
+                ]
+            )
+            for port in (() if isinstance(ports, ServiceSkipReason) else ports)
+        }
 
 
 def rule_context(

@@ -42,6 +42,8 @@ class ObjectTracker:
     def listed(self, objects: tuple[Object, ...], rejected: dict[Key, str]) -> Listed:
         """Replace the state with that of a complete list, and return its event."""
         self._rejected = rejected
+        # An earlier list that failed may have found others, which are smaller by now.
+        self._too_large = {key: why for key, why in self._too_large.items() if key in rejected}
         self._emitted = {object_.key for object_ in objects}
         self._remarks = {key: remark for key, remark in self._remarks.items() if key in self._emitted}
         return Listed(self._kind, objects)
@@ -69,7 +71,7 @@ class ObjectTracker:
         decoded = self._decode(raw, self._rejected)
         if decoded is None:
             removed = self._removed(key)
-            return next(self.too_large(), removed)
+            return Deleted(self._kind, key, self._too_large.pop(key)) if key in self._too_large else removed
         self._rejected.pop(decoded.key, None)
         self._emitted.add(decoded.key)
         return Updated(decoded)

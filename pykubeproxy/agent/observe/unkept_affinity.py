@@ -26,10 +26,9 @@ class UnkeptAffinityReporter:
         ports = [it.port for it in report.resolved]
         self._known -= {name.service_key for name in report.gone} - {it.name.service_key for it in ports}
         unkept = {it.name.service_key: it.unkept_lists for it in ports if it.unkept_lists}
-        new = [(key, lists) for key, lists in unkept.items() if key not in self._known]
-        self._known.update(unkept)
-        for key, lists in new:
+        for key in sorted(unkept.keys() - self._known):
             log.warning(
-                "session affinity not kept", about=key, service=str(key), lists=lists, limit=self._limit
+                "session affinity not kept", about=key, service=str(key), lists=unkept[key], limit=self._limit
             )
-            self._recorder.record(affinity_not_kept(self._node_name, key, lists, self._limit))
+            self._recorder.record(affinity_not_kept(self._node_name, key, unkept[key], self._limit))
+        self._known.update(unkept)

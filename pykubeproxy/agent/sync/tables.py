@@ -311,6 +311,8 @@ class FamilyTables:
                 waiting.discard(key)
             elif known and self._loses(cluster, key, live):
                 self._losing[key] = None
+                # Another Service may have the address or node port now.
+                self._dirty_chains |= self._applied.withdraw(key, context.frontends(cluster, key))
         self._deferred |= dict.fromkeys(sorted(waiting))
         return resolve(cluster, keys - waiting | reduced.keys(), self._applied, context, reduced)
 

@@ -11,7 +11,7 @@ from pykubeproxy.agent.sync import tables
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.tables import FamilyTables
 from pykubeproxy.agent.sync.write import SyncFailed
-from pykubeproxy.config import load
+from pykubeproxy.config import Dispatch, load
 from pykubeproxy.inspect.dump.model import views
 from pykubeproxy.inspect.dump.render import table
 from pykubeproxy.inspect.explain.model import explain_all
@@ -97,6 +97,41 @@ def test_a_changed_large_service_keeps_its_rules_meanwhile() -> None:
     node.tables.sync_deferred(node.cluster, node.context)
     assert "10.244.2.1:8080" not in node.targets()
     assert "10.244.2.4:8080" in node.targets()
+
+
+@pytest.mark.parametrize("dispatch", ["flat", "tree"])
+def test_a_waiting_service_gives_up_its_addresses_in_the_same_sync(dispatch: str) -> None:
+    """Another Service may get one of them then; many other losses may come before."""
+    node = Node()
+    options = msgspec.structs.replace(node.context.options, dispatch=Dispatch(dispatch))
+    node.context = msgspec.structs.replace(node.context, options=options)
+
+    def claims(*external_ips: str, node_port: int = 0, number: int = 80) -> Event:
+        port = Port("http", Protocol.TCP, number, node_port)
+        made = service("large", cluster_ip="10.96.0.11", external_ips=external_ips, ports=(port,))
+        return Updated(msgspec.structs.replace(made, type="NodePort"))
+
+    def found(text: str) -> bool:
+        return any(text in rule for rules in node.live.save().chains.values() for rule in rules)
+
+    node.sync(*SMALL, *large(1, 2, 3), claims("192.0.2.1", "192.0.2.2", node_port=30001))
+    node.turn()
+    assert found("192.0.2.1/32")
+    assert found("--dport 30001 ")
+    node.sync(claims("192.0.2.2", node_port=30002))
+    assert node.tables.has_losses
+    assert not found("192.0.2.1/32")
+    assert not found("--dport 30001 ")
+    assert found("-d 192.0.2.2/32")
+    node.sync(claims("192.0.2.2", number=81))
+    assert not found("-d 192.0.2.2/32 ")
+    node.lose()
+    node.turn()
+    fresh = Node()
+    fresh.cluster, fresh.context = node.cluster, node.context
+    fresh.sync()
+    fresh.turn()
+    assert node.live.save().chains == fresh.live.save().chains
 
 
 def test_a_full_sync_keeps_the_rules_of_a_waiting_service() -> None:

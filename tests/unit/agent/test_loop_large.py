@@ -3,10 +3,14 @@
 import re
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.objects import Kind, Listed, Updated
+from pykubeproxy.rules.names import cluster_chain
+from pykubeproxy.rules.ruleset import ChainKey
+from pykubeproxy.services.ports import PortName
 from tests.fakes.loop import HERE, STARTED, STOP, WEB, Clock, FakeFamily, at, fail_on, run
 from tests.objects import service, slice_of
 
@@ -99,3 +103,36 @@ def test_a_failing_large_service_causes_ever_fewer_syncs(
     change = Updated(slice_of("10.244.1.66", "10.244.1.67", "10.244.1.68"))
     run(family, clock, *STARTED, *at(10, change), *at(130, STOP))
     assert failed == [10, 11, 13, 17, 25, 41, 71, 101]
+
+
+def test_endless_losses_keep_no_large_service_of_others_waiting(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's large Services leave external IPs faster than the agent removes them."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    restore = family.live.restore
+
+    def slow(text: str) -> None:
+        clock.now += 1.0 if "ns/hostile" in text else 0.0
+        restore(text)
+
+    family.live.restore = slow  # type: ignore[method-assign]
+    names = [f"hostile{number}" for number in range(8)]
+    hosts = ("10.244.2.1", "10.244.2.2", "10.244.2.3")
+
+    def hostile(turn: int) -> list[Updated]:
+        ips = (f"192.0.2.{turn}",)
+        return [
+            Updated(service(name, cluster_ip=f"10.96.1.{number}", external_ips=ips))
+            for number, name in enumerate(names)
+        ]
+
+    slices = [Updated(slice_of(*hosts, service=name)) for name in names]
+    endless = [step for turn in range(160) for step in at(40 + turn / 2, *hostile(turn))]
+    victim = (
+        Updated(msgspec.structs.replace(made, namespace="other"))
+        for made in (service("victim", cluster_ip="10.96.0.11"), slice_of(*hosts, service="victim"))
+    )
+    run(family, clock, *STARTED, *at(5, *hostile(0), *slices), *endless, *at(60, *victim), *at(119, STOP))
+    chain = cluster_chain(PortName("other", "victim", "http", "TCP"))
+    assert family.rules(ChainKey("nat", chain))

@@ -72,10 +72,12 @@ def test_a_service_that_is_created_again_is_reported_again(logged: Lines) -> Non
     assert len(reporter.recorder.events) == len(logged) == 2
 
 
-def test_log_lines_are_limited_for_each_namespace(logged: Lines) -> None:
-    """The log limits lines that name the object they are about."""
-    Reporter().sync(*ports(600, "one", "two"))
-    assert [line["about"] for line in logged] == [Key("ns", "one"), Key("ns", "two")]
+def test_many_services_hide_no_other(logged: Lines) -> None:
+    """The log and the recorder limit the reports about each namespace, so each report names its Service."""
+    reporter = Reporter()
+    reporter.sync(*ports(600, *(f"s{number:02}" for number in range(100)), "victim"))
+    assert [it["about"].name for it in logged] == [*(f"s{number:02}" for number in range(100)), "victim"]
+    assert [it.regarding for it in reporter.recorder.events] == [it["about"] for it in logged]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,15 @@ def test_lines_of_one_kind_are_limited(log: Log) -> None:
     assert (line["lines"], line["namespaces"].count(",")) == (901, 4)
 
 
+def test_some_namespaces_hide_no_other_one(log: Log) -> None:
+    """A tenant with several namespaces uses half of the lines of a kind at most."""
+    for number in range(1000):
+        log.warn(f"hostile{number % 10}", f"s{number}")
+    log.warn("victim", "web")
+    lines = log.lines()
+    assert (len(lines), lines[-1]["reason"]) == (51, "web")
+
+
 def test_a_node_that_comes_and_goes_fills_no_log(log: Log) -> None:
     for _ in range(1000):
         log.warn("", "node1", "node deleted, serving with its last state")

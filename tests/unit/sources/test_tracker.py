@@ -67,6 +67,18 @@ def test_an_object_that_is_too_large_is_reported_once_per_version() -> None:
     assert len(lines) == 2
 
 
+def test_a_list_that_fails_reports_no_other_object() -> None:
+    """It found an object too large, while an open watch goes on; the next list finds that object smaller."""
+    too_large = wire.Truncated(b'{"metadata":{"name":"node2","resourceVersion":"5","x":"')
+    tracker, key = ObjectTracker(Kind.NODE), Key("", "node1")
+    assert isinstance(tracker.updated(node(4, "192.168.99.10"), key), Updated)
+    assert not [*tracker.decode_page([too_large], {})]
+    broken = msgspec.Raw(b'{"metadata": {"name": "node1", "resourceVersion": "6"}, "status": 1}')
+    assert tracker.updated(broken, key) == Deleted(Kind.NODE, key)
+    tracker.listed((), {})
+    assert not [*tracker.too_large()]
+
+
 def test_an_invalid_node_address_is_logged_once() -> None:
     """Not with every heartbeat, nor with every list; again once it has changed."""
     tracker = ObjectTracker(Kind.NODE)
