@@ -59,15 +59,15 @@ def test_a_large_service_delays_nobody(backend: str, tmp_path: Path) -> None:
 
 
 def test_many_services_of_one_namespace_delay_nobody(tmp_path: Path) -> None:
-    """A tenant hands half of twelve Services of 4750 pairs to another proxy, and takes them back at once."""
-    names = [f"s{number}" for number in range(12)]
+    """A tenant hands half of ten Services of 4750 pairs to another proxy, and takes them back at once."""
+    names = [f"s{number}" for number in range(10)]
 
     def create(made: Victim) -> None:
         for number, name in enumerate(names):
             huge(made, name, f"10.96.7.{number + 1}", (95, 50))
 
     def label(made: Victim, labels: dict[str, str]) -> None:
-        for name in names[:6]:
+        for name in names[:5]:
             found = msgspec.json.decode(made.api.store.read(SERVICES, "default", name).body)
             labelled = found | {"metadata": found["metadata"] | {"labels": labels}}
             made.api.store.replace(labelled | {"apiVersion": "v1", "kind": "Service"})

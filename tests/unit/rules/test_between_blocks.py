@@ -95,7 +95,7 @@ def kinds(found: set[str]) -> set[str]:
     }
 
 
-@settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     before=st.lists(events(), min_size=2, max_size=8),
     changes=st.lists(events(), min_size=1, max_size=3),

@@ -63,7 +63,7 @@ contexts = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.lists(events(), max_size=3), contexts), min_size=1, max_size=8),
     backend=st.sampled_from(Backend),
@@ -85,7 +85,7 @@ def test_partial_syncs_equal_a_full_sync(
     assert without_kubelet_chain(live) == without_kubelet_chain(fresh)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(changes=st.lists(events(), max_size=12), rules_context=contexts)
 def test_a_second_full_sync_writes_nothing(changes: list[Event], rules_context: RuleContext) -> None:
     """A restart over unchanged objects leaves correct tables alone."""
