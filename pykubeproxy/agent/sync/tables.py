@@ -234,7 +234,7 @@ class FamilyTables:
         full, self._needs_resync = self._needs_resync, True
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
-        resolution = self._resolve(cluster, context, live, turn, reduce, failed, everything=full)
+        resolution = self._resolve(cluster, context, live, turn, reduce, failed)
         self.quarantine.resolved(resolution.services, resolution.oversized)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
@@ -278,14 +278,13 @@ class FamilyTables:
         turn: frozenset[Key],
         reduce: frozenset[Key],
         failed: bool,
-        everything: bool,
     ) -> Resolution:
         """Resolve the dirty Services, those whose `turn` it is, and reduced ones; others that must wait stay as they are.
 
-        Resolve all Services of this family with `everything`.
+        Resolve all Services of this family in a full sync, which has read the `live` tables.
         """
         keys = self._dirty | turn | reduce
-        if everything:
+        if live is not None:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             present = {service.key for service in cluster.services() if self.family in families_of(service)}
             keys = keys | present | quarantined | set(self.services()) | self._deferred.keys()
