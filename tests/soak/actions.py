@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pykubeproxy.lab.api import SLICES, in_namespace
 from pykubeproxy.objects import Family
+from pykubeproxy.rules.ownership import is_ours
 from pykubeproxy.rules.ruleset import ChainKey
 from tests.fakes.crowd import NAMESPACE
 from tests.fakes.faulty_apiserver import Order
@@ -109,7 +110,8 @@ class Change(NamedTuple):
 def changes(node: SoakNode, family: Family, chance: random.Random) -> list[Change]:
     """Return the possible external writes to a family's live tables."""
     live = node.tables[family].save().chains
-    ours = [key for key, rules in live.items() if key.chain.startswith("KUBE-") and rules]
+    # Foreign rules in KUBE-FIREWALL stay.
+    ours = [key for key, rules in live.items() if is_ours(key) and rules]
     jumps = [
         (key, number)
         for key, rules in live.items()
