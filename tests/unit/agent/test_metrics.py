@@ -105,7 +105,9 @@ def test_metrics_of_libraries_are_served_or_listed_as_missing(lived: Metrics) ->
     served = {name: type_ for name, type_ in theirs.items() if name in ours}
     assert served == {name: ours[name] for name in served}
     assert len(served) == 6
-    (row,) = (it for it in DIFFERENCES.read_text().splitlines() if it.startswith("| metrics of its libraries:"))
+    (row,) = (
+        it for it in DIFFERENCES.read_text().splitlines() if it.startswith("| metrics of its libraries:")
+    )
     listed = re.findall(r"`([a-z_*]+)`", row.split("|")[1])
     assert [it for it in theirs.keys() - served if not any(fnmatch(it, name) for name in listed)] == []
     assert [it for it in listed if not any(fnmatch(name, it) for name in theirs)] == []

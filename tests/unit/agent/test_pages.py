@@ -84,7 +84,7 @@ def test_ping_is_answered(port: int) -> None:
 
 
 def test_slis_count_health_checks(port: int) -> None:
-    """Names, types, stability levels and values are kube-proxy's; DELETE resets the counts; an excluded check does not count."""
+    """Names, types, stability and values are kube-proxy's; DELETE resets the counts; an excluded check does not count."""
     assert [it.name for it in metric_families(port)] == ["process_start_time_seconds"]
     for path in ("/healthz", "/healthz?verbose", "/healthz?exclude=ping", *["/healthz?exclude=foo"] * 3):
         fetch(port, path)
