@@ -344,6 +344,21 @@ BEHAVIOUR = {
         f"{_AGENT}loop.py::test_a_node_created_again_in_node_cidr_mode_is_served_on",
         f"{_SYSTEM}agent_node.py::test_a_deleted_node_is_served_on_and_stays_healthy",
     ),
+    "addresses of the Node are followed (kube-proxy: those at its start)": (
+        f"{_SYSTEM}agent_node.py::test_node_ports_follow_the_node_address",
+        f"{_SYSTEM}agent_node.py::test_source_ranges_follow_the_node_address",
+        f"{_SYSTEM}agent_node.py::test_a_node_whose_address_changes_its_family_is_served_on",
+        f"{_AGENT}healthchecks.py::test_primary_means_all_addresses_in_a_family_in_which_the_node_has_none",
+    ),
+    "a signal ends the agent with status 0 (kube-proxy: 143, or 2 as first process), wrong usage with 2 (1)": (
+        _IN_SERVICE,
+        f"{_SYSTEM}agent_observed.py::test_sigterm_ends_the_first_process_of_a_container",
+        "unit/cli/test_run_end.py::test_wrong_usage_has_a_status_of_its_own",
+    ),
+    "ServiceCIDRs are not watched; all else is requested as by kube-proxy": (
+        f"{_SYSTEM}sources_watch.py::test_the_same_objects_are_requested_as_by_kube_proxy",
+        f"{_SYSTEM}sources_watch.py::test_requests_are_those_of_a_good_client",
+    ),
     "a family that the node lacks is left out": (
         f"{_SYSTEM}agent_single_stack.py::test_only_ipv4_is_served",
         "kernel/test_features.py::test_ipv6_disabled_by_sysctl",
@@ -418,16 +433,20 @@ ENDPOINTS = {
     ),
     ":10249/metrics": (
         f"{_AGENT}metrics.py::test_names_types_and_labels_equal_kube_proxys",
+        f"{_AGENT}metrics.py::test_metrics_of_libraries_are_served_or_listed_as_missing",
         f"{_AGENT}pages.py::test_metrics_are_compressed_on_demand",
         _IN_SERVICE,
     ),
     ":32000/": (f"{_AGENT}healthchecks.py::test_responses_equal_kube_proxys", _IN_SERVICE),
 }
 
+_EVENTS = f"{_AGENT}events.py::test_events_equal_kube_proxys"
+
 # By the event's reason.
 EVENTS = {
-    "Starting": (f"{_AGENT}events.py::test_event_objects_are_valid", _IN_SERVICE),
+    "Starting": (_EVENTS, f"{_AGENT}events.py::test_event_objects_are_valid", _IN_SERVICE),
     "FailedToStartServiceHealthcheck": (
+        _EVENTS,
         f"{_AGENT}events.py::test_failures_are_warnings",
         f"{_SYSTEM}agent_observed.py::test_a_health_check_port_in_use_causes_an_event",
     ),

@@ -122,9 +122,10 @@ _METRICS = f"""# Metrics
 {_MARK}
 
 The agent serves these metrics at `http://127.0.0.1:10249/metrics` (`metricsBindAddress`). kube-proxy's metrics keep their
-names, so dashboards and alerts for kube-proxy work unchanged. The names of additional metrics begin with `pykubeproxy_`. A
-metric with labels appears with its first sample. Durations are in seconds, times in seconds since 1970. The agent also
-serves the usual `process_*` metrics.
+names and stability level, so panels and alerts about them work unchanged; those of its libraries
+[are missing](../differences.md#missing). The names of additional metrics begin with `pykubeproxy_`. A metric with labels
+appears with its first sample. Durations are in seconds, times in seconds since 1970. The agent also serves most of the usual
+`process_*` metrics.
 
 `/metrics/slis` has `kubernetes_healthcheck` and `kubernetes_healthchecks_total`, which count requests of `/healthz` on the
 same address. Responses are compressed for clients that accept gzip.

@@ -76,10 +76,10 @@ def run_check(code: int, *flags: str) -> dict[str, Any]:
     return json.loads(outcome.stdout)
 
 
-def answers(port: int, path: str, status: int) -> bool:
+def answers(port: int, path: str, status: int, host: str = "127.0.0.1") -> bool:
     """Return whether a server on that port sends this status; False without a server."""
     try:
-        return fetch(port, path).status == status
+        return fetch(port, path, host=host).status == status
     except ConnectionError:
         return False
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pykubeproxy.lab.apiserver import NODES, ApiServer
+from pykubeproxy.lab.apiserver import NODES, SERVICES, ApiServer
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch
@@ -17,6 +17,7 @@ from tests.fakes.process import HEALTH, answers, inside_a_namespace, running, sa
 
 pytestmark = pytest.mark.root
 
+CHECK = 32000
 ADDRESSES = ("192.168.99.10", "192.168.99.20")
 TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
 
@@ -60,6 +61,45 @@ def test_node_ports_follow_the_node_address(api: ApiServer, tmp_path: Path) -> N
         api.store.merge_patch(NODES, "", "node1", {"status": node("node1", ADDRESSES[1])["status"]})
         eventually(lambda: has(f"-d {ADDRESSES[1]}/32", "-j KUBE-NODEPORTS"))
         assert not has(f"-d {ADDRESSES[0]}/32")
+
+
+def test_source_ranges_follow_the_node_address(api: ApiServer, tmp_path: Path) -> None:
+    """A range with an address of the node admits the load balancer's: the node's packets to it have that as source."""
+    made = service("lb", type="LoadBalancer", loadBalancerSourceRanges=[f"{ADDRESSES[1]}/32"])
+    api.store.create(made)
+    api.store.merge_patch(
+        SERVICES, "default", "lb", {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}}}
+    )
+    api.store.create(slice_of("lb", "10.244.0.1"))
+    api.store.create(node("node1", ADDRESSES[0]))
+    with agent(api, tmp_path):
+        eventually(lambda: has("-A KUBE-FW-", f"-s {ADDRESSES[1]}/32"))
+        assert not has("-A KUBE-FW-", "-s 198.51.100.1/32")
+        for address, admitted in ((ADDRESSES[1], True), (ADDRESSES[0], False)):
+            api.store.merge_patch(NODES, "", "node1", {"status": node("node1", address)["status"]})
+            eventually(lambda admitted=admitted: has("-A KUBE-FW-", "-s 198.51.100.1/32") is admitted)  # type: ignore[misc]
+
+
+def test_a_node_whose_address_changes_its_family_is_served_on(api: ApiServer, tmp_path: Path) -> None:
+    """With nodePortAddresses set to primary: at all IPv4 addresses, as after a restart, health checks included."""
+    check = service(
+        "lb",
+        type="LoadBalancer",
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=CHECK,
+        ports=[{"port": 81}],
+    )
+    for made in (check, slice_of("web", "10.244.0.1"), node("node1", ADDRESSES[0])):
+        api.store.create(made)
+    with agent(api, tmp_path, "--nodeport-addresses=primary") as process:
+        eventually(lambda: answers(CHECK, "/", 503, ADDRESSES[0]))
+        assert not answers(CHECK, "/", 503, ADDRESSES[1])
+        api.store.merge_patch(NODES, "", "node1", {"status": node("node1", "fd00::1")["status"]})
+        eventually(lambda: has("-A KUBE-SERVICES", "--dst-type LOCAL", "-j KUBE-NODEPORTS"))
+        for address in ADDRESSES:
+            eventually(lambda address=address: answers(CHECK, "/", 503, address))  # type: ignore[misc]
+        assert has("--to-destination 10.244.0.1:8080")
+        assert process.poll() is None
 
 
 def test_pod_cidrs_are_awaited_and_followed(api: ApiServer, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The agent as load balancers, kubelets, Prometheus and the API server see it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES, ApiServe
 from tests.fakes.cluster import node, server, service, slice_of
 from tests.fakes.follower import eventually
 from tests.fakes.http_client import fetch, recorded_response
-from tests.fakes.process import HEALTH, METRICS, answers, inside_a_namespace, running
+from tests.fakes.process import HEALTH, METRICS, PROGRAM, answers, inside_a_namespace, running
 
 pytestmark = pytest.mark.root
 
@@ -105,6 +106,21 @@ def test_health_and_metrics_of_a_node_in_service(api: ApiServer, tmp_path: Path)
         assert reasons(api) == ["Starting"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
+
+
+def test_sigterm_ends_the_first_process_of_a_container(api: ApiServer, tmp_path: Path) -> None:
+    """With status 0, as elsewhere; kube-proxy's is 2 there."""
+    api.store.create(node("node1", "192.168.99.10"))
+    own = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    command = (*own, *PROGRAM, "--hostname-override=node1", "--master", api.url)
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            eventually(lambda: answers(HEALTH, "/readyz", 200))
+            first = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            os.kill(int(first), signal.SIGTERM)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
 
 
 def test_a_running_agent_has_all_recorded_metrics(api: ApiServer, tmp_path: Path) -> None:

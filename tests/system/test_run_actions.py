@@ -68,16 +68,18 @@ def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_init_only_applies_kernel_settings(namespace: str, tmp_path: Path) -> None:
-    """Of the rules, only the guard of loopback addresses is written. No API server is needed."""
+    """Of the rules, only the guard of loopback addresses is written; another mode serves on. No API server is needed."""
     limit = Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout")
     localnet = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
     assert localnet.read_text() == "0\n"
+    subprocess.run(["nft", "add", "table", "ip", "kube-proxy"], check=True)
     flags = ("--conntrack-max-per-core=0", "--conntrack-udp-timeout=41s", "--oom-score-adj=0")
     code, _, errors = run("--init-only", *flags, "--master=http://127.0.0.1:1")
     assert (code, limit.read_text(), localnet.read_text()) == (0, "41\n", "1\n")
     assert "nf_conntrack_udp_timeout" in errors
     written = {line.split()[1] for line in saved() if "KUBE" in line and line.startswith("-A")}
     assert written == {"INPUT", "KUBE-FIREWALL"}
+    subprocess.run(["nft", "list", "table", "ip", "kube-proxy"], check=True)
 
 
 @pytest.mark.root

@@ -131,7 +131,7 @@ def test_each_request_names_the_user_to_impersonate(
         }
         path.write_text(yaml.safe_dump(content))
         client = Client(str(path), qps=-1)
-        recorder = ApiRecorder(client, "n1")
+        recorder = ApiRecorder(client)
         recorder.record(starting("n1"))
         access(client, "n1")
         with Follower([api_watches(client, "n1", SHORT)[0]]):

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from pathlib import Path
 from urllib.parse import parse_qs
 
 import msgspec
@@ -15,6 +16,8 @@ from pykubeproxy.objects import Deleted, Kind, Listed, Node, Updated
 from pykubeproxy.sources import Client, api_watches
 from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
+
+RECORDED = Path(__file__).parent.parent / "data" / "requests.txt"
 
 
 def test_selectors_are_sent_to_the_server() -> None:
@@ -70,6 +73,23 @@ def test_requests_are_those_of_a_good_client() -> None:
             "allowWatchBookmarks": ["true"],
             "resourceVersion": [str(api.store.version)],
         }
+
+
+def test_the_same_objects_are_requested_as_by_kube_proxy() -> None:
+    """With the same selectors; but no ServiceCIDRs, which mode iptables does not use."""
+
+    def selected(line: str) -> tuple[str, ...]:
+        verb, resource, query = line.split()
+        fields = parse_qs(query)
+        return (verb, resource, *(fields.get(name, [""])[0] for name in ("labelSelector", "fieldSelector")))
+
+    theirs = {selected(line) for line in RECORDED.read_text().splitlines()[1:]}
+    with server() as api:
+        with Follower(api_watches(Client(master=api.url), "node1")):
+            for _, resource, *_ in theirs:
+                api.requests.wait("servicecidrs" not in resource, "watch", resource)
+        ours = {selected(f"{it.verb} {it.resource} {it.query}") for it in api.requests.entries()}
+    assert ours == {it for it in theirs if it[1] != "servicecidrs.networking.k8s.io"}
 
 
 def test_objects_come_change_and_go() -> None:

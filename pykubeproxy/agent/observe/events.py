@@ -1,5 +1,6 @@
 """Kubernetes Events on Nodes and Services, sent to the API server."""
 
+import socket
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from pykubeproxy.sources.failures import Failure
 _WARNING = "Warning"
 _CONTROLLER = "kube-proxy"
 # Limits of the API server, in characters; the name leaves room for a unique suffix.
-_LONGEST_NOTE, _LONGEST_NAME, _LONGEST_INSTANCE = 1024, 230, 128
+_LONGEST_NOTE, _LONGEST_NAME = 1024, 230
 # Further events of a namespace are dropped while this many wait. Rate in events per second.
 _MOST_WAITING = 100
 _RATE, _BURST = 1.0, 10
@@ -87,13 +88,12 @@ class ApiRecorder(Recorder):
     def __init__(
         self,
         client: Client,
-        node_name: str,
         pauses: tuple[float, ...] = _PAUSES,
         clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._instance = f"{_CONTROLLER}-{node_name}"[:_LONGEST_INSTANCE]
+        self._instance = f"{_CONTROLLER}-{socket.gethostname()}"
         self._pauses = pauses
         self._clock = clock
         self._monotonic = monotonic
@@ -235,7 +235,7 @@ def bind_failed(node_name: str, server: str, note: str) -> KubernetesEvent:
 
 def port_taken(node_name: str, service: Key, port: int, reason: str) -> KubernetesEvent:
     """Return the event that the agent cannot bind a Service's health check port."""
-    note = f"node {node_name} cannot serve the health check of {service} on port {port}: {reason}"
+    note = f'node {node_name} failed to start healthcheck "{service}" on port {port}: {reason}'
     return KubernetesEvent("Service", service, _WARNING, "FailedToStartServiceHealthcheck", "Listen", note)
 
 

@@ -33,13 +33,18 @@ def scraped(page: http.Response, request: http.Request, started: float) -> http.
 
 
 class _AsKubeProxy(Collector):
-    """Collect the registry in kube-proxy's form: no metrics without samples, and whole bucket bounds without ".0"."""
+    """Collect the registry in kube-proxy's form.
+
+    It leaves out metrics without samples, writes whole bucket bounds without ".0", and adds kube-proxy's stability level.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
+            if metric.name.startswith("kubeproxy_"):
+                metric.documentation = f"[ALPHA] {metric.documentation}"
             if metric.type == "histogram":
                 metric.samples = [_whole_bound(sample) for sample in metric.samples]
             if metric.samples:

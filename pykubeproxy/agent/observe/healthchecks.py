@@ -14,8 +14,8 @@ from pykubeproxy.agent.observe.fair_share import fair_share
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.config import Config
 from pykubeproxy.http.server import Server
-from pykubeproxy.objects import Family, Key, Node, family_of
-from pykubeproxy.rules.context import node_ips
+from pykubeproxy.objects import Family, Key, Node
+from pykubeproxy.rules.context import node_ips, node_port_networks
 from pykubeproxy.services.ports import PortName
 
 _EVERY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - load balancers connect from outside
@@ -83,14 +83,12 @@ def listening_hosts(
     """Return the addresses that serve node ports, as hosts for `Server.listen`.
 
     `local_addresses` are those of this node's interfaces, by served family. A family without networks in
-    nodePortAddresses is served on all addresses; "primary" means the node's own addresses.
+    nodePortAddresses is served on all addresses; see `node_port_networks` for "primary".
     """
-    cidrs = config.node_port_addresses
-    if cidrs == ("primary",):
-        cidrs = tuple(node_ips(config, node)[family] for family in local_addresses)
     hosts: list[str] = []
     for family, addresses in local_addresses.items():
-        networks = [ipaddress.ip_network(cidr) for cidr in cidrs if family_of(cidr) is family]
+        cidrs = node_port_networks(config, node_ips(config, node)[family], family)
+        networks = [ipaddress.ip_network(cidr) for cidr in cidrs]
         if not networks or any(network.prefixlen == 0 for network in networks):
             hosts.append(_EVERY_ADDRESS[family])
         else:

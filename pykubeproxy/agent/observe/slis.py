@@ -19,17 +19,18 @@ class Slis:
         self._registry = CollectorRegistry()
         self._result = Gauge(
             "kubernetes_healthcheck",
-            "Result of the latest health check: 1 if it passed",
+            "[STABLE] Result of the latest health check: 1 if it passed",
             ("name", "type"),
             registry=self._registry,
         )
         self._results = Counter(
             "kubernetes_healthchecks",
-            "Health checks by result",
+            "[STABLE] Health checks by result",
             ("name", "status", "type"),
             registry=self._registry,
         )
-        start = Gauge("process_start_time_seconds", "Start of the process", registry=self._registry)
+        about = "[ALPHA] Start of the process in seconds since 1970"
+        start = Gauge("process_start_time_seconds", about, registry=self._registry)
         start.set(started)
 
     def healthz(self, request: http.Request) -> http.Response:

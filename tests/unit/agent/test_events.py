@@ -1,9 +1,11 @@
 """Events, as sent to the API server, and failures of that."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ def recorder() -> Iterator[Record]:
     made: list[ApiRecorder] = []
 
     def start(url: str, pauses: tuple[float, ...] = (0.02, 0.02, 0.02)) -> ApiRecorder:
-        made.append(ApiRecorder(Client(master=url, qps=-1), "node1", pauses))
+        made.append(ApiRecorder(Client(master=url, qps=-1), pauses))
         return made[-1]
 
     yield start
@@ -68,7 +70,7 @@ def test_event_objects_are_valid() -> None:
         "reason": "FailedToStartServiceHealthcheck",
         "regarding": {"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"},
         "type": "Warning",
-        "note": "node node1 cannot serve the health check of shop/web on port 32000: Address already in use",
+        "note": 'node node1 failed to start healthcheck "shop/web" on port 32000: Address already in use',
     }
     start = as_object(events.starting("node1"), NS, "kube-proxy-node1")
     assert start["metadata"] == {"name": f"node1.{NS:x}", "namespace": "default"}
@@ -82,6 +84,30 @@ def test_event_objects_are_valid() -> None:
         "name": "web-a",
     }
     assert as_object(skipped, NS, "kube-proxy-node1")["regarding"] == about
+
+
+def test_events_equal_kube_proxys() -> None:
+    """They say the same as those recorded from a kube-proxy on host "vm"; ours have UIDs too."""
+    theirs = json.loads((Path(__file__).parents[2] / "data" / "events.json").read_text())
+    taken = "listen tcp4 0.0.0.0:32000: bind: address already in use"
+    for made, recorded in zip(
+        (events.starting("node1"), events.port_taken("node1", WEB, 32000, taken)), theirs, strict=True
+    ):
+        ours = as_object(made, NS, "kube-proxy-vm", uid="0c5d")
+        assert (type(ours.pop("eventTime")), type(ours.pop("metadata"))) == (str, dict)
+        assert ours["regarding"].pop("uid")
+        expected = {"note": "", **recorded}
+        for field in ("eventTime", "metadata", "deprecatedSource"):
+            del expected[field]
+        assert ours == expected
+
+
+def test_the_host_reports_events(recorder: Record) -> None:
+    """As in kube-proxy, with its name as it is; hostnameOverride does not change it."""
+    with server() as api:
+        recorder(api.url).record(events.starting("node1"))
+        eventually(lambda: len(stored(api)) == 1)
+        assert stored(api)[0]["reportingInstance"] == f"kube-proxy-{socket.gethostname()}"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +195,7 @@ class Toggled:
         monkeypatch.setattr(events, "_BURST", 1e6)
         self.now = 1000.0
         self.sender = Sender()
-        self.recorder = ApiRecorder(self.sender, "node1", monotonic=lambda: self.now)
+        self.recorder = ApiRecorder(self.sender, monotonic=lambda: self.now)
 
     def record(self, namespace: str, name: str, note: str) -> None:
         key = Key(namespace, name)

@@ -246,6 +246,21 @@ def test_hosts_follow_node_port_addresses(networks: tuple[str, ...], hosts: tupl
     assert listening_hosts(config(*networks), NODE, ADDRESSES) == hosts
 
 
+@pytest.mark.parametrize(
+    ("addresses", "hosts"),
+    [
+        (("192.168.99.10",), ("192.168.99.10", "::")),
+        (("fd00:99::10",), ("0.0.0.0", "fd00:99::10")),
+        ((), ("",)),
+    ],
+)
+def test_primary_means_all_addresses_in_a_family_in_which_the_node_has_none(
+    addresses: tuple[str, ...], hosts: tuple[str, ...]
+) -> None:
+    """As for node ports, and as in kube-proxy: a load balancer must reach the port where the Service is served."""
+    assert listening_hosts(config("primary"), Node(HERE, addresses), ADDRESSES) == hosts
+
+
 def test_an_unavailable_family_is_not_bound() -> None:
     """Only addresses of served families are bound."""
     assert listening_hosts(config(), NODE, {Family.IPV4: ()}) == ("0.0.0.0",)

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatch
 
 import pytest
 from prometheus_client import Metric
@@ -13,13 +14,16 @@ from pykubeproxy.agent.observe.metrics import Metrics
 from pykubeproxy.objects import Deleted, Family, Key, Kind
 from pykubeproxy.sources import Outage
 from pykubeproxy.sources.manifests import ManifestWatch
+from tests.docs.pages import DOCS
 from tests.fakes.http_client import recorded_response
 from tests.objects import endpoint, service, slice_of
 from tests.reports import ELSEWHERE, HERE, port_names, report
 
 V4, V6 = Family.IPV4, Family.IPV6
+DIFFERENCES = DOCS / "differences.md"
 POWERS = [0.001 * 2**n for n in range(15)]
 RULES = {"filter": 7, "nat": 84}
+_TYPE = re.compile(r"^# TYPE (\S+) (\S+)", re.MULTILINE)
 PROGRAMMING = [0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30)]
 
 
@@ -41,6 +45,12 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def series(samples: Iterable[Sample]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
     """Return names and labels, without bucket bounds."""
     return {(it.name, frozenset((k, v) for k, v in it.labels.items() if k != "le")) for it in samples}
+
+
+def stability(metric: Metric) -> str:
+    """Return the stability level that a help text begins with; "" without one or without further text."""
+    level = re.match(r"\[([A-Z]+)\] \S", metric.documentation)
+    return level[1] if level else ""
 
 
 def bounds(metric: Metric) -> list[str]:
@@ -79,12 +89,28 @@ def lived(metrics: Metrics) -> Metrics:
 
 
 def test_names_types_and_labels_equal_kube_proxys(lived: Metrics) -> None:
-    """The same metrics with the same types and series."""
+    """The same metrics with the same types, stability levels and series."""
     ours, theirs = scrape(lived), parse(recorded_response("GET :10249/metrics").body)
     assert len(theirs) == 19
     assert {name: it.type for name, it in ours.items()} == {name: it.type for name, it in theirs.items()}
     for name, metric in theirs.items():
         assert series(ours[name].samples) == series(metric.samples)
+        assert stability(ours[name]) == stability(metric) == "ALPHA"
+
+
+def test_metrics_of_libraries_are_served_or_listed_as_missing(lived: Metrics) -> None:
+    """Each metric that kube-proxy has besides its own: with its type, or in docs/differences.md."""
+    recorded = recorded_response("GET :10249/metrics (types of the others; of go_, one)").body
+    ours, theirs = (dict(_TYPE.findall(it)) for it in (lived.page().body.decode(), recorded))
+    served = {name: type_ for name, type_ in theirs.items() if name in ours}
+    assert served == {name: ours[name] for name in served}
+    assert len(served) == 6
+    (row,) = (
+        it for it in DIFFERENCES.read_text().splitlines() if it.startswith("| metrics of its libraries:")
+    )
+    listed = re.findall(r"`([a-z_*]+)`", row.split("|")[1])
+    assert [it for it in theirs.keys() - served if not any(fnmatch(it, name) for name in listed)] == []
+    assert [it for it in listed if not any(fnmatch(name, it) for name in theirs)] == []
 
 
 def test_buckets_equal_kube_proxys(lived: Metrics) -> None:

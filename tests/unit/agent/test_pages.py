@@ -84,7 +84,7 @@ def test_ping_is_answered(port: int) -> None:
 
 
 def test_slis_count_health_checks(port: int) -> None:
-    """Names, types and values are kube-proxy's; DELETE resets the counts; an excluded check does not count."""
+    """Names, types, stability and values are kube-proxy's; DELETE resets the counts; an excluded check does not count."""
     assert [it.name for it in metric_families(port)] == ["process_start_time_seconds"]
     for path in ("/healthz", "/healthz?verbose", "/healthz?exclude=ping", *["/healthz?exclude=foo"] * 3):
         fetch(port, path)
@@ -95,6 +95,7 @@ def test_slis_count_health_checks(port: int) -> None:
     ours, theirs = (list(text_string_to_metric_families(it.body)) for it in (got, expected))
     assert [(it.name, it.type) for it in ours] == [(it.name, it.type) for it in theirs]
     assert [it.samples for it in ours[:2]] == [it.samples for it in theirs[:2]]
+    assert [it.documentation.split()[0] for it in ours] == [it.documentation.split()[0] for it in theirs]
     assert fetch(port, "/metrics/slis", "DELETE").body == recorded_response("DELETE :10249/metrics/slis").body
     assert "kubernetes" not in fetch(port, "/metrics/slis").body
     fetch(port, "/healthz")
