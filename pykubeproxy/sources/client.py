@@ -61,7 +61,7 @@ class Client:
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
     connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
-    without any packets breaks; `contact` notes when the server last sent something.
+    without any packets breaks; `contact` records when the server last sent something.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class ConnectionState:
             self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a list and note their arrival."""
+        """Yield the pieces of a list and record their arrival."""
         for piece in body:
             self._outages.heard()
             yield piece
@@ -116,7 +116,7 @@ class ConnectionState:
         self._outages.heard(at)
 
     def delivered(self) -> None:
-        """Note that the watch delivered an event."""
+        """Record that the watch delivered an event."""
         self._delivered, self._persistent = True, 0
         self._outages.recovered()
 
@@ -128,7 +128,7 @@ class ConnectionState:
         self._outages.recovered()
 
     def ended(self, seconds: float) -> Pause:
-        """Note that the server ended a watch of `seconds`; return the pause before the next attempt."""
+        """Record that the server ended a watch of `seconds`; return the pause before the next attempt."""
         if not self._is_steady():
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
         self._outages.heard()
@@ -141,7 +141,7 @@ class ConnectionState:
         return self._own(self._rest())
 
     def failed(self, failure: Failure) -> Pause:
-        """Note a failure; return the pause before the next attempt."""
+        """Record a failure; return the pause before the next attempt."""
         if isinstance(failure, Expired):
             return self._version_expired(failure)
         if self._is_steady():
