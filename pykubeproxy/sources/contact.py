@@ -18,7 +18,7 @@ class Contact:
     """Record when the API server was last heard. Thread-safe.
 
     It is heard when it sends data. It is also heard when it acknowledges packets on an open response, because a watch of
-    objects that do not change carries nothing; but not from `doubt` until it sends data. After `limit` seconds of
+    objects that do not change carries nothing; but not from `doubt` until it answers. After `limit` seconds of
     silence, the server is unavailable. `clock` returns seconds.
     """
 
@@ -43,9 +43,9 @@ class Contact:
         """Record data from the server."""
         self._heard, self._waiting, self._failure, self._doubted = self._clock(), None, "", False
 
-    def doubt(self) -> None:
-        """Record that a request has no answer although open responses are acknowledged: a balancer may do that."""
-        self._doubted = True
+    def doubt(self, doubted: bool = True) -> None:
+        """Record whether a request has no answer although open responses are acknowledged: a balancer may do that."""
+        self._doubted = doubted
 
     def failed(self, failure: Failure, acknowledged: float = -math.inf) -> None:
         """Record a failed request, or a response that broke; it does not count if the server has answered.

@@ -3,7 +3,6 @@
 import random
 import time
 from collections import Counter
-from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from pykubeproxy.sources import Timing
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import Follower, eventually
-from tests.fakes.relay import Relay
+from tests.fakes.relay import behind_a_relay
 
 # A watch is renewed within a second. The server keeps it a second longer.
 BRIEF = msgspec.structs.replace(SHORT, watch=(1, 1), answer=1.0, steady=0.1)
@@ -102,19 +101,16 @@ def patient() -> Timing:
 
 def test_a_check_whose_connection_is_refused_keeps_the_open_watch() -> None:
     """As while a load balancer has no other server."""
-    with ExitStack() as stack:
-        api = stack.enter_context(quiet_server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        lines = stack.enter_context(capture_logs())
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, patient())
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with (
+        quiet_server() as api,
+        capture_logs() as lines,
+        behind_a_relay(api, patient()) as (relay, follower),
+    ):
         relay.refuse()
         eventually(lambda: [line for line in lines if "Connection refused" in line.get("reason", "")])
         api.store.create(service("a"))
         follower.sees("a")
-        assert not watch.outage
+        assert not follower.watches[0].outage
         assert not trouble(lines)
 
 
@@ -138,6 +134,24 @@ def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> Non
             eventually(lambda: not watch.outage)
         assert follower.lists() == 1
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
+
+
+def test_a_refusal_ends_the_outage_of_a_check_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers, and the open watch goes on, although nothing arrives on it."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+    timing = msgspec.structs.replace(BRIEF, watch=(6, 6))
+    with quiet_server() as api, Follower(watches(api.url, Kind.SERVICE, timing)) as follower:
+        (watch,) = follower.watches
+        follower.sees()
+        api.requests.wait(1, "watch")
+        api.faults.fail(429, 100_000, verb="watch")
+        api.faults.hang(verb="watch")
+        eventually(lambda: watch.outage, 5)
+        api.faults.release()
+        eventually(lambda: not watch.outage, 2)
+        assert api.requests.count("watch") > 1
+        assert api.watches.running == 1
+        assert len(follower.events) == 1
 
 
 def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
@@ -183,13 +197,8 @@ def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
 
 def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
     """Its checks are refused, so only its age tells that its server is gone: a balancer keeps the connection."""
-    with ExitStack() as stack:
-        api = stack.enter_context(quiet_server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with quiet_server() as api, behind_a_relay(api, BRIEF) as (relay, follower):
+        (watch,) = follower.watches
         relay.refuse()
         relay.frozen.set()
         started = time.monotonic()
@@ -200,13 +209,8 @@ def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
 
 def test_bookmarks_of_a_watch_do_not_skip_what_it_lost() -> None:
     """A check that gets an answer late begins where the first one did, so it repeats what a dead connection lost."""
-    with ExitStack() as stack:
-        api = stack.enter_context(server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with server() as api, behind_a_relay(api, BRIEF) as (relay, follower):
+        (watch,) = follower.watches
         relay.frozen.set()
         api.store.create(service("a"))
         eventually(lambda: watch.outage, 4)
