@@ -1,17 +1,19 @@
 """Watches of objects that nobody changes: silence is no outage, and each watch is followed by the next without a gap."""
 
 import random
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, Store
-from pykubeproxy.objects import EndpointSlice, Kind, Listed, Updated
-from pykubeproxy.sources import Timing
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, Store
+from pykubeproxy.objects import EndpointSlice, Kind, Listed, Service, Updated
+from pykubeproxy.sources import Client, Timing
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import Follower, eventually
@@ -176,7 +178,7 @@ def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
 
 
 def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
-    """Meanwhile nobody reads the open watch; its next event ends the outage."""
+    """Meanwhile the open watch goes on, and its next event ends the outage."""
     with quiet_server() as api, capture_logs() as lines:
         (watch,) = watches(api.url, Kind.SERVICE, msgspec.structs.replace(BRIEF, watch=(4, 4)))
         with Follower([watch]) as follower:
@@ -188,11 +190,57 @@ def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
             assert watch.outage
             assert "no response from" in watch.outage.reason
             assert api.watches.running == 1
-            api.faults.clear()
             api.store.create(service("a"))
-            follower.sees("a")
+            follower.sees("a", seconds=0.8)  # the next list hangs too
             eventually(lambda: not watch.outage)
+            api.faults.clear()
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
+
+
+def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of an expired check is older than they are: no object returns to an earlier state, and none reappears."""
+    exchange = Client._exchange
+
+    def slowly(client: Client, request: Any) -> Iterator[bytes]:
+        parts = exchange(client, request)
+        yield next(parts)
+        if request.compressible and api.requests.count("watch"):  # a later list
+            answered.set()
+            arrived.wait(5)
+        yield from parts
+
+    answered, arrived = threading.Event(), threading.Event()
+    monkeypatch.setattr(Client, "_exchange", slowly)
+    with quiet_server() as api:
+        api.store.load([service(name) for name in ("changed", "deleted", "kept")])
+        with Follower(watches(api.url, Kind.SERVICE, patient())) as follower:
+            follower.sees("changed", "deleted", "kept")
+            api.requests.wait(1, "watch")
+            api.faults.fail(410, verb="watch")
+            api.requests.wait(2, "list")
+            assert answered.wait(5)
+            api.store.merge_patch(SERVICES, "default", "changed", {"spec": {"ports": [{"port": 81}]}})
+            api.store.delete(SERVICES, "default", "deleted")
+            api.store.create(service("new"))
+            follower.sees("changed", "kept", "new", seconds=2)
+            assert follower.lists() == 1
+            arrived.set()
+            eventually(lambda: follower.lists() == 2)
+            api.store.create(service("end"))
+            follower.sees("changed", "kept", "new", "end")
+        assert [type(event).__name__ for event in follower.events] == [
+            "Listed",
+            *("Updated", "Deleted", "Updated"),
+            "Listed",
+            "Updated",
+        ]
+        listed = follower.events[4]
+        assert isinstance(listed, Listed)
+        objects = {it.key.name: it for it in listed.objects}
+        assert objects.keys() == {"changed", "kept", "new"}
+        changed = objects["changed"]
+        assert isinstance(changed, Service)
+        assert [it.port for it in changed.ports] == [81]
 
 
 def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
