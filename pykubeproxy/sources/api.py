@@ -71,7 +71,10 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
     )
     timing = timing or Timing()
     reconnection = Reconnection(timing.first_pause, timing.longest_pause)
-    return tuple(ApiWatch(client, resource, timing, reconnection) for resource in resources)
+    watches = tuple(ApiWatch(client, resource, timing, reconnection) for resource in resources)
+    for watch in watches:
+        watch.siblings = watches
+    return watches
 
 
 def service_objects(
@@ -152,6 +155,9 @@ class ApiWatch:
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
         self._version = self._base = ""  # the last version seen, and the one from which watches begin
+        self.siblings: tuple[
+            ApiWatch, ...
+        ] = ()  # other watches of objects in the same database, and this one
         self._list_failure: tuple[float, str] | None = None  # since when, and why the last one failed
 
     @property
@@ -180,8 +186,8 @@ class ApiWatch:
         """List, then watch; never return."""
         while True:
             self._connection.connecting()
-            # A list of one object is cheap, and shows whether versions went back while no watch was open.
-            self._connection.must_list |= self._resource.kind is Kind.NODE
+            if self._resource.kind is Kind.NODE:
+                self._expect_newest()
             try:
                 self._list_if_needed(emit)
                 self._rebase()
@@ -189,6 +195,14 @@ class ApiWatch:
             except Failure as failure:
                 pause = self._connection.failed(failure)
             self._connection.wait(pause)
+
+    def _expect_newest(self) -> None:
+        """List next. A list of one object is cheap, and shows whether versions went back while no watch was open."""
+        self._connection.must_list = True
+        if self._version:
+            for other in self.siblings:
+                if wire.is_older(self._version, other._version):
+                    self._version = other._version
 
     def _list_if_needed(self, emit: Emit, meanwhile: Callable[[], None] | None = None) -> None:
         if self._connection.must_list or self._connection.notices_restore():
@@ -336,9 +350,11 @@ class ApiWatch:
         """List from the server's cache, else the latest state.
 
         The cache is cheap when all nodes list at once. Read it first at any version (resourceVersion 0), later at a
-        version that is not older than emitted events.
+        version that is not older than emitted events. But the cache of Nodes may be older than other objects' versions.
         """
         latest: Query = {"limit": PAGE_SIZE}
+        if self._version and self._resource.kind is Kind.NODE:
+            return self._pages(latest, verbs, meanwhile)
         # With a limit, most servers read a list at a version from etcd.
         cached: Query = (
             {"resourceVersion": self._version} if self._version else latest | {"resourceVersion": "0"}
