@@ -13,6 +13,7 @@ from pykubeproxy.agent.observe.events import ApiRecorder, Recorder
 from pykubeproxy.agent.observe.heartbeat import Heartbeat
 from pykubeproxy.agent.observe.observers import Observers
 from pykubeproxy.agent.observe.status_service import StatusService
+from pykubeproxy.agent.standby import keep
 from pykubeproxy.agent.startup import Families, open_families
 from pykubeproxy.agent.threads import start_thread
 from pykubeproxy.kernel import InstanceLock, watch_addresses
@@ -70,6 +71,7 @@ def run_agent(
         observers.metrics.cleaning_flows(flows.waiting_seconds)
         observers.metrics.read_dropped_lines(options.dropped_lines)
         watch_addresses(lambda: mailbox.put(AddressesChanged()))
+        start_thread("instance-lock", lambda: keep(lock, mailbox.put), mailbox)
         if client:
             start_thread("api-contact", client.contact.run, mailbox)
         for worker in (flows, config_watch, families.watch):

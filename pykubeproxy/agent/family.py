@@ -70,7 +70,7 @@ class FamilyController:
         opened.tables.on_progress(observers.progress)
 
     def external_write(self, write: ExternalWrite) -> None:
-        """Note that another program wrote to the tables of this family."""
+        """Record that another program wrote to the tables of this family."""
         self._schedule.external_write(write, self._clock())
 
     def request_sync(self, since: float, services: Iterable[Key] = (), listed: bool = False) -> None:

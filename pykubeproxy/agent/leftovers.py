@@ -39,7 +39,7 @@ class LeftoverSchedule:
         self.due = now
 
     def checked(self, found: bool, now: float) -> None:
-        """Note a check, and whether it found leftovers."""
+        """Record a check, and whether it found leftovers."""
         self._checks += 1
         self._found = self._found + 1 if found else 0
         pause = backoff(self._checks, self._period)

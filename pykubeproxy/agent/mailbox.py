@@ -109,7 +109,7 @@ class Mailbox:
             return next((message for message in self._messages.values() if isinstance(message, Stop)), None)
 
     def handled(self) -> None:
-        """Note that the loop has handled all messages that it took."""
+        """Record that the loop has handled all messages that it took."""
         with self._changed:
             self._taken = math.inf
 

@@ -1,4 +1,4 @@
-"""Wait while another agent runs on this node, and take over when it ends."""
+"""Wait while another agent runs on this node, take over when it ends, and keep the lock."""
 
 import signal
 import time
@@ -8,8 +8,12 @@ from types import FrameType
 
 import structlog
 
+from pykubeproxy.agent.mailbox import Stop
 from pykubeproxy.config import Config
-from pykubeproxy.kernel import InstanceLock, lock_holder
+from pykubeproxy.kernel import InstanceLock, KernelError, lock_holder
+
+# How often to look for the file of the lock, in seconds.
+_PERIOD = 1.0
 
 log = structlog.get_logger()
 
@@ -33,6 +37,17 @@ def take_over(config: Config, node_name: str, flags: Mapping[str, object]) -> In
         raise
     finally:
         standby.close()
+
+
+def keep(lock: InstanceLock, post: Callable[[Stop], None]) -> None:
+    """Lock the file anew whenever someone deletes it. Return when another agent was faster, with a Stop posted."""
+    try:
+        while True:
+            time.sleep(_PERIOD)
+            if lock.restore():
+                log.warning("instance lock restored", reason="its file was deleted or replaced")
+    except KernelError as error:
+        post(Stop(1, str(error)))
 
 
 def _end(_: int, __: FrameType | None) -> None:

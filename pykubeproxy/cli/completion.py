@@ -28,8 +28,8 @@ _ROOTS = (("nat", "KUBE-SERVICES"), ("filter", "KUBE-SERVICES"), ("filter", "KUB
 # Shells may run what they complete: accept only DNS labels, for pods and nodes with dots.
 _LABEL = re.compile(r"[a-z0-9][-a-z0-9]*")
 _SUBDOMAIN = re.compile(r"[a-z0-9][-.a-z0-9]*")
-# A service port in the comment of a rule.
-_TITLE = re.compile(rb"([a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*(?::[a-z0-9-]+)?)[ \0]")
+# A service port at the beginning of a rule's comment, which follows the zero byte of an attribute's header.
+_TITLE = re.compile(rb"\0([a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*(?::[a-z0-9-]+)?)[ \0]")
 # In bash a colon ends a word, so bash gets only the part of "ns/name:port" after the last colon.
 _BASH = """\
 %(complete_func)s() {

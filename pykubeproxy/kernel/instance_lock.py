@@ -5,6 +5,7 @@ The kernel releases the lock when the process ends, and wakes up one of those th
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -45,24 +46,50 @@ class InstanceLock:
 
     def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
         self._path = _path()
-        try:
-            self._file = _open(self._path)
-        except OSError as error:
-            raise NoLock(error) from None
-        try:
-            self._take(on_wait)
-        except BaseException:
-            self.close()
-            raise
+        self._changing = threading.Lock()
+        self._file: int | None = self._take(on_wait)
 
-    def _take(self, on_wait: Callable[[], None] | None) -> None:
+    def _take(self, on_wait: Callable[[], None] | None = None) -> int:
+        """Open and lock the file; once more if someone has deleted it meanwhile, because others open a new one."""
+        waits = False
+        while True:
+            try:
+                file = _open(self._path)
+            except OSError as error:
+                raise NoLock(error) from None
+            try:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    if on_wait is None:
+                        raise AlreadyRunning from None
+                    waits = True
+                    on_wait()
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if self._is_in_place(file):
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def _is_in_place(self, file: int) -> bool:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if on_wait is None:
-                raise AlreadyRunning from None
-            on_wait()
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            return os.path.samestat(os.fstat(file), self._path.stat(follow_symlinks=False))
+        except OSError:
+            return False
+
+    def restore(self) -> bool:
+        """Lock a new file if someone has deleted or replaced this one; return whether that was necessary.
+
+        Raises AlreadyRunning if another process has locked the new file, NoLock if it cannot be opened.
+        """
+        with self._changing:
+            if self._file is None or self._is_in_place(self._file):
+                return False
+            deleted, self._file = self._file, self._take()
+            os.close(deleted)  # a process that waits for it opens the new one
+            return True
 
     def waiting(self) -> tuple[str, ...]:
         """Return the processes that wait for this lock. Any thread may call it."""
@@ -76,7 +103,10 @@ class InstanceLock:
 
     def close(self) -> None:
         """Release the lock. The file stays: a process may wait for its lock."""
-        os.close(self._file)
+        with self._changing:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
 
 
 def lock_holder() -> str:

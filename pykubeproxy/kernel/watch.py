@@ -26,7 +26,7 @@ class TableWatch(Protocol):
     name: str
 
     def command_started(self, process: int) -> None:
-        """Note that a command of ours runs in this process."""
+        """Record that a command of ours runs in this process."""
 
     def own_writes(self, family: Family) -> AbstractContextManager[Callable[[str], None]]:
         """Do not report what the processes given to `command_started` write inside this context.
@@ -36,7 +36,7 @@ class TableWatch(Protocol):
         """
 
     def synced(self, family: Family, counts: TableCounts) -> None:
-        """Note that a sync is complete, and how many entries the tables hold now."""
+        """Record that a sync is complete, and how many entries the tables hold now."""
 
     def run(self) -> None:
         """Report writes of others; never return."""

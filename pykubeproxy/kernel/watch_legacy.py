@@ -44,7 +44,7 @@ class LegacyWatch:
                 self._shapes[family] = {table: shape(family, table) for table in existing}
 
     def synced(self, family: Family, counts: TableCounts) -> None:
-        """Note how many entries the tables hold after a sync.
+        """Record how many entries the tables hold after a sync.
 
         An unexpected number of foreign entries means that another program wrote between our own writes.
         """

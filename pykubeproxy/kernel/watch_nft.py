@@ -69,7 +69,7 @@ class NftWatch:
         self._join()
 
     def command_started(self, process: int) -> None:
-        """Note that a command of ours runs in this process."""
+        """Record that a command of ours runs in this process."""
         if self._writing:
             self._own.add(process)
 
@@ -154,7 +154,7 @@ class NftWatch:
             start += (length + 3) & ~3
 
     def _note(self, kind: int, message: bytes) -> None:
-        """Note a chain or rule that was added or deleted. In chains of others only deleted jumps to ours matter."""
+        """Record a chain or rule that was added or deleted. In chains of others only deleted jumps to ours matter."""
         family = _FAMILIES.get(message[netlink.HEADER.size])
         if family is None or not (kind == _NEW_CHAIN or _OURS in message):
             return

@@ -3,8 +3,9 @@
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
@@ -70,7 +71,10 @@ def api_watches(client: Client, node_name: str, timing: Timing | None = None) ->
     )
     timing = timing or Timing()
     reconnection = Reconnection(timing.first_pause, timing.longest_pause)
-    return tuple(ApiWatch(client, resource, timing, reconnection) for resource in resources)
+    watches = tuple(ApiWatch(client, resource, timing, reconnection) for resource in resources)
+    for watch in watches:
+        watch.siblings = watches
+    return watches
 
 
 def service_objects(
@@ -151,6 +155,9 @@ class ApiWatch:
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
         self._version = self._base = ""  # the last version seen, and the one from which watches begin
+        self.siblings: tuple[
+            ApiWatch, ...
+        ] = ()  # other watches of objects in the same database, and this one
         self._list_failure: tuple[float, str] | None = None  # since when, and why the last one failed
 
     @property
@@ -179,8 +186,8 @@ class ApiWatch:
         """List, then watch; never return."""
         while True:
             self._connection.connecting()
-            # A list of one object is cheap, and shows whether versions went back while no watch was open.
-            self._connection.must_list |= self._resource.kind is Kind.NODE
+            if self._resource.kind is Kind.NODE:
+                self._expect_newest()
             try:
                 self._list_if_needed(emit)
                 self._rebase()
@@ -189,10 +196,18 @@ class ApiWatch:
                 pause = self._connection.failed(failure)
             self._connection.wait(pause)
 
-    def _list_if_needed(self, emit: Emit) -> None:
+    def _expect_newest(self) -> None:
+        """List next. A list of one object is cheap, and shows whether versions went back while no watch was open."""
+        self._connection.must_list = True
+        if self._version:
+            for other in self.siblings:
+                if wire.is_older(self._version, other._version):
+                    self._version = other._version
+
+    def _list_if_needed(self, emit: Emit, meanwhile: Callable[[], None] | None = None) -> None:
         if self._connection.must_list or self._connection.notices_restore():
             before = self._version
-            emit(self._list(_WATCHED))
+            emit(self._list(_WATCHED, meanwhile))
             for skipped in self._tracker.too_large():
                 emit(skipped)
             self._connection.listed(wire.is_older(self._version, before))
@@ -216,7 +231,7 @@ class ApiWatch:
                 if current:
                     seconds = _TURN if successor else min(due - time.monotonic(), _LONGEST_WAIT)
                     try:
-                        goes_on = self._read(current, emit, seconds)
+                        goes_on = self._read(current, emit, seconds) is not None
                     except Failure:
                         self._connection.heard(current.response.acknowledged)
                         if not successor:
@@ -233,9 +248,9 @@ class ApiWatch:
                     if not successor:
                         if self._connection.checking():
                             self._rebase()
-                        self._list_if_needed(emit)
+                        self._list_if_needed(emit, partial(self._read_on, current, emit) if current else None)
                         successor = self._open()
-                    elif not self._read(successor, emit, 0.0 if current else _TURN):
+                    elif self._read(successor, emit, 0.0 if current else _TURN) is None:
                         if not current:
                             return successor.lifetime.end
                         raise Failure("the API server ends the watch at once", refused=True)
@@ -278,15 +293,22 @@ class ApiWatch:
         )
         return _OpenWatch(next(self._numbers), response, lifetime)
 
-    def _read(self, watch: "_OpenWatch", emit: Emit, seconds: float) -> bool:
-        """Emit the next event of a watch, if one arrives within `seconds`. Return whether the watch goes on."""
+    def _read(self, watch: "_OpenWatch", emit: Emit, seconds: float) -> bytes | None:
+        """Emit the next event of a watch, if one arrives within `seconds`. Return its line as `_OpenWatch.next` does."""
         waiting = watch.response.opened is None
         line = watch.next(seconds)
         if waiting and watch.response.opened is not None:
             self._connection.opened()
         if line and (event := self._event(line, watch.number)):
             emit(event)
-        return line is not None
+        return line
+
+    def _read_on(self, watch: "_OpenWatch", emit: Emit) -> None:
+        """Emit events of a watch that have arrived; the next read finds its end."""
+        end = time.monotonic() + _TURN
+        with suppress(Failure):
+            while self._read(watch, emit, 0.0) and time.monotonic() < end:
+                pass
 
     def _event(self, line: bytes, watch: int) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
@@ -312,10 +334,10 @@ class ApiWatch:
         self._connection.delivered()
         return change
 
-    def _list(self, verbs: str) -> Listed:
+    def _list(self, verbs: str, meanwhile: Callable[[], None] | None = None) -> Listed:
         """Return the complete state. If a permission is missing, messages name these `verbs`."""
         try:
-            listed = self._cached_or_latest(verbs)
+            listed = self._cached_or_latest(verbs, meanwhile)
         except Failure as failure:
             if not failure.server_wide:
                 since = self._list_failure[0] if self._list_failure else time.monotonic()
@@ -324,38 +346,49 @@ class ApiWatch:
         self._list_failure = None
         return listed
 
-    def _cached_or_latest(self, verbs: str) -> Listed:
+    def _cached_or_latest(self, verbs: str, meanwhile: Callable[[], None] | None) -> Listed:
         """List from the server's cache, else the latest state.
 
         The cache is cheap when all nodes list at once. Read it first at any version (resourceVersion 0), later at a
-        version that is not older than emitted events.
+        version that is not older than emitted events. But the cache of Nodes may be older than other objects' versions.
         """
         latest: Query = {"limit": PAGE_SIZE}
+        if self._version and self._resource.kind is Kind.NODE:
+            return self._pages(latest, verbs, meanwhile)
         # With a limit, most servers read a list at a version from etcd.
         cached: Query = (
             {"resourceVersion": self._version} if self._version else latest | {"resourceVersion": "0"}
         )
         try:
-            return self._pages(cached, verbs)
+            return self._pages(cached, verbs, meanwhile)
         except Failure as failure:
             # The server may not have the version, as after a restore from a backup.
             rejected = self._version and failure.persistent and not failure.server_wide
             if not rejected and not isinstance(failure, Expired):
                 raise
         try:
-            return self._pages(latest, verbs)
+            return self._pages(latest, verbs, meanwhile)
         except Expired:
             # The server dropped the rest of the list.
-            return self._pages(latest, verbs)
+            return self._pages(latest, verbs, meanwhile)
 
-    def _pages(self, query: Query, verbs: str) -> Listed:
+    def _pages(self, query: Query, verbs: str, meanwhile: Callable[[], None] | None) -> Listed:
         objects: list[Object] = []
         rejected: dict[Key, str] = {}
-        end = time.monotonic() + self._timing.list
+        before, end = self._version, time.monotonic() + self._timing.list
 
         @contextmanager
         def ask(query: Query) -> Iterator[Iterator[bytes]]:
-            with self._stream(query, self._timing.answer, end, verbs, compressible=True) as body:
+            with self._client.stream(
+                self._resource.path,
+                self._resource.selectors | query,
+                resource=self._resource.plural,
+                idle=self._timing.answer,
+                end=end,
+                compressible=True,
+                verbs=verbs,
+                meanwhile=meanwhile,
+            ) as body:
                 yield self._connection.listing(body)
 
         def take(items: list[wire.Item]) -> None:
@@ -364,18 +397,6 @@ class ApiWatch:
         meta = read_pages(ask, query, self._resource.kind.value, take)
         self._version = meta.resourceVersion or ""
         log.debug("listed", resource=self._resource.plural, count=len(objects), version=self._version)
-        return self._tracker.listed(tuple(objects), rejected)
-
-    def _stream(
-        self, query: Query, idle: float, end: float, verbs: str, *, compressible: bool = False
-    ) -> AbstractContextManager[Iterator[bytes]]:
-        resource = self._resource
-        return self._client.stream(
-            resource.path,
-            resource.selectors | query,
-            resource=resource.plural,
-            idle=idle,
-            end=end,
-            compressible=compressible,
-            verbs=verbs,
-        )
+        if wire.is_older(self._version, before):
+            self._tracker.restored()
+        return self._tracker.listed(tuple(objects), rejected, self._version)

@@ -65,7 +65,7 @@ class Reconnection:
             return Pause(self._turn - now, at_least, self._opened)
 
     def opened(self) -> None:
-        """Note that a watch is open, so the server can be reached."""
+        """Record that a watch is open, so the server can be reached."""
         with self._changed:
             self._turn = 0.0
             self._opened += 1

@@ -46,6 +46,7 @@ class _Request(msgspec.Struct, frozen=True):
     idle: float
     body: Mapping[str, object] | None = None
     compressible: bool = False
+    meanwhile: Callable[[], None] | None = None
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class Client:
 
     The header of a response must arrive within `idle` seconds, at most a minute; that includes the credentials, the
     connection and TLS. Then each piece of the body must arrive within `idle` seconds. `keepalive` says when a connection
-    without any packets breaks; `contact` notes when the server last sent something.
+    without any packets breaks; `contact` records when the server last sent something.
     """
 
     def __init__(
@@ -110,15 +111,16 @@ class Client:
         end: float = math.inf,
         compressible: bool = False,
         verbs: str = "list and watch of",
+        meanwhile: Callable[[], None] | None = None,
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
         Messages name the `resource`, and the `verbs` if a permission is missing. If `compressible`, ask for gzip, unless
-        the kubeconfig disables it. The pieces are unpacked and have at most 64 KiB. Raises Failure unless the status is
-        200.
+        the kubeconfig disables it. The pieces are unpacked and have at most 64 KiB. Call `meanwhile` often while waiting.
+        Raises Failure unless the status is 200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _Request("GET", target, resource, verbs, idle, compressible=compressible)
+        request = _Request("GET", target, resource, verbs, idle, None, compressible, meanwhile)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
@@ -158,7 +160,7 @@ class Client:
     @contextmanager
     def _open(self, request: _Request) -> Iterator[Attempt]:
         """Send a request and yield the attempt when the header of the response has arrived. Raises Failure."""
-        with self._attempt(lambda: self._exchange(request), request.idle) as attempt:
+        with self._attempt(lambda: self._exchange(request), request.idle, request.meanwhile) as attempt:
             yield attempt
 
     def watch(
@@ -174,9 +176,14 @@ class Client:
         return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
 
     @contextmanager
-    def _attempt(self, produce: Callable[[], Generator[bytes, None, None]], idle: float) -> Iterator[Attempt]:
+    def _attempt(
+        self,
+        produce: Callable[[], Generator[bytes, None, None]],
+        idle: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Iterator[Attempt]:
         """Yield the attempt when its first part has arrived. Raises Failure."""
-        attempt = self._start(produce)
+        attempt = self._start(produce, meanwhile)
         try:
             seconds = min(idle, _LONGEST_ANSWER)
             try:
@@ -192,11 +199,13 @@ class Client:
             self.contact.closed(attempt)
             attempt.cancel()
 
-    def _start(self, produce: Callable[[], Generator[bytes, None, None]]) -> Attempt:
+    def _start(
+        self, produce: Callable[[], Generator[bytes, None, None]], meanwhile: Callable[[], None] | None = None
+    ) -> Attempt:
         self._bucket.wait()
         self.contact.requested()
         try:
-            return Attempt(produce)
+            return Attempt(produce, meanwhile)
         except RuntimeError as error:
             raise Failure(f"the request to {self.server} failed: {error}") from None
 

@@ -106,7 +106,7 @@ class ConnectionState:
             self._reconnection.opened()
 
     def listing(self, body: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a list and note their arrival."""
+        """Yield the pieces of a list and record their arrival."""
         for piece in body:
             self._outages.heard()
             yield piece
@@ -116,7 +116,7 @@ class ConnectionState:
         self._outages.heard(at)
 
     def delivered(self) -> None:
-        """Note that the watch delivered an event."""
+        """Record that the watch delivered an event."""
         self._delivered, self._persistent = True, 0
         self._outages.recovered()
 
@@ -128,7 +128,7 @@ class ConnectionState:
         self._outages.recovered()
 
     def ended(self, seconds: float) -> Pause:
-        """Note that the server ended a watch of `seconds`; return the pause before the next attempt."""
+        """Record that the server ended a watch of `seconds`; return the pause before the next attempt."""
         if not self._is_steady():
             return self.failed(Failure("the API server ends the watch at once", persistent=True))
         self._outages.heard()
@@ -141,7 +141,7 @@ class ConnectionState:
         return self._own(self._rest())
 
     def failed(self, failure: Failure) -> Pause:
-        """Note a failure; return the pause before the next attempt."""
+        """Record a failure; return the pause before the next attempt."""
         if isinstance(failure, Expired):
             return self._version_expired(failure)
         if self._is_steady():
@@ -158,15 +158,23 @@ class ConnectionState:
     def check_failed(self, failure: Failure) -> float:
         """Record that the successor of an open watch failed; return the seconds until the next attempt.
 
-        That is no outage, because the open watch goes on, unless the server does not answer for `answer` seconds.
+        That is no outage, because the open watch goes on, unless the server does not answer for `answer` seconds. A
+        refusal ends such an outage.
         """
         began = self._checking
         if failure.refused:
             self._checking = None
+        if failure.answered:
+            self._contact.doubt(False)
+            self._outages.heard()
+            self._outages.recovered()
         if isinstance(failure, Expired):
             self.must_list = True
+            self._expired += 1
+            # All agents list after a restart of the server; a server that never has the version must not see that often.
+            ceiling = self._timing.longest_pause * 2.0 ** min(self._expired - 1, 32)
             log.debug("relisting", resource=self._resource, reason=str(failure))
-            return random.uniform(0.0, self._timing.longest_pause)  # noqa: S311
+            return random.uniform(0.0, min(ceiling, self._timing.watch[1]))  # noqa: S311
         pause = failure.retry_after + self._backoff.next(spread=failure.retry_after)
         log.debug("watch not renewed", resource=self._resource, reason=str(failure), retry_in=f"{pause:.1f}s")
         if not failure.refused and began is not None and time.monotonic() - began >= self._timing.answer:

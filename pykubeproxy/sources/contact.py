@@ -1,4 +1,4 @@
-"""Note when the API server was last heard, and log its outages: one line for each, for all watches."""
+"""Record when the API server was last heard, and log its outages: one line for each, for all watches."""
 
 import math
 import threading
@@ -15,10 +15,10 @@ log = structlog.get_logger()
 
 
 class Contact:
-    """Note when the API server was last heard. Thread-safe.
+    """Record when the API server was last heard. Thread-safe.
 
     It is heard when it sends data. It is also heard when it acknowledges packets on an open response, because a watch of
-    objects that do not change carries nothing; but not from `doubt` until it sends data. After `limit` seconds of
+    objects that do not change carries nothing; but not from `doubt` until it answers. After `limit` seconds of
     silence, the server is unavailable. `clock` returns seconds.
     """
 
@@ -35,7 +35,7 @@ class Contact:
         self._outage: tuple[float, str] | None = None  # start and reason of the outage in the log
 
     def requested(self) -> None:
-        """Note that a request is about to be sent."""
+        """Record that a request is about to be sent."""
         if self._waiting is None:
             self._waiting = self._clock()
 
@@ -43,9 +43,9 @@ class Contact:
         """Record data from the server."""
         self._heard, self._waiting, self._failure, self._doubted = self._clock(), None, "", False
 
-    def doubt(self) -> None:
-        """Record that a request has no answer although open responses are acknowledged: a balancer may do that."""
-        self._doubted = True
+    def doubt(self, doubted: bool = True) -> None:
+        """Record whether a request has no answer although open responses are acknowledged: a balancer may do that."""
+        self._doubted = doubted
 
     def failed(self, failure: Failure, acknowledged: float = -math.inf) -> None:
         """Record a failed request, or a response that broke; it does not count if the server has answered.

@@ -44,6 +44,11 @@ class Failure(Exception):
         self.server_wide = server_wide
         self.refused = refused
 
+    @property
+    def answered(self) -> bool:
+        """Whether an API server answered, not a load balancer without one."""
+        return self.refused and not self.server_wide
+
 
 class Unreachable(Failure):
     """The server cannot be reached, or sends no complete response."""
@@ -54,6 +59,12 @@ class Unreachable(Failure):
 
 class Expired(Failure):
     """The server no longer has the requested version or the rest of a list."""
+
+
+class Overloaded(Failure):
+    """The server asks for fewer requests."""
+
+    answered = True
 
 
 class Unauthorized(Failure):
@@ -93,7 +104,7 @@ def _from_status(code: int, message: str, retry_after: float, resource: str, ver
         case 410:
             return Expired(f"the requested version is too old{detail}")
         case 429:
-            return Failure(
+            return Overloaded(
                 f"the API server asks for fewer requests{detail}", retry_after=retry_after, server_wide=True
             )
         case 400 | 422 | 504:

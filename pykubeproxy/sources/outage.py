@@ -38,7 +38,7 @@ class OutageLog:
         return time.monotonic() - self._heard
 
     def failed(self, failure: Failure, retry_in: float) -> None:
-        """Note a failed attempt; the next one follows in `retry_in` seconds."""
+        """Record a failed attempt; the next one follows in `retry_in` seconds."""
         now, reason = time.monotonic(), str(failure)
         if self._present is None:
             self._failed = now
@@ -58,7 +58,7 @@ class OutageLog:
         return not failure.server_wide or (now - since >= limit and self._contact.silence() < limit)
 
     def recovered(self) -> None:
-        """Note a success."""
+        """Record a success."""
         if present := self._present:
             self._present = None
             seconds = time.monotonic() - present[0]

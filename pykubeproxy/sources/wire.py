@@ -28,11 +28,19 @@ _EVENT_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
 class Truncated(bytes):
     """The beginning of an object, or of a watch line with an object, that is too long."""
 
+    reason = f"it has more than {MAX_OBJECT >> 20} MiB"
+
     def meta(self) -> "ObjectMeta":
         """Return the identity and version of the object, empty if this is the beginning of something else."""
         # The API server writes these fields before those with other text of users, such as labels.
         fields = _IDENTITY.findall(self.partition(b'"metadata":')[2])
         return ObjectMeta(**{field.decode(): value.decode() for field, value in reversed(fields)})
+
+
+class Nested(Truncated):
+    """The beginning of an object that is nested too deeply to decode; users may nest `managedFields` like that."""
+
+    reason = "it is nested too deeply"
 
 
 Item = msgspec.Raw | Truncated
@@ -55,7 +63,7 @@ class _Object(msgspec.Struct, gc=False):
 
 
 class WatchEvent(msgspec.Struct, gc=False):
-    """One line of a watch. `object` is a Truncated if it is too long."""
+    """One line of a watch. `object` is a Truncated if it is too long, or nested too deeply."""
 
     type: str
     object: msgspec.Raw
@@ -136,15 +144,19 @@ def page(
 ) -> ListMeta:
     """Read a page of a list of this kind, and pass its items to `take` in batches while the rest arrives.
 
-    In place of an item above `limit` bytes, pass a Truncated. Raises Failure if the text is no such page; `take` may have
-    items by then.
+    In place of an item above `limit` bytes or nested too deeply, pass a Truncated. Raises Failure if the text is no such
+    page; `take` may have items by then.
     """
     text = _PageText(limit)
     for piece in body:
         if items := text.add(piece):
             take(items)
     try:
-        decoded = _pages.decode(text.rest())
+        try:
+            decoded = _pages.decode(text.rest())
+        except RecursionError:
+            take(text.split())
+            decoded = _pages.decode(text.rest())
     except (ValueError, RecursionError) as error:
         raise Failure(f"the API server sent no list of {kind}s: {error}", persistent=True) from None
     if decoded.kind != f"{kind}List" or not decoded.metadata.resourceVersion:
@@ -180,12 +192,19 @@ class _PageText:
         self._due = min(max(_BATCH, 2 * len(self._text)), self._limit + 1)
         return items
 
-    def rest(self) -> bytearray:
-        """Return the page without the items that `add` has returned. Call it last."""
+    def rest(self) -> bytes:
+        """Return the page without the items that other methods have returned."""
         if self._border and self._text.rstrip().endswith(b"}]}"):
             self._text[:] = b"]}"
-        self._text[:0] = self._head
-        return self._text
+        return self._head + self._text
+
+    def split(self) -> list[Item]:
+        """Return the items that are left in a complete text, one of which is nested too deeply. Raises ValueError."""
+        border = self._find_border() if self._head or self._split_head() else b""
+        end = self._text.rfind(b"]}") if border else 0
+        items = _decoded(self._text[:end], border)
+        del self._text[:end]
+        return items
 
     def _split_head(self) -> bool:
         end = self._text.find(_ITEMS) + len(_ITEMS)
@@ -198,13 +217,13 @@ class _PageText:
         del self._text[:end]
         return True
 
-    def _take(self) -> list[msgspec.Raw]:
+    def _take(self) -> list[Item]:
         # If the border is part of an item, a bracket is open, and decoding fails.
         border = self._find_border()
         end = self._text.rfind(border) + 1 if border else 0
         try:
-            items = _items.decode(b"".join((b"[", self._text[:end], b"]")))
-        except (ValueError, RecursionError):
+            items = _decoded(self._text[:end], border)
+        except ValueError:
             return []
         if items:
             del self._text[: end + 1]
@@ -237,6 +256,17 @@ class _PageText:
         return False
 
 
+def _decoded(text: bytes | bytearray, border: bytes) -> list[Item]:
+    """Return the items of a text, with `border` between them: a Nested for one nested too deeply. Raises ValueError."""
+    try:
+        return [*_items.decode(b"[%s]" % text)]
+    except RecursionError:
+        if not border:
+            return [Nested(text[:_BEGINNING])]
+    first, *others = text.replace(border, border[:1] + border).split(border)
+    return [it for item in (first, *(border[2:] + other for other in others)) for it in _decoded(item, b"")]
+
+
 def event(line: bytes) -> WatchEvent:
     """Decode one line of a watch. Raises Failure, also for an ERROR event."""
     if isinstance(line, Truncated) and (type_ := _EVENT_TYPE.match(line)):
@@ -244,6 +274,8 @@ def event(line: bytes) -> WatchEvent:
     try:
         decoded = _events.decode(line)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError) and not isinstance(line, Truncated):
+            return event(Nested(line[:_BEGINNING]))
         raise Failure(f"the API server sent an invalid event: {error}", persistent=True) from None
     if decoded.type == "ERROR":
         raise _error(decoded.object)
@@ -265,14 +297,16 @@ def meta(raw: Item) -> ObjectMeta:
         return raw.meta()
     try:
         return _objects.decode(raw).metadata
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return Nested(bytes(raw)[:_BEGINNING]).meta()
+    except ValueError:
         return ObjectMeta()
 
 
 def too_large(raw: Item) -> str:
     """Return why an object would take too much memory, "" if it would not."""
     if isinstance(raw, Truncated):
-        return f"it has more than {MAX_OBJECT >> 20} MiB"
+        return raw.reason
     text = memoryview(raw)
     if len(text) <= _MAX_COMMAS or bytes(text).count(b",") <= _MAX_COMMAS:
         return ""

@@ -4,8 +4,27 @@ import contextlib
 import ipaddress
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
+
+from pykubeproxy.objects import Kind
+from pykubeproxy.sources import Timing
+from tests.fakes.cluster import watches
+from tests.fakes.faulty_apiserver import FaultyApiServer
+from tests.fakes.follower import Follower
+
+
+@contextmanager
+def behind_a_relay(api: FaultyApiServer, timing: Timing) -> Iterator[tuple["Relay", Follower]]:
+    """Follow the Services of a server, which has none yet, through a relay; wait for the watch."""
+    with Relay(int(api.url.rpartition(":")[2])) as relay:
+        url = f"http://127.0.0.1:{relay.port}"
+        with Follower(watches(url, Kind.SERVICE, timing)) as follower:
+            follower.sees()
+            api.requests.wait(1, "watch")
+            yield relay, follower
 
 
 class Relay:

@@ -1,6 +1,7 @@
 """Lock the tables of a network namespace against a second agent."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from pyroute2 import netns
 
 from pykubeproxy.kernel import AlreadyRunning, InstanceLock, KernelError, instance_lock
+from pykubeproxy.kernel.processes import lockers
 from tests.fakes.follower import eventually
 
 pytestmark = pytest.mark.root
@@ -223,3 +225,66 @@ def test_the_holder_knows_who_waits(inside: str) -> None:
         eventually(lock.waiting)
         lock.close()
         assert line(other) == "held"
+
+
+def lock_file() -> Path:
+    return instance_lock.FOLDER / f"net-{Path('/proc/thread-self/ns/net').stat().st_ino}.lock"
+
+
+def test_a_process_that_waits_while_the_file_is_deleted_waits_for_the_new_one(inside: str) -> None:
+    """A third process has locked that by the time the first one ends."""
+    with holding() as first, started(WAIT) as second:
+        assert line(second).startswith(f"process {first.pid} (")
+        lock_file().unlink()
+        with holding() as third:
+            first.kill()
+            first.wait()
+            eventually(lambda: len(lockers(lock_file(), waiting=True)) == 1)
+            third.kill()
+            assert line(second) == "held"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_holder_restores_a_deleted_file(inside: str, replaced: bool) -> None:
+    """The new one has the same modes, keeps others out, and those that wait for the old one wait for it."""
+    with InstanceLock() as lock, started(WAIT) as other:
+        assert line(other).startswith(f"process {os.getpid()} (")
+        assert not lock.restore()
+        lock_file().unlink()
+        if replaced:
+            lock_file().touch(0o644)
+        assert lock.restore()
+        assert not lock.restore()
+        assert lock_file().stat().st_mode & 0o7777 == 0o600
+        eventually(lock.waiting)
+        with pytest.raises(AlreadyRunning):
+            InstanceLock()
+        lock.close()
+        assert not lock.restore()
+        assert line(other) == "held"
+
+
+def test_a_holder_notices_that_another_process_has_locked_a_new_file(inside: str) -> None:
+    with InstanceLock() as lock:
+        lock_file().unlink()
+        with holding() as other:
+            with pytest.raises(AlreadyRunning, match=f"process {other.pid} "):
+                lock.restore()
+            other.kill()
+            other.wait()
+            assert lock.restore()
+
+
+def test_the_holder_restores_a_deleted_folder(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or says that it cannot, as in a container, whose mount of the folder is dead."""
+    folder = tmp_path / "pykubeproxy"
+    monkeypatch.setattr(instance_lock, "FOLDER", folder)
+    with InstanceLock() as lock:
+        shutil.rmtree(folder)
+        assert lock.restore()
+        shutil.rmtree(folder)
+        folder.touch()
+        with pytest.raises(KernelError, match=f"cannot open the instance lock {folder}"):
+            lock.restore()

@@ -12,15 +12,14 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from pykubeproxy.objects import Kind
 from pykubeproxy.sources import Client, Watch, api_watches
 from pykubeproxy.sources.contact import Contact
 from pykubeproxy.sources.transport import Keepalive
 from tests.fakes.certificates import certificate
-from tests.fakes.cluster import SHORT, server, service, watches
+from tests.fakes.cluster import SHORT, server, service
 from tests.fakes.follower import Follower, eventually
 from tests.fakes.process import dropped, inside_a_namespace
-from tests.fakes.relay import Relay
+from tests.fakes.relay import Relay, behind_a_relay
 
 pytestmark = pytest.mark.root
 
@@ -86,15 +85,13 @@ def test_a_dead_connection_is_noticed_and_replaced(
 def test_a_balancer_that_keeps_a_dead_connection_is_noticed() -> None:
     """It acknowledges everything, so only the next watch tells; the outage counts from the last answer."""
     timing = msgspec.structs.replace(SHORT, watch=(2, 2), answer=0.6)
-    with ExitStack() as stack:
-        stack.enter_context(inside_a_namespace())
-        api = stack.enter_context(server())
-        relay = stack.enter_context(Relay(port_of(api.url)))
-        lines = stack.enter_context(capture_logs())
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, timing)
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with (
+        inside_a_namespace(),
+        server() as api,
+        capture_logs() as lines,
+        behind_a_relay(api, timing) as (relay, follower),
+    ):
+        (watch,) = follower.watches
         time.sleep(0.5)
         relay.frozen.set()
         api.store.create(service("a"))

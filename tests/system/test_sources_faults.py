@@ -38,17 +38,19 @@ def test_dropped_connections_resume_at_the_last_version() -> None:
         assert [line["log_level"] for line in lines if line["event"] == "watch recovered"] == ["debug"]
 
 
-def test_a_server_restored_from_a_backup_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its versions are older than those of the watches, which would stay silent for days."""
+@pytest.mark.parametrize("version", [0, 1001])
+def test_a_server_restored_from_a_backup_is_listed(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Its versions are older than those of the watches, which would stay silent. It may know the Node's last change."""
     monkeypatch.setattr("pykubeproxy.sources.api._LONGEST_WAIT", 0.1)
     with server(store=Store(first_version=1000)) as before, Follower(watches(before.url)) as follower:
-        before.store.create(service("a"))
         before.store.create(node("n1", "192.168.99.10"))
-        follower.sees("a")
         follower.sees("n1", kind=Kind.NODE)
+        for number in range(20):
+            before.store.create(service(f"a{number}"))
+        follower.sees(*(f"a{number}" for number in range(20)))
         before.requests.wait(3, "watch")
         before.stop()
-        after = server(port=before.port)
+        after = server(port=before.port, store=Store(first_version=version))
         after.store.load([service("old"), slice_of("old", "10.1.0.1"), node("n1", "192.168.99.10")])
         with after:
             follower.sees("old")

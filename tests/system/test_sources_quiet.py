@@ -1,22 +1,23 @@
 """Watches of objects that nobody changes: silence is no outage, and each watch is followed by the next without a gap."""
 
 import random
+import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, Store
-from pykubeproxy.objects import EndpointSlice, Kind, Listed, Updated
-from pykubeproxy.sources import Timing
+from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, Store
+from pykubeproxy.objects import EndpointSlice, Kind, Listed, Service, Updated
+from pykubeproxy.sources import Client, Timing
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import Follower, eventually
-from tests.fakes.relay import Relay
+from tests.fakes.relay import behind_a_relay
 
 # A watch is renewed within a second. The server keeps it a second longer.
 BRIEF = msgspec.structs.replace(SHORT, watch=(1, 1), answer=1.0, steady=0.1)
@@ -102,19 +103,16 @@ def patient() -> Timing:
 
 def test_a_check_whose_connection_is_refused_keeps_the_open_watch() -> None:
     """As while a load balancer has no other server."""
-    with ExitStack() as stack:
-        api = stack.enter_context(quiet_server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        lines = stack.enter_context(capture_logs())
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, patient())
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with (
+        quiet_server() as api,
+        capture_logs() as lines,
+        behind_a_relay(api, patient()) as (relay, follower),
+    ):
         relay.refuse()
         eventually(lambda: [line for line in lines if "Connection refused" in line.get("reason", "")])
         api.store.create(service("a"))
         follower.sees("a")
-        assert not watch.outage
+        assert not follower.watches[0].outage
         assert not trouble(lines)
 
 
@@ -140,6 +138,24 @@ def test_a_check_without_an_answer_is_an_outage_back_to_the_last_answer() -> Non
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
 
 
+def test_a_refusal_ends_the_outage_of_a_check_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers, and the open watch goes on, although nothing arrives on it."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+    timing = msgspec.structs.replace(BRIEF, watch=(6, 6))
+    with quiet_server() as api, Follower(watches(api.url, Kind.SERVICE, timing)) as follower:
+        (watch,) = follower.watches
+        follower.sees()
+        api.requests.wait(1, "watch")
+        api.faults.fail(429, 100_000, verb="watch")
+        api.faults.hang(verb="watch")
+        eventually(lambda: watch.outage, 5)
+        api.faults.release()
+        eventually(lambda: not watch.outage, 2)
+        assert api.requests.count("watch") > 1
+        assert api.watches.running == 1
+        assert len(follower.events) == 1
+
+
 def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
     """410, as from another server that has started since: no gap, no warning, and equal objects."""
     with quiet_server() as api, capture_logs() as lines:
@@ -162,7 +178,7 @@ def test_an_expired_check_lists_once_while_the_open_watch_goes_on() -> None:
 
 
 def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
-    """Meanwhile nobody reads the open watch; its next event ends the outage."""
+    """Meanwhile the open watch goes on, and its next event ends the outage."""
     with quiet_server() as api, capture_logs() as lines:
         (watch,) = watches(api.url, Kind.SERVICE, msgspec.structs.replace(BRIEF, watch=(4, 4)))
         with Follower([watch]) as follower:
@@ -174,22 +190,63 @@ def test_a_list_without_an_answer_after_an_expired_check_is_an_outage() -> None:
             assert watch.outage
             assert "no response from" in watch.outage.reason
             assert api.watches.running == 1
-            api.faults.clear()
             api.store.create(service("a"))
-            follower.sees("a")
+            follower.sees("a", seconds=0.8)  # the next list hangs too
             eventually(lambda: not watch.outage)
+            api.faults.clear()
         assert [line["event"] for line in lines if line["event"] == "watch failed"]
+
+
+def test_events_during_a_list_arrive_at_once_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of an expired check is older than they are: no object returns to an earlier state, and none reappears."""
+    exchange = Client._exchange
+
+    def slowly(client: Client, request: Any) -> Iterator[bytes]:
+        parts = exchange(client, request)
+        yield next(parts)
+        if request.compressible and api.requests.count("watch"):  # a later list
+            answered.set()
+            arrived.wait(5)
+        yield from parts
+
+    answered, arrived = threading.Event(), threading.Event()
+    monkeypatch.setattr(Client, "_exchange", slowly)
+    with quiet_server() as api:
+        api.store.load([service(name) for name in ("changed", "deleted", "kept")])
+        with Follower(watches(api.url, Kind.SERVICE, patient())) as follower:
+            follower.sees("changed", "deleted", "kept")
+            api.requests.wait(1, "watch")
+            api.faults.fail(410, verb="watch")
+            api.requests.wait(2, "list")
+            assert answered.wait(5)
+            api.store.merge_patch(SERVICES, "default", "changed", {"spec": {"ports": [{"port": 81}]}})
+            api.store.delete(SERVICES, "default", "deleted")
+            api.store.create(service("new"))
+            follower.sees("changed", "kept", "new", seconds=2)
+            assert follower.lists() == 1
+            arrived.set()
+            eventually(lambda: follower.lists() == 2)
+            api.store.create(service("end"))
+            follower.sees("changed", "kept", "new", "end")
+        assert [type(event).__name__ for event in follower.events] == [
+            "Listed",
+            *("Updated", "Deleted", "Updated"),
+            "Listed",
+            "Updated",
+        ]
+        listed = follower.events[4]
+        assert isinstance(listed, Listed)
+        objects = {it.key.name: it for it in listed.objects}
+        assert objects.keys() == {"changed", "kept", "new"}
+        changed = objects["changed"]
+        assert isinstance(changed, Service)
+        assert [it.port for it in changed.ports] == [81]
 
 
 def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
     """Its checks are refused, so only its age tells that its server is gone: a balancer keeps the connection."""
-    with ExitStack() as stack:
-        api = stack.enter_context(quiet_server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with quiet_server() as api, behind_a_relay(api, BRIEF) as (relay, follower):
+        (watch,) = follower.watches
         relay.refuse()
         relay.frozen.set()
         started = time.monotonic()
@@ -200,13 +257,8 @@ def test_a_watch_that_the_server_never_ends_is_an_outage() -> None:
 
 def test_bookmarks_of_a_watch_do_not_skip_what_it_lost() -> None:
     """A check that gets an answer late begins where the first one did, so it repeats what a dead connection lost."""
-    with ExitStack() as stack:
-        api = stack.enter_context(server())
-        relay = stack.enter_context(Relay(int(api.url.rpartition(":")[2])))
-        (watch,) = watches(f"http://127.0.0.1:{relay.port}", Kind.SERVICE, BRIEF)
-        follower = stack.enter_context(Follower([watch]))
-        follower.sees()
-        api.requests.wait(1, "watch")
+    with server() as api, behind_a_relay(api, BRIEF) as (relay, follower):
+        (watch,) = follower.watches
         relay.frozen.set()
         api.store.create(service("a"))
         eventually(lambda: watch.outage, 4)

@@ -1,5 +1,7 @@
 """Two agents on one node: the second waits, commands that write no rules run."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pykubeproxy.kernel.instance_lock import FOLDER
 from pykubeproxy.lab.apiserver import ApiServer
 from tests.fakes.cluster import service
 from tests.fakes.follower import eventually
@@ -90,6 +93,23 @@ def test_a_waiting_agent_is_alive_but_not_ready(
         first.kill()
         eventually(lambda: answers(10266, "/healthz", 200))
         assert pykubeproxy("status", "--url", "http://127.0.0.1:10259").returncode == 0
+
+
+def test_one_agent_goes_on_when_the_file_of_the_lock_is_deleted(
+    api: ApiServer, first: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """It makes a new one, and a second agent waits. If that was faster, the first one ends."""
+    lock = FOLDER / f"net-{Path(f'/proc/{first.pid}/ns/net').stat().st_ino}.lock"
+    lock.unlink()
+    eventually(lambda: "instance lock restored" in (tmp_path / "first").read_text())
+    with second(api, tmp_path / "second"):
+        assert f"holder='process {first.pid} (" in (tmp_path / "second").read_text()
+    new = lock.with_suffix(".new")
+    with new.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        new.replace(lock)
+        assert first.wait(10) == 1
+    assert f"another pykubeproxy, process {os.getpid()} (" in (tmp_path / "first").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -72,7 +72,7 @@ class DriftSchedule:
         return self._suspect
 
     def missing_checked(self, seconds: float, now: float, missing: bool) -> None:
-        """Note that this check took so many seconds. If rules are `missing`, the next one comes only after their repair."""
+        """Record how many seconds this check took. If rules are `missing`, the next one comes only after their repair."""
         self._written_since = False
         self._next_missing_check = (
             math.inf if missing else now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
@@ -86,21 +86,21 @@ class DriftSchedule:
         return scope
 
     def external_write(self, write: ExternalWrite, now: float) -> None:
-        """Note a write of another program."""
+        """Record a write of another program."""
         chains = frozenset(key for key in write.chains if is_ours(key) or key in FOREIGN_CHAINS)
         if chains or write.tables:
             self._add(DriftScope(now, write.tables, chains, (write.writer,) if write.writer else ()))
 
     def resync_starts(self) -> None:
-        """Note that a full sync is about to read everything."""
+        """Record that a full sync is about to read everything."""
         self._suspect = None
 
     def resynced(self, now: float) -> None:
-        """Note that a full sync has read everything, which counts as a full check."""
+        """Record that a full sync has read everything, which counts as a full check."""
         self._next_full_check = max(self._next_full_check, now + self._period)
 
     def checked(self, scope: DriftScope, seconds: float, now: float) -> None:
-        """Note that a check of this scope took this many seconds."""
+        """Record how many seconds a check of this scope took."""
         self._failures = 0
         self._next_missing_check = now + min(_WRITE_PAUSE * seconds, _LONGEST_WRITE_PAUSE)
         self._not_before = max(self._not_before, self._next_missing_check)
@@ -108,14 +108,14 @@ class DriftSchedule:
             self._next_full_check = now + max(self._period, _FULL_CHECK_PAUSE * seconds)
 
     def check_failed(self, scope: DriftScope, now: float) -> None:
-        """Note that a check failed; retry it after 0.5 s, then after 1, 2, … up to the period."""
+        """Record that a check failed; retry it after 0.5 s, then after 1, 2, … up to the period."""
         self._add(scope)
         self._not_before = now + min(self._period, _FIRST_BACKOFF * 2.0 ** min(self._failures, 16))
         self._next_missing_check = self._not_before
         self._failures += 1
 
     def repaired(self, now: float) -> None:
-        """Note that drift was repaired."""
+        """Record that drift was repaired."""
         self._repairs += 1
         self._not_before = max(self._not_before, now + self._backoff())
         self._calm_at = now + _CALM + 2 * self._backoff()

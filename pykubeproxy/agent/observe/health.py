@@ -105,7 +105,7 @@ class Health:
         self._watches = tuple(watches)
 
     def sync_queued(self, family: Family, since: float | None = None) -> None:
-        """Note that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
+        """Record that a sync is due, after a change at `since` or a failure; the oldest since the last success counts."""
         since = self._clock() if since is None else since
         self._note(family, queued=min(self._families[family].queued, since))
 
@@ -113,7 +113,7 @@ class Health:
         self._note(family, updated=self._wall_clock(), queued=math.inf)
 
     def rules_missing(self, family: Family, since: float | None) -> None:
-        """Note since when rules of ours are missing; None if none are."""
+        """Record since when rules of ours are missing; None if none are."""
         self._note(family, missing=math.inf if since is None else since)
 
     def drift_contested(self, family: Family, contested: bool) -> None:

@@ -27,11 +27,11 @@ class Heartbeat:
         self._step_started = math.inf
 
     def progress(self) -> None:
-        """Note that a step starts or advances, such as an event, a chunk of rules, or a command."""
+        """Record that a step starts or advances, such as an event, a chunk of rules, or a command."""
         self._step_started = self._clock()
 
     def idle(self) -> None:
-        """Note that the loop waits for messages."""
+        """Record that the loop waits for messages."""
         self._step_started = math.inf
 
     def busy_seconds(self) -> float:

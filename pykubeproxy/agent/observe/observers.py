@@ -100,15 +100,15 @@ class Observers:
         self.recorder.uid_of = uid_of
 
     def progress(self) -> None:
-        """Note that the loop starts a step of its work; call it often."""
+        """Record that the loop starts a step of its work; call it often."""
         self._heartbeat.progress()
 
     def idle(self) -> None:
-        """Note that the loop waits for messages."""
+        """Record that the loop waits for messages."""
         self._heartbeat.idle()
 
     def event_applied(self, event: Event, changes: ChangedServices) -> None:
-        """Note that an event was applied to the cluster, with these changes."""
+        """Record that an event was applied to the cluster, with these changes."""
         if event == Deleted(Kind.NODE, Key("", self._node_name)):
             log.warning("node deleted, serving with its last state", about=event.key, node=self._node_name)
         if isinstance(event, Deleted) and event.too_large:
@@ -119,16 +119,16 @@ class Observers:
         self.metrics.event_applied(event, changes)
 
     def node_changed(self, node: Node | None) -> None:
-        """Note the Node object of this node as last seen; None while it is unknown."""
+        """Record the Node object of this node as last seen; None while it is unknown."""
         self.health.node_changed(node)
 
     def sync_queued(self, family: Family, since: float) -> None:
-        """Note that a change that arrived at `since` requires a sync, and only the rate limiter delays it."""
+        """Record that a change that arrived at `since` requires a sync, and only the rate limiter delays it."""
         self.health.sync_queued(family, since)
         self.metrics.sync_queued(family, time.time())
 
     def sync_succeeded(self, report: SyncReport, local_addresses: tuple[str, ...]) -> None:
-        """Note that the rules of one family reflect all events applied so far.
+        """Record that the rules of one family reflect all events applied so far.
 
         `local_addresses` are those of this node's interfaces, needed only with nodePortAddresses.
         """
@@ -149,7 +149,7 @@ class Observers:
     def sync_failed(
         self, family: Family, full: bool, seconds: float, restore_failed: bool, reason: str
     ) -> None:
-        """Note that the sync of one family failed after `seconds`; `restore_failed`: because of iptables-restore."""
+        """Record that the sync of one family failed after `seconds`; `restore_failed`: because of iptables-restore."""
         self.health.sync_queued(family)
         self.metrics.sync_failed(family, full, seconds, restore_failed)
         self.history.sync_failed(family, full, seconds, time.time(), reason)
@@ -179,18 +179,18 @@ class Observers:
         self.recorder.record(events.drift_repaired(self._node_name, family, tables, writers))
 
     def rules_missing(self, family: Family, since: float | None) -> None:
-        """Note since when rules of one family have been missing, on the loop's clock; None if they are in place."""
+        """Record since when rules of one family have been missing, on the loop's clock; None if they are in place."""
         self.health.rules_missing(family, since)
 
     def drift_calm(self, family: Family) -> None:
-        """Note that no other program changed the rules of one family for a while."""
+        """Record that no other program changed the rules of one family for a while."""
         if self._is_contested(family):
             log.info("drift no longer contested", family=family.value)
             self.recorder.record(events.drift_calm(self._node_name, family))
         self._drift_contested(family, False)
 
     def round_finished(self, succeeded: bool, node: Node | None) -> None:
-        """Note that every family was synced that needed it; `succeeded`: no sync failed."""
+        """Record that every family was synced that needed it; `succeeded`: no sync failed."""
         if succeeded:
             self.metrics.changes_synced()
         self.apply_checks(node)

@@ -63,7 +63,7 @@ class RetrySchedule:
         return tuple(sorted(due, key=lambda name: (due[name], name)))
 
     def tried(self, names: Collection[PortName], begun: float, now: float, succeeded: bool = True) -> None:
-        """Note that these ports were tried since `begun`. The others that `take` returned stay due."""
+        """Record that these ports were tried since `begun`. The others that `take` returned stay due."""
         self._shares[self._searching].worked(begun, now, succeeded)
         for name in names:
             port = self._ports[name]

@@ -35,11 +35,11 @@ class SyncLimiter:
         return max(requested, self._ended + self._min_period)
 
     def started(self) -> None:
-        """Note that a sync starts: requests from now on are for the next one."""
+        """Record that a sync starts: requests from now on are for the next one."""
         self._requested = None
 
     def finished(self, now: float, succeeded: bool) -> None:
-        """Note that a sync has ended."""
+        """Record that a sync has ended."""
         self._ended = now
         self._failures = 0 if succeeded else self._failures + 1
         self._at_latest = now + (self._max_period if succeeded else self._retry_delay())

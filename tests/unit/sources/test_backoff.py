@@ -104,6 +104,48 @@ def test_only_a_check_without_an_answer_casts_doubt_on_the_server(
     assert bool(contact.outage()) is away
 
 
+@pytest.mark.parametrize(
+    ("refusal", "answers"),
+    [
+        *((from_status(code, "", 0.0, "services"), True) for code in (401, 403, 410, 429, 500)),
+        *((from_status(code, "", 0.0, "services"), False) for code in (502, 503)),
+        (Unreachable("connection refused", refused=True), False),
+    ],
+    ids=str,
+)
+def test_a_refused_check_ends_the_outage_of_one_without_an_answer(
+    refusal: Failure, answers: bool, now: list[float]
+) -> None:
+    """The server answers, unless the refusal is that of a load balancer; the next outage counts from then."""
+    contact = Contact(clock=lambda: now[0])
+    state = ConnectionState("services", Reconnection(1.0, 30.0), Timing(), contact)
+    contact.heard()
+    attempt = create_autospec(Attempt, instance=True)
+    attempt.unacknowledged.return_value = 0.0
+    contact.opened(attempt)
+    for silence in (60.0, 90.0 if answers else 180.0):
+        state.checking()
+        now[0] += 60
+        state.check_failed(Unreachable("no response"))
+        assert contact.outage()
+        outage = state.outage()
+        assert outage
+        assert outage.seconds == silence
+        now[0] += 30
+        state.check_failed(refusal)
+        assert (not state.outage(), not contact.outage()) == (answers, answers)
+        now[0] += 30
+
+
+def test_checks_that_expire_again_and_again_list_ever_more_rarely(now: list[float], no_jitter: None) -> None:
+    """Until a watch works."""
+    state, *_ = watches()
+    expired = from_status(410, "too old", 0.0, "services")
+    for _ in range(2):
+        assert [state.check_failed(expired) for _ in range(7)] == [30, 60, 120, 240, 480, 600, 600]
+        state.works()
+
+
 def test_persistent_failures_hours_apart_cause_no_list(now: list[float]) -> None:
     """A watch that works between them has shown that its version is good, also without an event."""
     state, *_ = watches()

@@ -262,6 +262,39 @@ def test_a_line_that_is_too_long_costs_only_itself(size: int) -> None:
     assert [isinstance(it.object, wire.Truncated) for it in events] == [False, True, False]
 
 
+def nested(depth: int) -> bytes:
+    """Return an object with fields of a manager below one another, as any user may write them."""
+    fields = b'{"f:a":' * depth + b"{}" + b"}" * depth
+    return named("nested").replace(b'"7"', b'"7","managedFields":[{"fieldsV1":%s}]' % fields)
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1000, 9), 9990])
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("count", [2, 2000])
+def test_an_object_that_is_nested_too_deeply_costs_only_itself(depth: int, place: int, count: int) -> None:
+    """In a list of one or several batches, and in a watch. Below that depth, it is served."""
+    objects = [named(f"s{number}", "x" * 100) for number in range(count)]
+    objects.insert(place, nested(depth))
+    items: list[wire.Item] = []
+    wire.page(pieces(HEAD + b",".join(objects) + b"]}\n", 65536), SERVICE, items.extend)
+    assert [wire.meta(it).name for it in items] == [wire.meta(msgspec.Raw(it)).name for it in objects]
+    line = wire.event(b'{"type":"ADDED","object":%s}' % nested(depth))
+    assert wire.meta(line.object) == wire.ObjectMeta("nested", "ns", "7")
+    if depth > 1000:
+        reason = "it is nested too deeply"
+        assert [wire.too_large(it) for it in (line.object, *items) if wire.too_large(it)] == [reason] * 2
+
+
+def test_nested_text_that_is_no_object_is_a_failure() -> None:
+    deep = b"[" * 100_000
+    with pytest.raises(Failure, match="no list of Services"):
+        wire.page(iter([deep]), SERVICE, [].extend)
+    with pytest.raises(Failure, match="no list of Services"):
+        wire.page(iter([HEAD + deep]), SERVICE, [].extend)
+    with pytest.raises(Failure, match="an invalid event"):
+        wire.event(deep)
+
+
 def test_endless_object_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it begins as an object."""
     monkeypatch.setattr(wire, "_MAX_SKIPPED", 100_000)
