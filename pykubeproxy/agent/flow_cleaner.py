@@ -47,8 +47,8 @@ class FlowCleaner:
 
     def synced(self, report: SyncReport, at: NodePortAddresses) -> None:
         """Request a scan if a sync changed UDP services, and return at once; `at` is where node ports are served."""
-        # A full sync that wrote something may have ended a period without rules.
-        repaired = report.full and report.wrote
+        # A drift repair or a full sync that wrote something may have ended a period without rules.
+        repaired = bool(report.drift) or (report.full and report.wrote)
         ports = self._ports[report.family]
         rejected = {it.port_name for it in report.quarantined}
         flush = ports.update(report.resolved, report.gone, at, repaired, report.installed, rejected)
