@@ -129,22 +129,24 @@ class StaleFlowFilter:
         for _, port in sorted(flush.ports.items()):
             for frontend in port.frontends:
                 self._claimants.setdefault(frontend, []).append(port)
-        self._answering: dict[AddressAndPort, Set[AddressAndPort]] = {}
+        self._answering: dict[AddressAndPort, list[Set[AddressAndPort]]] = {}
         at = flush.node_port_addresses
         # Anybody may send packets with the number of a node port to any number of addresses.
         self._has_node_ports = lru_cache(_KNOWN_ADDRESSES)(lambda ip: at.include(ip) and is_local(ip))
 
     def is_stale(self, destination: AddressAndPort, reply_source: AddressAndPort) -> bool:
         """Return whether to delete a UDP flow to `destination` whose NAT expects replies from `reply_source`."""
-        endpoints = self._answering.get(destination)
-        if endpoints is None:
+        answering = self._answering.get(destination)
+        if answering is None:
             frontends = self._frontends(destination)
             if not frontends:
                 return False
             claims = [(frontend, port) for frontend in frontends for port in self._claimants[frontend]]
-            endpoints = self._answering[destination] = _answering(claims)
+            answering = self._answering[destination] = _answering(claims)
+        if any(reply_source in endpoints for endpoints in answering):
+            return False
         # Where no endpoint answers, another program may use the address: keep flows without DNAT.
-        return reply_source not in endpoints and bool(endpoints or reply_source != destination)
+        return reply_source != destination or any(answering)
 
     def _frontends(self, destination: AddressAndPort) -> list[AddressAndPort]:
         """Return the frontends of a flow, in the order of their rules: a service address, a node port."""
@@ -155,15 +157,16 @@ class StaleFlowFilter:
         return found
 
 
-def _answering(claims: list[tuple[AddressAndPort, UdpPort]]) -> Set[AddressAndPort]:
-    """Return the endpoints that answer packets; `claims` are the frontends that they meet, and the ports that have these.
+def _answering(claims: list[tuple[AddressAndPort, UdpPort]]) -> list[Set[AddressAndPort]]:
+    """Return the endpoints of each port that answers packets; `claims` are frontends that they meet, with their ports.
 
     Only the first rule that redirects a packet counts. The rules of cluster IPs come first, then all in order of names.
     """
-    found: frozenset[AddressAndPort] = frozenset()
+    # One set of all endpoints would take the memory of many if many Services have the same addresses.
+    found: list[Set[AddressAndPort]] = []
     dispatching = [(frontend, port) for frontend, port in claims if frontend in port.dispatched] or claims[:1]
     for frontend, port in sorted(dispatching, key=lambda claim: claim[0] != claim[1].cluster_ip):
-        found |= port.endpoints
+        found.append(port.endpoints)
         if frontend not in port.partial:
             break
     return found

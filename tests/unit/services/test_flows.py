@@ -5,7 +5,14 @@ import tracemalloc
 
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.flows import AddressAndPort, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
+from pykubeproxy.services.flows import (
+    AddressAndPort,
+    Flush,
+    NodePortAddresses,
+    StaleFlowFilter,
+    UdpPort,
+    UdpPorts,
+)
 from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.objects import endpoint, service, slice_of
@@ -203,6 +210,23 @@ def test_the_next_service_counts_where_the_first_one_redirects_only_some_clients
     ):
         flush = claimed_by(claimant("a", "10.96.0.1", type=type_, **fields), second, pods=ONE_EACH)
         assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [False, False, True]
+
+
+def test_many_services_with_the_same_addresses_take_little_memory() -> None:
+    """Each lets packets pass to the next one: its policy is Local, and it has no endpoint on this node."""
+    addresses = frozenset((bytes((1, 2, 3, host)), 53) for host in range(20))
+    ports = {}
+    for number in range(300):
+        pods = frozenset((bytes((10, 244, number % 256, host)), number) for host in range(30))
+        ports[PortName("ns", f"s{number}", "", "UDP")] = UdpPort(
+            addresses, pods, end("10.96.0.1:53"), addresses, addresses
+        )
+    stale_flows = StaleFlowFilter(Flush(Family.IPV4, ports, frozenset(), EVERYWHERE), lambda _: False)
+    tracemalloc.start()
+    assert all(stale_flows.is_stale(there, end(DEAD)) for there in addresses)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 def test_node_port_counts_where_an_external_address_of_the_node_redirects_only_some_clients() -> None:
