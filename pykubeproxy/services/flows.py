@@ -164,8 +164,9 @@ def _answering(claims: list[tuple[AddressAndPort, UdpPort]]) -> list[Set[Address
     """
     # One set of all endpoints would take the memory of many if many Services have the same addresses.
     found: list[Set[AddressAndPort]] = []
-    dispatching = [(frontend, port) for frontend, port in claims if frontend in port.dispatched] or claims[:1]
-    for frontend, port in sorted(dispatching, key=lambda claim: claim[0] != claim[1].cluster_ip):
+    in_order = sorted(claims, key=lambda claim: claim[0] != claim[1].cluster_ip)
+    dispatching = [(frontend, port) for frontend, port in in_order if frontend in port.dispatched]
+    for frontend, port in dispatching or in_order[:1]:
         found.append(port.endpoints)
         if frontend not in port.partial:
             break

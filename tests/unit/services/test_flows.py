@@ -184,6 +184,9 @@ def test_an_external_ip_keeps_no_flows_to_the_cluster_ip_of_another_service() ->
     assert stale(flush, "10.96.0.53:53", DEAD)
     assert not stale(flush, "10.96.0.53:53", SECOND)
     assert not stale(flush, "10.96.0.9:53", DEAD)
+    local = claimant("b", "10.96.0.53", internal_local=True)
+    flush = claimed_by(tenant, local, pods={"b": ("10.244.0.6",)})
+    assert not stale(flush, "10.96.0.53:53", SECOND)
 
 
 def test_of_two_services_with_one_external_address_the_first_by_name_counts() -> None:
