@@ -47,10 +47,11 @@ class FlowCleaner:
 
     def synced(self, report: SyncReport, at: NodePortAddresses) -> None:
         """Request a scan if a sync changed UDP services, and return at once; `at` is where node ports are served."""
-        # A full sync that wrote something may have ended a period without rules.
-        repaired = report.full and report.wrote
+        # A drift repair or a full sync that wrote something may have ended a period without rules.
+        repaired = bool(report.drift) or (report.full and report.wrote)
         ports = self._ports[report.family]
-        flush = ports.update(report.resolved, report.gone, at, repaired, report.installed)
+        rejected = {it.port_name for it in report.quarantined}
+        flush = ports.update(report.resolved, report.gone, at, repaired, report.installed, rejected)
         if flush is not None:
             with self._lock:
                 self._pending[flush.family] = flush.merged_with(self._pending.get(flush.family))

@@ -5,7 +5,8 @@ first packet: to a pod that may be deleted, or to none if the service had no end
 """
 
 import ipaddress
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
+from functools import lru_cache
 
 import msgspec
 
@@ -17,6 +18,7 @@ from pykubeproxy.services.selection import ResolvedPort
 # address of this node that serves node ports.
 AddressAndPort = tuple[bytes, int]
 _THIS_NODE = b""
+_KNOWN_ADDRESSES = 10_000
 
 
 class UdpPort(msgspec.Struct, frozen=True):
@@ -82,13 +84,14 @@ class UdpPorts:
         node_port_addresses: NodePortAddresses,
         repaired: bool = False,
         installed: Collection[tuple[str, int]] = (),
+        rejected: Container[PortName] = (),
     ) -> Flush | None:
         """Apply the result of a sync. Return the flush it requires, or None if no UDP service port changed.
 
         `repaired` means that rules may have been missing, so flows may have started without NAT. `installed` are the UDP
-        frontends in the tables before a full sync: address, "" for node ports, and port.
+        frontends in the tables before a full sync: address, "" for node ports, and port. `rejected` are quarantined ports.
         """
-        changed = self._changed(resolved, gone)
+        changed = self._changed(resolved, gone, rejected)
         before = [self._ports.pop(name) for name in changed if name in self._ports]
         self._ports |= {name: port for name, port in changed.items() if port}
         removed = {frontend for port in before for frontend in port.frontends}
@@ -102,74 +105,75 @@ class UdpPorts:
         return Flush(self._family, dict(self._ports), frozenset(removed), node_port_addresses)
 
     def _changed(
-        self, resolved: Iterable[ResolvedPort], gone: Iterable[PortName]
+        self, resolved: Iterable[ResolvedPort], gone: Iterable[PortName], rejected: Container[PortName]
     ) -> dict[PortName, UdpPort | None]:
         """Return the UDP service ports that differ from before; None for a removed one."""
         now: dict[PortName, UdpPort | None] = dict.fromkeys(name for name in gone if name in self._ports)
-        now |= {item.port.name: udp_port(item) for item in resolved if item.port.protocol is Protocol.UDP}
+        now |= {
+            item.port.name: _udp_port(item, item.port.name in rejected)
+            for item in resolved
+            if item.port.protocol is Protocol.UDP
+        }
         return {name: port for name, port in now.items() if port != self._ports.get(name)}
 
 
 class StaleFlowFilter:
-    """Find stale flows by the endpoints of each frontend.
+    """Find stale flows by the endpoints that answer packets to each frontend.
 
-    `is_local` tells whether an address is one of this node's; it is called once for each address.
+    `is_local` tells whether an address is one of this node's.
     """
 
     def __init__(self, flush: Flush, is_local: Callable[[bytes], bool]) -> None:
-        self._gone = flush.gone
-        self._node_port_addresses = flush.node_port_addresses
-        self._is_local = is_local
-        self._serves_node_ports: dict[bytes, bool] = {}
-        claimants: dict[AddressAndPort, list[UdpPort]] = {}
+        # No port has a removed frontend.
+        self._claimants: dict[AddressAndPort, list[UdpPort]] = {frontend: [] for frontend in flush.gone}
         for _, port in sorted(flush.ports.items()):
             for frontend in port.frontends:
-                claimants.setdefault(frontend, []).append(port)
-        self._endpoints = {frontend: _answering(frontend, ports) for frontend, ports in claimants.items()}
+                self._claimants.setdefault(frontend, []).append(port)
+        self._answering: dict[AddressAndPort, list[Set[AddressAndPort]]] = {}
+        at = flush.node_port_addresses
+        # Anybody may send packets with the number of a node port to any number of addresses.
+        self._has_node_ports = lru_cache(_KNOWN_ADDRESSES)(lambda ip: at.include(ip) and is_local(ip))
 
     def is_stale(self, destination: AddressAndPort, reply_source: AddressAndPort) -> bool:
         """Return whether to delete a UDP flow to `destination` whose NAT expects replies from `reply_source`."""
-        frontend = self._frontend(destination)
-        if frontend is None:
+        answering = self._answering.get(destination)
+        if answering is None:
+            frontends = self._frontends(destination)
+            if not frontends:
+                return False
+            claims = [(frontend, port) for frontend in frontends for port in self._claimants[frontend]]
+            answering = self._answering[destination] = _answering(claims)
+        if any(reply_source in endpoints for endpoints in answering):
             return False
-        endpoints = self._endpoints.get(frontend)
-        if endpoints is not None:
-            return reply_source not in endpoints
-        # Another program may use the address of a removed frontend: keep flows without DNAT.
-        return reply_source != destination
+        # Where no endpoint answers, another program may use the address: keep flows without DNAT.
+        return reply_source != destination or any(answering)
 
-    def _frontend(self, destination: AddressAndPort) -> AddressAndPort | None:
-        """Return the frontend of a flow: a service address, else a node port; current ones before removed ones."""
+    def _frontends(self, destination: AddressAndPort) -> list[AddressAndPort]:
+        """Return the frontends of a flow, in the order of their rules: a service address, a node port."""
+        found = [destination] if destination in self._claimants else []
         node_port = (_THIS_NODE, destination[1])
-        for frontends in (self._endpoints, self._gone):
-            if destination in frontends:
-                return destination
-            if node_port in frontends and self._has_node_ports(destination[0]):
-                return node_port
-        return None
-
-    def _has_node_ports(self, address: bytes) -> bool:
-        if address not in self._serves_node_ports:
-            included = self._node_port_addresses.include(address)
-            self._serves_node_ports[address] = included and self._is_local(address)
-        return self._serves_node_ports[address]
+        if node_port in self._claimants and self._has_node_ports(destination[0]):
+            found.append(node_port)
+        return found
 
 
-def _answering(frontend: AddressAndPort, claimants: list[UdpPort]) -> Set[AddressAndPort]:
-    """Return the endpoints that answer packets to a frontend; `claimants` are the ports that have it, by name.
+def _answering(claims: list[tuple[AddressAndPort, UdpPort]]) -> list[Set[AddressAndPort]]:
+    """Return the endpoints of each port that answers packets; `claims` are frontends that they meet, with their ports.
 
     Only the first rule that redirects a packet counts. The rules of cluster IPs come first, then all in order of names.
     """
-    found: frozenset[AddressAndPort] = frozenset()
-    dispatching = [port for port in claimants if frontend in port.dispatched] or claimants[:1]
-    for port in sorted(dispatching, key=lambda port: frontend != port.cluster_ip):
-        found |= port.endpoints
+    # One set of all endpoints would take the memory of many if many Services have the same addresses.
+    found: list[Set[AddressAndPort]] = []
+    in_order = sorted(claims, key=lambda claim: claim[0] != claim[1].cluster_ip)
+    dispatching = [(frontend, port) for frontend, port in in_order if frontend in port.dispatched]
+    for frontend, port in dispatching or in_order[:1]:
+        found.append(port.endpoints)
         if frontend not in port.partial:
             break
     return found
 
 
-def udp_port(resolved: ResolvedPort) -> UdpPort:
+def _udp_port(resolved: ResolvedPort, is_rejected: bool) -> UdpPort:
     """Return the frontends of a UDP service port and the endpoints that keep their flows.
 
     An endpoint without new traffic (terminating, or hinted for another node or zone) keeps its flows while it serves.
@@ -198,7 +202,7 @@ def udp_port(resolved: ResolvedPort) -> UdpPort:
             if each.endpoint.ready or each.endpoint.serving
         ),
         cluster_ip=cluster_ip,
-        dispatched=dispatched,
+        dispatched=dispatched if not is_rejected else frozenset(),
         partial=partial - {cluster_ip},
     )
 

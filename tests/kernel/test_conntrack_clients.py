@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pykubeproxy.kernel import Runner
-from pykubeproxy.objects import Deleted, Family, Kind
+from pykubeproxy.objects import Deleted, Family, Kind, Port, Protocol
 from tests.kernel.flows import listed as entries
 from tests.kernel.udp_node import NODE_PORT, OTHER_VIP, VIP, UdpNode, dns, listed, pods_of, udp_node
 
@@ -53,6 +53,28 @@ def test_an_external_ip_of_another_service_keeps_no_client(node: UdpNode) -> Non
     assert client.reaches("one")
     node.sync(pods_of(node, "two"))
     assert client.reaches("two")
+
+
+@pytest.mark.parametrize("claimed_by", [(), ("two",)], ids=["no endpoint", "no local endpoint"])
+def test_an_external_ip_that_is_a_node_address_disturbs_no_client_of_a_node_port(
+    node: UdpNode, claimed_by: tuple[str, ...]
+) -> None:
+    """Its policy is Local, so its rule lets packets of clients pass on to the node port with the same number."""
+    ports = (Port("dns", Protocol.UDP, NODE_PORT),)
+    claimant = dns(
+        node.family, "claimant", external_ips=(node.node_address(),), ports=ports, external_local=True
+    )
+    node.sync(listed(dns(node.family), claimant), pods_of(node, "one"))
+    wait(lambda: len(node.cleaned) == 1)
+    client = node.client(node.node_address(), NODE_PORT)
+    assert client.reaches("one")
+    node.sync(
+        pods_of(node, *claimed_by, service="claimant"),
+        listed(dns(node.family), claimant, dns(node.family, "other")),
+    )
+    wait(lambda: len(node.cleaned) == 2)
+    assert node.cleaned[1] == 0
+    assert client.reaches("one")
 
 
 def test_service_scaled_to_zero_and_back(node: UdpNode) -> None:

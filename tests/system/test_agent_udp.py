@@ -105,3 +105,11 @@ def test_clients_older_than_the_service_reach_it(api: ApiServer, node: UdpNode) 
     started = time.monotonic()
     assert client.reaches("one")
     assert time.monotonic() - started < ONE_SYNC
+
+
+def test_clients_from_a_time_without_rules_reach_the_service(api: ApiServer, node: UdpNode) -> None:
+    """Another program deletes rules; until their repair, packets get no DNAT."""
+    client = node.client(VIP[Family.IPV4])
+    node.runner.run(("iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES"))
+    assert client.ask() == ""
+    assert client.reaches("one")

@@ -32,7 +32,8 @@ class Syncs:
     def __init__(self, cleaner: FlowCleaner) -> None:
         self._cleaner = cleaner
         self._cluster = Cluster()
-        self._tables = FamilyTables(FakeIptables(Backend.NFT), None)
+        self.iptables = FakeIptables(Backend.NFT)
+        self._tables = FamilyTables(self.iptables, None)
         self._terms = rule_context(load(None, {}).config, "n1", None, KernelFacts(nfacct=False), Family.IPV4)
 
     def sync(self, *events: Event) -> SyncReport:
@@ -100,6 +101,24 @@ def test_deletes_stale_flows_and_reports(table: Table) -> None:
     ((family, seconds, deleted),) = reports
     assert (family, deleted) == (Family.IPV4, 2)
     assert seconds > 0
+
+
+def test_a_quarantined_service_redirects_no_packets(table: Table) -> None:
+    """Flows to the endpoints of another Service with the same address stay; that one's rules are in force."""
+    cleaner = FlowCleaner(0)
+    syncs = Syncs(cleaner)
+    syncs.iptables.rejects = lambda rule: "ns/a:dns ->" in rule
+    made = [
+        service(name, cluster_ip=f"10.96.0.{host}", ports=DNS.ports, external_ips=("10.96.0.53",))
+        for name, host in (("a", 1), ("b", 2))
+    ]
+    ports = (EndpointPort("dns", Protocol.UDP, 53),)
+    slices = [slice_of(f"10.244.0.{it.cluster_ips[0][-1]}", service=it.name, ports=ports) for it in made]
+    report = syncs.sync(Listed(Kind.SERVICE, made), *map(Updated, slices))
+    assert [it.name for it in report.quarantined] == ["a"]
+    table.flows = [flow("10.244.0.1"), flow("10.244.0.2")]
+    cleaner.clean()
+    assert table.deleted == table.flows[:1]
 
 
 def test_requests_coalesce(table: Table) -> None:

@@ -1,10 +1,19 @@
 """Stale UDP flows."""
 
 import ipaddress
+import tracemalloc
 
 from pykubeproxy.objects import Endpoint, EndpointPort, Family, Kind, Listed, Port, Protocol, Service
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.flows import AddressAndPort, Flush, NodePortAddresses, StaleFlowFilter, UdpPorts
+from pykubeproxy.services.flows import (
+    AddressAndPort,
+    Flush,
+    NodePortAddresses,
+    StaleFlowFilter,
+    UdpPort,
+    UdpPorts,
+)
+from pykubeproxy.services.ports import PortName
 from pykubeproxy.services.selection import NodeTopology, resolve_ports
 from tests.objects import endpoint, service, slice_of
 
@@ -83,6 +92,13 @@ def test_flows_are_stale_without_endpoints() -> None:
     assert stale(flush_for(dns(), pods=()), "10.96.0.53:53", "10.244.0.5:5353")
 
 
+def test_flow_without_dnat_stays_without_endpoints() -> None:
+    """No rule redirects its packets. Of a Service that is deleted, the endpoints go first."""
+    flush = flush_for(dns(external_ips=("1.2.3.4",)), pods=())
+    for destination in ("10.96.0.53:53", "1.2.3.4:53", "192.168.0.1:30053"):
+        assert not stale(flush, destination)
+
+
 def test_flow_without_dnat_is_stale_once_there_is_an_endpoint() -> None:
     """A flow that started before the first endpoint has no DNAT and is stale."""
     flush = flush_for(dns(external_ips=("1.2.3.4",)))
@@ -136,7 +152,9 @@ def test_node_port_replaces_external_ip_of_the_node() -> None:
     assert stale(flush, "192.168.0.1:30053", "10.244.0.9:5353")
 
 
-def claimed_by(*services: Service, pods: dict[str, tuple[str | Endpoint, ...]]) -> Flush:
+def claimed_by(
+    *services: Service, pods: dict[str, tuple[str | Endpoint, ...]], rejected: tuple[PortName, ...] = ()
+) -> Flush:
     """Return the flush after a sync of these Services; `pods` are those of each, by name, others have none."""
     cluster = Cluster()
     udp = (EndpointPort("dns", Protocol.UDP, 5353),)
@@ -144,7 +162,7 @@ def claimed_by(*services: Service, pods: dict[str, tuple[str | Endpoint, ...]]) 
     cluster.apply(Listed(Kind.SERVICE, services))
     cluster.apply(Listed(Kind.ENDPOINT_SLICE, slices))
     resolved = [it for s in services for it in resolve_ports(cluster, s.key, Family.IPV4, NodeTopology("n1"))]
-    flush = UdpPorts(Family.IPV4).update(resolved, (), EVERYWHERE)
+    flush = UdpPorts(Family.IPV4).update(resolved, (), EVERYWHERE, rejected=rejected)
     assert flush
     return flush
 
@@ -166,10 +184,13 @@ def test_an_external_ip_keeps_no_flows_to_the_cluster_ip_of_another_service() ->
     assert stale(flush, "10.96.0.53:53", DEAD)
     assert not stale(flush, "10.96.0.53:53", SECOND)
     assert not stale(flush, "10.96.0.9:53", DEAD)
+    local = claimant("b", "10.96.0.53", internal_local=True)
+    flush = claimed_by(tenant, local, pods={"b": ("10.244.0.6",)})
+    assert not stale(flush, "10.96.0.53:53", SECOND)
 
 
 def test_of_two_services_with_one_external_address_the_first_by_name_counts() -> None:
-    """Its rule comes first, unless it has no endpoint."""
+    """Its rule comes first, unless it has no endpoint or is quarantined."""
     both = [
         claimant(name, f"10.96.0.{host}", external_ips=("1.2.3.4",)) for name, host in (("b", 2), ("a", 1))
     ]
@@ -177,6 +198,8 @@ def test_of_two_services_with_one_external_address_the_first_by_name_counts() ->
     assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [False, True, True]
     assert stale(flush, "10.96.0.1:53", SECOND)
     flush = claimed_by(*both, pods={"b": ("10.244.0.6",)})
+    assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [True, False, True]
+    flush = claimed_by(*both, pods=ONE_EACH, rejected=(PortName("ns", "a", "dns", "UDP"),))
     assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [True, False, True]
 
 
@@ -190,6 +213,39 @@ def test_the_next_service_counts_where_the_first_one_redirects_only_some_clients
     ):
         flush = claimed_by(claimant("a", "10.96.0.1", type=type_, **fields), second, pods=ONE_EACH)
         assert [stale(flush, "1.2.3.4:53", pod) for pod in (FIRST, SECOND, DEAD)] == [False, False, True]
+
+
+def test_many_services_with_the_same_addresses_take_little_memory() -> None:
+    """Each lets packets pass to the next one: its policy is Local, and it has no endpoint on this node."""
+    addresses = frozenset((bytes((1, 2, 3, host)), 53) for host in range(20))
+    ports = {}
+    for number in range(300):
+        pods = frozenset((bytes((10, 244, number % 256, host)), number) for host in range(30))
+        ports[PortName("ns", f"s{number}", "", "UDP")] = UdpPort(
+            addresses, pods, end("10.96.0.1:53"), addresses, addresses
+        )
+    stale_flows = StaleFlowFilter(Flush(Family.IPV4, ports, frozenset(), EVERYWHERE), lambda _: False)
+    tracemalloc.start()
+    assert all(stale_flows.is_stale(there, end(DEAD)) for there in addresses)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
+
+
+def test_node_port_counts_where_an_external_address_of_the_node_redirects_only_some_clients() -> None:
+    """And where the Service with that external IP has no endpoint; an address that serves no node ports has none behind."""
+    ports = (Port("dns", Protocol.UDP, 30053),)
+    for fields, expected in (
+        ({"external_local": True}, [False, False, True]),
+        ({}, [False, True, True]),
+    ):
+        node_port = dns("b", "10.96.0.2")
+        claims = dns("a", "10.96.0.1", external_ips=("192.168.0.1", "1.2.3.4"), ports=ports, **fields)
+        flush = claimed_by(claims, node_port, pods=ONE_EACH)
+        assert [stale(flush, "192.168.0.1:30053", pod) for pod in (FIRST, SECOND, DEAD)] == expected
+        assert [stale(flush, "1.2.3.4:30053", pod) for pod in (FIRST, SECOND, DEAD)] == [False, True, True]
+        flush = claimed_by(claims, node_port, pods={"b": ONE_EACH["b"]})
+        assert [stale(flush, "192.168.0.1:30053", pod) for pod in (FIRST, SECOND)] == [True, False]
 
 
 def test_unrelated_flows_stay() -> None:
@@ -206,6 +262,18 @@ def test_node_port_applies_to_local_addresses_only() -> None:
     for flush in (flush_for(dns()), flush_for(dns(), now=())):
         assert not stale(flush, "8.8.8.8:30053")
         assert not stale(flush, "8.8.8.8:30053", "10.244.0.9:5353")
+
+
+def test_flows_to_the_number_of_a_node_port_at_many_addresses_take_no_memory() -> None:
+    """Any pod can send such packets."""
+    stale_flows = StaleFlowFilter(flush_for(dns()), lambda _: False)
+    tracemalloc.start()
+    for number in range(100_000):
+        there = (number.to_bytes(4, "big"), 30053)
+        assert not stale_flows.is_stale(there, there)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 4_000_000
 
 
 def test_node_port_applies_to_node_port_addresses_only() -> None:
