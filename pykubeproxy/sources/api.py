@@ -13,7 +13,7 @@ import structlog
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object, Service
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
-from pykubeproxy.sources.client import Client, WatchResponse
+from pykubeproxy.sources.client import ESSENTIAL_JSON, Client, WatchResponse
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
 from pykubeproxy.sources.lists import PAGE_SIZE, Query, read_pages
@@ -378,4 +378,5 @@ class ApiWatch:
             end=end,
             compressible=compressible,
             verbs=verbs,
+            accept=ESSENTIAL_JSON,
         )

@@ -31,6 +31,10 @@ _MAX_CREATED = 1 << 20  # bytes of the response to a new object
 # Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
 _LATER = 1.0
 
+_JSON = "application/json"
+# Ask for objects without managedFields (kubernetes/kubernetes#139561). API servers that do not know this ignore it.
+ESSENTIAL_JSON = f"{_JSON};drop=metadata.managedFields"
+
 # Yield pieces of what a server sends over a new connection; the arguments are the connection, the URL of the server and
 # the headers that authenticate a request.
 Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
@@ -46,6 +50,7 @@ class _Request(msgspec.Struct, frozen=True):
     idle: float
     body: Mapping[str, object] | None = None
     compressible: bool = False
+    accept: str = _JSON
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -110,6 +115,7 @@ class Client:
         end: float = math.inf,
         compressible: bool = False,
         verbs: str = "list and watch of",
+        accept: str = _JSON,
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
@@ -118,7 +124,7 @@ class Client:
         200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _Request("GET", target, resource, verbs, idle, compressible=compressible)
+        request = _Request("GET", target, resource, verbs, idle, None, compressible, accept)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
@@ -168,8 +174,8 @@ class Client:
 
         The response must end `seconds` after that. Close it. Raises Failure.
         """
-        limit = seconds + answer
-        request = _Request("GET", f"{path}?{urlencode(query)}", resource, "list and watch of", limit)
+        target, limit = f"{path}?{urlencode(query)}", seconds + answer
+        request = _Request("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
         attempt = self._start(lambda: self._exchange(request))
         return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
 
@@ -237,12 +243,12 @@ class Client:
         try:
             current().missing = "credentials for"
             credentials = self._credentials.get()
-            headers = _headers(credentials) | {"Accept": "application/json"}
+            headers = _headers(credentials) | {"Accept": request.accept}
             if request.compressible and credentials.compression:
                 headers["Accept-Encoding"] = "gzip"
             body = None
             if request.body:
-                headers["Content-Type"] = "application/json"
+                headers["Content-Type"] = _JSON
                 body = msgspec.json.encode(request.body)
             transport = self._transport_for(credentials)
             response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)

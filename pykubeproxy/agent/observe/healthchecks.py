@@ -12,7 +12,7 @@ from pykubeproxy import http
 from pykubeproxy.agent.observe.events import Recorder, port_taken
 from pykubeproxy.agent.observe.fair_share import fair_share
 from pykubeproxy.agent.sync.report import SyncReport
-from pykubeproxy.config import Config
+from pykubeproxy.config import PRIMARY, Config
 from pykubeproxy.http.server import Server
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.context import node_ips
@@ -85,11 +85,9 @@ def listening_hosts(
     `local_addresses` are those of this node's interfaces, by served family. A family without networks in
     nodePortAddresses is served on all addresses; "primary" means the node's own addresses.
     """
-    cidrs = config.node_port_addresses
-    if cidrs == ("primary",):
-        cidrs = tuple(node_ips(config, node)[family] for family in local_addresses)
-    hosts: list[str] = []
+    own, hosts = node_ips(config, node), list[str]()
     for family, addresses in local_addresses.items():
+        cidrs = (own[family] if cidr == PRIMARY else cidr for cidr in config.node_port_addresses)
         networks = [ipaddress.ip_network(cidr) for cidr in cidrs if family_of(cidr) is family]
         if not networks or any(network.prefixlen == 0 for network in networks):
             hosts.append(_EVERY_ADDRESS[family])
