@@ -174,7 +174,7 @@ ONLY_HERE_FIELDS = """\
 featureGates: {A: null}
 featureGates: {ServiceTrafficDistribution: false}
 logging: {options: {text: {infoBufferSize: 64Ki}}}
-logging: {options: {json: {splitStream: true}}}
+logging: {options: {json: {infoBufferSize: 5}}}
 logging: {format: json, vmodule: [{filePattern: a}]}
 nodePortAddresses: [10.0.0.0/8, primary]
 nodePortAddresses: [primary, localhost]
