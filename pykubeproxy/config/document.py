@@ -140,7 +140,7 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
 def check_header(content: Mapping[str, object]) -> None:
     """Raise ConfigError unless apiVersion and kind are those of a kube-proxy configuration."""
     for field, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
-        # Go ignores the case of keys; kube-proxy refuses that in all others.
+        # As in kube-proxy, the case of these two keys alone does not matter.
         value = next((content[key] for key in content if str(key).lower() == field.lower()), None)
         if value != expected:
             what = "is missing" if value is None else f"{show(value)} is not valid"
@@ -222,7 +222,7 @@ def flag_values(flags: Mapping[str, object], config: Config) -> dict[str, str]:
     """
     values = {setting.flag: _flag_value(setting, flags) for setting in SETTINGS + ACTIONS if setting.flag}
     for flag, (field, completes_empty) in _COMPLETED.items():
-        if "config" not in flags and (completes_empty or values[flag]):
+        if not flags.get("config") and (completes_empty or values[flag]):
             values[flag] = str(config.document[field])
         elif completes_empty and flag not in flags:
             values[flag] = ""
