@@ -14,6 +14,8 @@ _SYSTEM = "system/test_"
 _SAME = f"{_CONFIG}flags_are_fields.py::test_flag_and_field_mean_the_same"
 _FLAGZ = f"{_CONFIG}config_views.py::test_flagz_is_as_recorded"
 _CONFIGZ = f"{_CONFIG}config_views.py::test_configz_is_as_recorded"
+_AS_GIVEN = f"{_CONFIG}values_as_kube_proxy.py::test_values_are_shown_as_given"
+_GATED = f"{_AGENT}pages.py::test_feature_gates_turn_pages_off"
 _ATTRIBUTES = f"{_CONFIG}config_file.py::test_fields_reach_their_attributes"
 _NO_EFFECT = f"{_CONFIG}config_file.py::test_settings_without_effect_are_kept"
 _BESIDE_A_FILE = f"{_CONFIG}config_flags.py::test_beside_a_file_some_flags_win"
@@ -192,7 +194,7 @@ SETTINGS = (
     _row("log-text-info-buffer-size", "logging.options.text.infoBufferSize", _SAME),
     _row("log-json-split-stream", "logging.options.json.splitStream", _SAME),
     _row("log-json-info-buffer-size", "logging.options.json.infoBufferSize", _SAME),
-    _row("feature-gates", "featureGates", _SAME, _RULES, *_VALUES),
+    _row("feature-gates", "featureGates", _SAME, _RULES, *_VALUES, _GATED),
     _row("ipvs-sync-period", "", _FLAGZ),
     _row("ipvs-min-sync-period", "", _FLAGZ),
     _row("", "ipvs.syncPeriod", _CONFIGZ),
@@ -421,13 +423,16 @@ ENDPOINTS = {
         f"{_AGENT}pages.py::test_metrics_are_compressed_on_demand",
     ),
     ":10249/proxyMode": (_PAGES, _IN_SERVICE),
-    ":10249/configz": (_PAGES,),
+    ":10249/configz": (_PAGES, _AS_GIVEN),
     ":10249/flagz": (
+        _GATED,
+        _AS_GIVEN,
         f"{_AGENT}pages.py::test_flagz_has_kube_proxys_flags_and_ours",
         f"{_AGENT}pages.py::test_flagz_is_an_api_object_on_demand",
         f"{_AGENT}pages.py::test_flagz_accepts_what_kube_proxys_accepts",
     ),
     ":10249/statusz": (
+        _GATED,
         f"{_AGENT}pages.py::test_statusz_equals_kube_proxys_except_versions",
         f"{_AGENT}pages.py::test_statusz_is_an_api_object_on_demand",
     ),

@@ -1,4 +1,4 @@
-"""End the process when the configuration file changes in place, as kube-proxy does."""
+"""End the process when the content of the configuration file changes in place, as kube-proxy does."""
 
 import time
 from collections.abc import Callable
@@ -6,15 +6,16 @@ from pathlib import Path
 
 from pykubeproxy.agent.mailbox import Stop
 
-# A stat each second instead of inotify: pyroute2's Inotify ignores errors, and inotify misses a replaced file.
+# A look each second instead of inotify: pyroute2's Inotify ignores errors, and inotify misses a replaced file.
 _PERIOD = 1.0
 
 
 class ConfigFileWatch:
     """Watch the configuration file at `path`.
 
-    A file that is written, or replaced by a rename, ends the process. A ConfigMap update does not: the kubelet swaps the
-    symbolic link `..data`, so the path resolves to another file. A removed file has no effect.
+    A file with another content, or replaced by a rename, ends the process. A ConfigMap update does not: the kubelet swaps
+    the symbolic link `..data`, so the path resolves to another file. A removed or moved file has no effect, since a
+    restart would fail.
     """
 
     name = "config-file"
@@ -36,11 +37,10 @@ class ConfigFileWatch:
         self._seen = seen or before
         return bool(seen and before and seen[0] == before[0] and seen != before)
 
-    def _look(self) -> tuple[Path, int, int, int] | None:
-        """Return the file that the path resolves to, with its modification time, size and inode; None if there is none."""
+    def _look(self) -> tuple[Path, int, bytes] | None:
+        """Return the file that the path resolves to, with its inode and content; None if there is none."""
         try:
             target = Path(self._path).resolve(strict=True)
-            stat = target.stat()
+            return target, target.stat().st_ino, target.read_bytes()
         except OSError:
             return None
-        return target, stat.st_mtime_ns, stat.st_size, stat.st_ino

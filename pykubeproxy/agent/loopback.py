@@ -11,14 +11,17 @@ import structlog
 from pykubeproxy.agent.node_setup import KernelSetting, apply_setting
 from pykubeproxy.config import Config
 from pykubeproxy.kernel import Backend, KernelError, Tables, open_iptables
-from pykubeproxy.objects import Family, family_of
+from pykubeproxy.objects import Family
 from pykubeproxy.rules import skeleton
+from pykubeproxy.rules.context import node_port_networks
 from pykubeproxy.rules.dispatch import serves_loopback
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.restore_text import block, join
 from pykubeproxy.rules.ruleset import ChainKey
 
 _ROUTE_LOCALNET = KernelSetting("proc/sys/net/ipv4/conf/all/route_localnet", 1)
+# Stands for the node's own address, which is no loopback address.
+_ANOTHER_ADDRESS = "0.0.0.1"
 _INPUT = ChainKey("filter", "INPUT")
 _JUMP = skeleton.JUMPS[_INPUT][0]
 
@@ -27,10 +30,9 @@ log = structlog.get_logger()
 
 def serves_node_ports(config: Config) -> bool:
     """Return whether node ports are served on 127.0.0.1, which needs route_localnet."""
-    addresses = config.node_port_addresses
-    if not config.iptables.localhost_node_ports or addresses == ("primary",):
-        return False
-    return serves_loopback(tuple(cidr for cidr in addresses if family_of(cidr) is Family.IPV4))
+    return config.iptables.localhost_node_ports and serves_loopback(
+        node_port_networks(config, _ANOTHER_ADDRESS, Family.IPV4)
+    )
 
 
 def guard_loopback(config: Config, tables: Tables) -> bool:

@@ -112,8 +112,13 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line. The error about a missing argument shows an example."""
+        # As in Go, a value of such an option follows "=", never in the next argument.
+        optional = {
+            name for it in self.params if getattr(it, "flag_value", None) == "true" for name in it.opts
+        }
+        given = [f"{arg}=true" if arg.replace("_", "-") in optional else arg for arg in args]
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, given)
         except click.MissingParameter as error:
             example, _, _ = self.examples.partition("\n")
             problem = " ".join(error.format_message().split())

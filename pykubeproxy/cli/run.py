@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    context_settings=CONTEXT_SETTINGS,
+    context_settings={**CONTEXT_SETTINGS, "allow_extra_args": True},
     exit_codes={
         0: "Stopped by a signal, or done.",
         1: "A failure, or the configuration file changed.",
@@ -51,15 +51,19 @@ def run(manifests: str | None, once: bool, flags: dict[str, object]) -> None:
     pykubeproxy run --config config.conf --hostname-override node1
     pykubeproxy run --manifests objects.yaml --cluster-cidr 10.244.0.0/16 --once
     """
+    # As kube-proxy, ignore empty arguments, which templates leave.
+    if extra := [*filter(None, click.get_current_context().args)]:
+        raise click.UsageError(f"Got unexpected extra argument ({' '.join(extra)})")
     if is_on(flags, "version"):
         click.echo(f"pykubeproxy {pykubeproxy.__version__}")
         return
-    cleanup, path = is_on(flags, "cleanup"), str(flags.get("write-config-to", ""))
-    if path and not cleanup:
+    cleanup = is_on(flags, "cleanup")
+    if path := str(flags.get("write-config-to", "")):
         _write_config(_load(flags)[0].config, path)
         return
     _require_node()
     if cleanup:
+        _load(flags)
         from pykubeproxy.cli.cleanup import clean_up_alone
 
         sys.exit(0 if clean_up_alone(all_modes=True) else 1)

@@ -15,4 +15,5 @@ from pykubeproxy.config.model import (
     Dispatch,
     LogFormat,
 )
+from pykubeproxy.config.network import PRIMARY
 from pykubeproxy.config.table import ACTIONS, SETTINGS, Setting

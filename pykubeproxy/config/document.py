@@ -22,6 +22,13 @@ _SECTIONS = frozenset(field[:at] for field in _FIELDS for at, letter in enumerat
 _MAX_SHOWN = 80
 # A line without content: blank, a comment, or the mark of a document's start or end.
 _NOTHING = re.compile(r"(---|\.\.\.)?\s*(#.*)?")
+# The field of each flag that kube-proxy completes, and whether it completes an empty one too.
+_COMPLETED = {
+    "detect-local-mode": ("detectLocalMode", True),
+    "proxy-mode": ("mode", True),
+    "healthz-bind-address": ("healthzBindAddress", False),
+    "metrics-bind-address": ("metricsBindAddress", False),
+}
 # The exact text of kube-proxy, which monitoring may match.
 _WARNING = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees"
@@ -133,7 +140,8 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
 def check_header(content: Mapping[str, object]) -> None:
     """Raise ConfigError unless apiVersion and kind are those of a kube-proxy configuration."""
     for field, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
-        value = content.get(field)
+        # As in kube-proxy, the case of these two keys alone does not matter.
+        value = next((content[key] for key in content if str(key).lower() == field.lower()), None)
         if value != expected:
             what = "is missing" if value is None else f"{show(value)} is not valid"
             raise ConfigError(field, f"{what}: must be {expected}")
@@ -150,8 +158,9 @@ def fields(content: Mapping[str, object]) -> dict[str, object]:
 
 def unknown(content: Mapping[str, object]) -> list[str]:
     """Return a warning for each unknown field."""
-    known = ("kind", "apiVersion")
-    return [_unknown(path) for path, _ in _walk(content, "") if path not in _FIELDS and path not in known]
+    known = ("kind", "apiversion")
+    paths = (path for path, _ in _walk(content, "") if path not in _FIELDS)
+    return [_unknown(path) for path in paths if path.lower() not in known]
 
 
 def _walk(content: Mapping[str, object], path: str) -> Iterator[tuple[str, object]]:
@@ -182,25 +191,18 @@ def _nearest(path: str) -> str:
     return known[close[0]] if close else ""
 
 
-def value_of(config: Config, setting: Setting) -> object:
-    """Return the value of a setting."""
-    if setting.attribute:
-        return functools.reduce(getattr, setting.attribute.split("."), cast("object", config))
-    return dict(config.ignored).get(setting.field, setting.default)
-
-
 def configz(config: Config) -> dict[str, object]:
     """Return the content of /configz, to be encoded as JSON."""
-    return {GROUP: _document(config)}
+    return {GROUP: config.document}
 
 
-def _document(config: Config) -> dict[str, object]:
-    """Return the KubeProxyConfiguration of a Config."""
-    values = ((setting, value_of(config, setting)) for setting in SETTINGS if setting.field)
+def document(values: Mapping[Setting, object]) -> dict[str, object]:
+    """Return the KubeProxyConfiguration of values as given."""
+    shown = {setting: setting.default if setting.dropped else value for setting, value in values.items()}
     fields = {
         setting.field: setting.kind.plain(value)
-        for setting, value in values
-        if not (setting.omitted and value == setting.default)
+        for setting, value in shown.items()
+        if setting.field and not (setting.omitted and value == setting.default)
     }
     return nested({"kind": KIND, "apiVersion": API_VERSION} | fields)
 
@@ -210,12 +212,20 @@ def dump(config: Config) -> str:
 
     Omits values that only flags can set: the master, a minSyncPeriod of 0, and servers turned off.
     """
-    return yaml.dump(_document(config))
+    return yaml.dump(config.document)
 
 
-def flag_values(flags: Mapping[str, object]) -> dict[str, str]:
-    """Return each flag, sorted by name, with its value in `flags` (in the form of `load`) or its default."""
+def flag_values(flags: Mapping[str, object], config: Config) -> dict[str, str]:
+    """Return each flag, sorted by name, with its value in `flags` (in the form of `load`) or its default.
+
+    Without a configuration file, kube-proxy completes those in `_COMPLETED`.
+    """
     values = {setting.flag: _flag_value(setting, flags) for setting in SETTINGS + ACTIONS if setting.flag}
+    for flag, (field, completes_empty) in _COMPLETED.items():
+        if not flags.get("config") and (completes_empty or values[flag]):
+            values[flag] = str(config.document[field])
+        elif completes_empty and flag not in flags:
+            values[flag] = ""
     return dict(sorted((values | {"help": "false"}).items()))
 
 
@@ -231,7 +241,7 @@ def _flag_value(setting: Setting, flags: Mapping[str, object]) -> str:
         return kind.text(setting.default)
     given = flag_text(kind, flags[setting.flag])
     try:
-        return kind.text(kind.parse(given))
+        return given if kind.textual else kind.text(kind.parse(given))
     except ValueError:
         # `load` does not check flags that a configuration file overrides.
         return given

@@ -6,10 +6,15 @@ All functions raise ValueError with the allowed values ("must be ..."); the call
 import csv
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from pykubeproxy.config.model import Address, FeatureGates
+
+
+def same(value: object) -> object:
+    """Return the value itself."""
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +22,8 @@ class ValueKind:
     """A kind of value.
 
     name: the metavar in help texts. read: from YAML. parse: from a flag's text. plain: to JSON. text: to a flag's text.
-    repeatable: whether repeated flags add to a list. textual: whether empty text can mean the default. nullable: whether
-    null in YAML means the default.
+    effective: from a value as given to the one in Config. repeatable: whether repeated flags add to a list. textual:
+    whether empty text can mean the default. nullable: whether null in YAML means the default.
     """
 
     name: str
@@ -26,14 +31,10 @@ class ValueKind:
     parse: Callable[[str], object]
     plain: Callable[[object], object]
     text: Callable[[object], str]
+    effective: Callable[..., object] = same
     repeatable: bool = False
     textual: bool = False
     nullable: bool = True
-
-
-def same(value: object) -> object:
-    """Return the value itself."""
-    return value
 
 
 def plain_text(value: object) -> str:
@@ -52,13 +53,27 @@ def string(value: object) -> str:
     return value
 
 
-def of_text(name: str, parse: Callable[[str], object]) -> ValueKind:
+def of_text(
+    name: str, parse: Callable[[str], object] = string, effective: Callable[..., object] = same
+) -> ValueKind:
     """Return a kind that is text in YAML and in a flag; `parse` returns the value."""
-    return ValueKind(name, lambda value: parse(string(value)), parse, plain_text, plain_text, textual=True)
+    return ValueKind(
+        name, lambda value: parse(string(value)), parse, plain_text, plain_text, effective, textual=True
+    )
 
 
-STRING = of_text("TEXT", string)
-NAME = of_text("NAME", string)
+STRING = of_text("TEXT")
+NAME = of_text("NAME")
+
+
+def _hostname(text: str) -> str:
+    if text and not text.strip():
+        raise ValueError("must be a node's name or empty")
+    return text.strip().lower()
+
+
+# As in kube-proxy, a flag is changed at once, a field where it is used.
+HOSTNAME = replace(NAME, parse=_hostname, effective=_hostname)
 
 
 def choice(words: type[enum.StrEnum]) -> ValueKind:
@@ -99,25 +114,22 @@ def _items(text: str) -> tuple[str, ...]:
         raise ValueError("must be a comma-separated list") from None
 
 
-def list_of(name: str, check: Callable[[tuple[str, ...]], tuple[str, ...]]) -> ValueKind:
-    """Return the kind for a list of texts, comma-separated in a flag, and null in JSON if empty, like Go's nil slice."""
+def list_of(name: str, effective: Callable[..., object] = same) -> ValueKind:
+    """Return the kind for a list of texts, comma-separated in a flag. None is Go's nil slice, null in JSON."""
 
     def read(value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError("must be a list")
-        return check(tuple("" if item is None else string(item) for item in value))
+        return tuple("" if item is None else string(item) for item in value)
 
     def plain(value: object) -> object:
-        return [*cast("tuple[str, ...]", value)] or None
+        return value if value is None else [*cast("tuple[str, ...]", value)]
 
-    return ValueKind(
-        name,
-        read,
-        lambda text: check(_items(text)),
-        plain,
-        lambda value: f"[{plain_text(value)}]",
-        repeatable=True,
-    )
+    def text(value: object) -> str:
+        quoted = (f'"{item}"' if "," in item else item for item in cast("tuple[str, ...]", value or ()))
+        return f"[{','.join(quoted)}]"
+
+    return ValueKind(name, read, _items, plain, text, effective, repeatable=True)
 
 
 def _gates(value: object) -> FeatureGates:

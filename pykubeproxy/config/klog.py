@@ -20,13 +20,17 @@ def _parse_verbosity(text: str) -> object:
 VERBOSITY = replace(COUNT, parse=_parse_verbosity)
 
 
-def _flush_frequency(value: object) -> float:
-    """Return a duration in seconds, from text or a number of nanoseconds."""
+def _flush_frequency(value: object) -> object:
+    """Return a duration in seconds, or an integer of nanoseconds as it is."""
     if isinstance(value, bool) or not isinstance(value, int):
-        return cast("float", DURATION.read(value))
+        return DURATION.read(value)
     if not 0 <= value < 2**63:
         raise ValueError(f"must be {durations.EXPECTED}")
-    return value / 10**9
+    return value
+
+
+def _plain_flush_frequency(value: object) -> object:
+    return value if isinstance(value, int) else DURATION.plain(value)
 
 
 def _positive(text: str) -> float:
@@ -36,7 +40,9 @@ def _positive(text: str) -> float:
     return seconds
 
 
-FLUSH_FREQUENCY = replace(OPTIONAL_DURATION, read=_flush_frequency, parse=_positive)
+FLUSH_FREQUENCY = replace(
+    OPTIONAL_DURATION, read=_flush_frequency, parse=_positive, plain=_plain_flush_frequency
+)
 
 _QUANTITY = re.compile(
     r"[+-]?([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"

@@ -6,11 +6,15 @@ from typing import NamedTuple, cast
 import msgspec
 
 from pykubeproxy.config import document, durations
-from pykubeproxy.config.kinds import STRING, flag_text, plain_text
+from pykubeproxy.config.kinds import flag_text, plain_text
 from pykubeproxy.config.model import Address, Config, ConfigError, DetectLocalMode
 from pykubeproxy.config.network import cluster_cidrs, interface, split_address
 from pykubeproxy.config.table import ACTIONS, BURST, HEALTH_PORT, METRICS_PORT, QPS, SETTINGS, Setting, Zero
 
+_BIND_ADDRESS, _HEALTH, _METRICS = (
+    next(setting for setting in SETTINGS if setting.attribute == attribute)
+    for attribute in ("bind_address", "health_address", "metrics_address")
+)
 _FLAGS = frozenset(setting.flag for setting in SETTINGS + ACTIONS if setting.flag)
 
 
@@ -29,7 +33,8 @@ class _Given(NamedTuple):
 
 
 _Givens = dict[Setting, _Given]
-_Values = dict[str, object]  # by attribute
+_Values = dict[Setting, object]  # as given, or the default
+_Effective = dict[str, object]  # by attribute
 _Names = Mapping[str, str]  # the fields or flags that messages name, by attribute
 
 # The attribute that a mode uses, and its check.
@@ -74,14 +79,18 @@ def load(content: str | bytes | Mapping[str, object] | None, flags: Mapping[str,
                 given |= _given_flag(setting, flags[setting.flag])
             warnings += _flag_warnings(setting, content is not None)
     names = {setting.attribute: entry.name for setting, entry in given.items()}
-    values = {setting.attribute: setting.default for setting in SETTINGS if setting.attribute}
-    values |= {setting.attribute: entry.value for setting, entry in given.items() if setting.attribute}
-    values |= _listen_addresses(values, names)
-    if content is None:
-        values |= _deprecated_ports(values, given, flags)
-    values |= _request_limits(values, names)
-    values |= _local_traffic(values, names)
-    config = msgspec.convert(document.nested(values | {"ignored": _ignored(given)}), Config)
+    values: _Values = {setting: setting.default for setting in SETTINGS}
+    values |= {setting: entry.value for setting, entry in given.items()}
+    values |= _listen_addresses(given, writes=bool(flags.get("write-config-to")))
+    effective = {
+        setting.attribute: setting.kind.effective(value)
+        for setting, value in values.items()
+        if setting.attribute
+    }
+    effective |= _request_limits(effective, names)
+    effective |= _local_traffic(effective, names)
+    effective["document"] = document.document(values)
+    config = msgspec.convert(document.nested(effective), Config)
     _check_periods(config, names)
     return Loaded(config, tuple(warnings))
 
@@ -112,6 +121,7 @@ def _given(
         return {}
     try:
         value = read(raw)
+        setting.kind.effective(value)
     except ValueError as error:
         raise ConfigError(name, f"{document.show(raw)} is not valid: {error}") from None
     return {} if zero_is_default and not value else {setting: _Given(name, value)}
@@ -127,35 +137,35 @@ def _flag_warnings(setting: Setting, beside_file: bool) -> list[str]:
     return []
 
 
-def _listen_addresses(values: _Values, names: _Names) -> _Values:
-    """Return the defaults of the servers' addresses, which have the family of a bindAddress in the file."""
-    if names.get("bind_address") != "bindAddress" or ":" not in str(values["bind_address"]):
-        return {}
-    defaults = {"health_address": Address("::", HEALTH_PORT), "metrics_address": Address("::1", METRICS_PORT)}
-    return {attribute: address for attribute, address in defaults.items() if attribute not in names}
+def _listen_addresses(given: _Givens, writes: bool) -> _Values:
+    """Return the servers' addresses with a port each, as kube-proxy completes them; "" means no server.
 
-
-def _deprecated_ports(values: _Values, given: _Givens, flags: Mapping[str, object]) -> _Values:
-    """Apply --healthz-port and --metrics-port: 0 turns a server off, another port completes an address without port.
-
-    As in kube-proxy, a port alone has no effect because the default address has a port.
+    The defaults have the family of a bindAddress in the file. Of the deprecated flags, 0 turns a server off, unless the
+    configuration is written to a file, and another port completes an address without port.
     """
-    changed: _Values = {}
-    ports = {setting.flag: entry for setting, entry in given.items() if setting.instead}
-    for attribute, name in (("health_address", "healthz"), ("metrics_address", "metrics")):
-        entry, address = ports.get(f"{name}-port"), values[attribute]
-        text = flag_text(STRING, flags.get(f"{name}-bind-address", ""))
-        if entry and entry.value == 0:
-            changed[attribute] = None
-        elif entry and text and isinstance(address, Address) and not split_address(text)[1]:
-            port = cast("int", entry.value)
-            if not 0 < port <= 65535:
-                raise ConfigError(entry.name, f"{port} is not valid: must be a port from 1 to 65535, or 0")
-            changed[attribute] = address._replace(port=port)
-    return changed
+    bind = given.get(_BIND_ADDRESS)
+    is_ipv6 = bool(
+        bind and bind.name == "bindAddress" and ":" in str(_BIND_ADDRESS.kind.effective(bind.value))
+    )
+    addresses: _Values = {}
+    for setting, host, port in ((_HEALTH, "::", HEALTH_PORT), (_METRICS, "::1", METRICS_PORT)):
+        address = str(
+            given[setting].value if setting in given else Address(host, port) if is_ipv6 else setting.default
+        )
+        deprecated = next((entry for it, entry in given.items() if it.instead == setting.flag), None)
+        if deprecated and deprecated.value == 0 and not writes:
+            address = ""
+        elif not split_address(address)[1]:
+            if deprecated and not 0 <= (port := cast("int", deprecated.value) or port) <= 65535:
+                raise ConfigError(
+                    deprecated.name, f"{port} is not valid: must be a port from 1 to 65535, or 0"
+                )
+            address = str(Address(address, port))
+        addresses[setting] = address
+    return addresses
 
 
-def _request_limits(values: _Values, names: _Names) -> _Values:
+def _request_limits(values: _Effective, names: _Names) -> _Effective:
     """Apply the defaults of client-go: 0 requests per second mean 5, and then a burst of 0 means 10."""
     qps, burst = cast("float", values["client.qps"]), values["client.burst"]
     if qps > 0 and not burst:
@@ -163,7 +173,7 @@ def _request_limits(values: _Values, names: _Names) -> _Values:
     return {} if qps else {"client.qps": QPS, "client.burst": burst or BURST}
 
 
-def _local_traffic(values: _Values, names: _Names) -> _Values:
+def _local_traffic(values: _Effective, names: _Names) -> _Effective:
     """Check the value that detectLocalMode uses, and return it in canonical form."""
     mode = DetectLocalMode(str(values["detect_local.mode"]))
     if mode not in _USED:
@@ -193,12 +203,3 @@ def _invalid(attribute: str, shown: str, allowed: str, names: _Names) -> ConfigE
     """Return an error that names the field or flag that set an attribute."""
     field = next(setting.field for setting in SETTINGS if setting.attribute == attribute)
     return ConfigError(names.get(attribute, field), f"{shown} is not valid: {allowed}")
-
-
-def _ignored(given: _Givens) -> tuple[tuple[str, object], ...]:
-    """Return the given fields without effect that differ from their default."""
-    return tuple(
-        (setting.field, entry.value)
-        for setting, entry in given.items()
-        if setting.ignored and setting.field and entry.value != setting.default
-    )

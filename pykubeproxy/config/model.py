@@ -1,6 +1,7 @@
 """The configuration as one frozen value."""
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -77,6 +78,11 @@ class FeatureGates(msgspec.Struct, frozen=True):
         """Whether to serve Services' externalIPs."""
         return dict(self.gates).get("AllowServiceExternalIPs", True)
 
+    def serves_page(self, gate: str) -> bool:
+        """Return whether a gate of a page, ComponentFlagz or ComponentStatusz, is on; both are beta."""
+        gates = dict(self.gates)
+        return gates.get(gate, gates.get("AllBeta", True))
+
 
 class ClientConnection(msgspec.Struct, frozen=True):
     """The connection to the API server. Without `kubeconfig` and `master`, use the pod's service account.
@@ -144,11 +150,11 @@ class Config(msgspec.Struct, frozen=True):
     hostname_override: lower case; empty means the host name.
     bind_address: the node's IP address; unspecified (0.0.0.0 or ::) means that of the Node object.
     health_address, metrics_address: None means no such server.
-    node_port_addresses: canonical CIDRs, or "primary" alone; empty means all addresses of the node.
+    node_port_addresses: canonical CIDRs, and "primary" for the node's own; empty means all addresses of the node.
     max_service_pairs: see `Oversized`; 0 means any number.
     max_affinity_lists: see `Cluster.unkept_lists`; 0 means any number.
     config_sync_period: seconds.
-    ignored: (field path, value) of each setting without effect that differs from its default.
+    document: the KubeProxyConfiguration for /configz, with values as given, and the defaults of all others.
     """
 
     client: ClientConnection
@@ -170,4 +176,4 @@ class Config(msgspec.Struct, frozen=True):
     conntrack: Conntrack
     config_sync_period: float
     feature_gates: FeatureGates
-    ignored: tuple[tuple[str, object], ...]
+    document: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""Network values in canonical form: addresses, CIDRs, interfaces.
+"""Network values: addresses, CIDRs, interfaces.
 
 IP addresses may have leading zeros, which are decimal, and an IPv4-mapped IPv6 address is IPv4, as in kube-proxy.
 """
@@ -10,6 +10,14 @@ from collections.abc import Callable
 from pykubeproxy.config.kinds import ValueKind, list_of, of_text, plain_text, string
 from pykubeproxy.config.model import Address, DetectLocalMode
 
+# The node's own addresses, which only the rules know.
+PRIMARY = "primary"
+# Those of Kubernetes 1.37 (kubernetes/kubernetes#138427); 1.36 has "primary" only, and alone.
+_KEYWORDS = {
+    PRIMARY: [PRIMARY],
+    "localhost": ["127.0.0.0/8", "::1/128"],
+    "all": ["0.0.0.0/0", "::/0"],
+}
 _LEADING_ZEROS = re.compile("(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
@@ -45,12 +53,11 @@ def cluster_cidrs(items: tuple[str, ...]) -> tuple[str, ...]:
     return cidrs
 
 
-def _node_port_addresses(items: tuple[str, ...]) -> tuple[str, ...]:
-    if "primary" not in items:
-        return tuple(map(_cidr, items))
-    if len(items) > 1:
-        raise ValueError("must be CIDRs, or primary alone")
-    return items
+def _node_port_addresses(items: tuple[str, ...] | None) -> tuple[str, ...]:
+    try:
+        return tuple(it for item in items or () for it in _KEYWORDS.get(item) or (_cidr(item),))
+    except ValueError:
+        raise ValueError("must be CIDRs such as 10.244.0.0/16, primary, localhost or all") from None
 
 
 def split_address(text: str) -> tuple[str, int | None]:
@@ -67,14 +74,9 @@ def split_address(text: str) -> tuple[str, int | None]:
         ) from None
 
 
-def address(default_port: int) -> ValueKind:
-    """Return the kind for an IP address with an optional port."""
-
-    def check(text: str) -> Address:
-        host, port = split_address(text)
-        return Address(host, port or default_port)
-
-    return of_text("IP:PORT", check)
+def _address(text: str) -> Address | None:
+    host, port = split_address(text) if text else ("", 0)
+    return Address(host, port or 0) if host else None
 
 
 def interface(mode: DetectLocalMode, longest: int) -> Callable[[str], str]:
@@ -106,8 +108,9 @@ def _read_cluster_cidrs(value: object) -> tuple[str, ...]:
     return _split(text) if text else ()
 
 
-IP = of_text("IP", _ip)
+IP = of_text("IP", effective=_ip)
+ADDRESS = of_text("IP:PORT", effective=_address)
 # Kept as given: only mode ClusterCIDR checks them. kube-proxy reads an empty flag as one invalid CIDR.
 CLUSTER_CIDRS = ValueKind("CIDR[,CIDR]", _read_cluster_cidrs, _split, plain_text, plain_text)
-NODE_PORT_ADDRESSES = list_of("CIDR,...|primary", _node_port_addresses)
-TEXTS = list_of("TEXT,...", lambda items: items)
+NODE_PORT_ADDRESSES = list_of("CIDR,...|primary|localhost|all", _node_port_addresses)
+TEXTS = list_of("TEXT,...")

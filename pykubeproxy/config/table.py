@@ -6,18 +6,17 @@ To add a setting, add an entry to OURS and an attribute to Config. /configz has 
 import enum
 from dataclasses import dataclass
 
-from pykubeproxy.config.kinds import BOOL, GATES, NAME, STRING, ValueKind, choice, of_text
+from pykubeproxy.config.kinds import BOOL, GATES, HOSTNAME, NAME, STRING, ValueKind, choice, of_text
 from pykubeproxy.config.klog import FLUSH_FREQUENCY, QUANTITY, VERBOSITY, VMODULE
 from pykubeproxy.config.model import (
     EMULATED,
-    Address,
     DetectLocalMode,
     Dispatch,
     FeatureGates,
     IptablesBackend,
     LogFormat,
 )
-from pykubeproxy.config.network import CLUSTER_CIDRS, IP, NODE_PORT_ADDRESSES, TEXTS, address
+from pykubeproxy.config.network import ADDRESS, CLUSTER_CIDRS, IP, NODE_PORT_ADDRESSES, TEXTS
 from pykubeproxy.config.numbers import ANY_DURATION, COUNT, DURATION, NUMBER, OPTIONAL_DURATION, integer
 
 
@@ -39,6 +38,7 @@ class Setting:
     attribute: the path in Config; empty if the setting has no effect.
     beside_config: whether the flag overrides the configuration file.
     omitted: whether /configz omits the default (Go's omitempty).
+    dropped: whether /configz has the default whatever is given, because kube-proxy drops the values of other modes.
     instead: the replacement of a deprecated setting.
     optional: whether an unknown value in the file is ignored with a warning.
     strict: whether an invalid value is an error although the setting has no effect.
@@ -53,6 +53,7 @@ class Setting:
     zero: Zero = Zero.COUNTS
     beside_config: bool = False
     omitted: bool = False
+    dropped: bool = False
     instead: str = ""
     optional: bool = False
     strict: bool = False
@@ -72,14 +73,6 @@ QPS = 5.0
 BURST = 10
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
-HEALTH_DEFAULT = Address("0.0.0.0", HEALTH_PORT)  # noqa: S104  kubelets and load balancers connect from outside
-METRICS_DEFAULT = Address("127.0.0.1", METRICS_PORT)
-
-
-def _hostname(text: str) -> str:
-    if text and not text.strip():
-        raise ValueError("must be a node's name or empty")
-    return text.strip().lower()
 
 
 def _mode(text: str) -> str:
@@ -116,7 +109,7 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "client.accept_content_types"),
     Setting("clientConnection.contentType", "kube-api-content-type", STRING, _PROTOBUF,
             "The content type of requests to the API server; no effect, always JSON.",
-            "client.content_type", Zero.DEFAULT),
+            "client.content_type", Zero.DEFAULT_IN_FILE),
     Setting("clientConnection.qps", "kube-api-qps", NUMBER, QPS,
             "The maximum number of requests per second to the API server; negative means no limit.",
             "client.qps", Zero.DEFAULT_IN_FILE),
@@ -142,16 +135,16 @@ KUBE_PROXY: tuple[Setting, ...] = (
             "Write errors to stderr and the rest to stdout, as JSON.", beside_config=True, omitted=True),
     Setting("logging.options.json.infoBufferSize", "log-json-info-buffer-size", QUANTITY, "0",
             "The buffer size of split JSON logs.", beside_config=True),
-    Setting("hostnameOverride", "hostname-override", of_text("NAME", _hostname), "",
+    Setting("hostnameOverride", "hostname-override", HOSTNAME, "",
             "This node's name in the cluster; the default is the host name.",
             "hostname_override", Zero.DEFAULT, beside_config=True),
     Setting("bindAddress", "bind-address", IP, "0.0.0.0",  # noqa: S104  nothing is bound to it
             "The node's IP address; its family is the primary one. Nothing listens on it.",
             "bind_address", Zero.DEFAULT),
-    Setting("healthzBindAddress", "healthz-bind-address", address(HEALTH_PORT), HEALTH_DEFAULT,
+    Setting("healthzBindAddress", "healthz-bind-address", ADDRESS, f"0.0.0.0:{HEALTH_PORT}",
             "Where to serve /healthz, /livez and /readyz.",
             "health_address", Zero.DEFAULT),
-    Setting("metricsBindAddress", "metrics-bind-address", address(METRICS_PORT), METRICS_DEFAULT,
+    Setting("metricsBindAddress", "metrics-bind-address", ADDRESS, f"127.0.0.1:{METRICS_PORT}",
             "Where to serve /metrics, /configz and /statusz.",
             "metrics_address", Zero.DEFAULT),
     Setting("bindAddressHardFail", "bind-address-hard-fail", BOOL, False,
@@ -179,18 +172,20 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("iptables.minSyncPeriod", "iptables-min-sync-period", DURATION, 1.0,
             "The minimum time between two syncs; as a flag, 0 writes each change at once.",
             "iptables.min_sync_period", Zero.DEFAULT_IN_FILE),
-    Setting("ipvs.syncPeriod", "", ANY_DURATION, 0.0, "How often ipvs mode syncs."),
-    Setting("ipvs.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in ipvs mode."),
+    Setting("ipvs.syncPeriod", "", ANY_DURATION, 0.0, "How often ipvs mode syncs.", dropped=True),
+    Setting("ipvs.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in ipvs mode.",
+            dropped=True),
     Setting("ipvs.scheduler", "ipvs-scheduler", STRING, "", "The scheduler of ipvs mode."),
-    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", TEXTS, (), "CIDRs that ipvs mode does not clean up."),
+    Setting("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", TEXTS, None, "CIDRs that ipvs mode does not clean up."),
     Setting("ipvs.strictARP", "ipvs-strict-arp", BOOL, False, "Strict ARP in ipvs mode."),
     Setting("ipvs.tcpTimeout", "ipvs-tcp-timeout", ANY_DURATION, 0.0, "The idle TCP timeout of ipvs mode."),
     Setting("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", ANY_DURATION, 0.0, "The TCP FIN timeout of ipvs mode."),
     Setting("ipvs.udpTimeout", "ipvs-udp-timeout", ANY_DURATION, 0.0, "The UDP timeout of ipvs mode."),
     Setting("nftables.masqueradeBit", "", _INT32, 14, "The mark bit of nftables mode."),
-    Setting("nftables.masqueradeAll", "", BOOL, False, "Masquerade everything in nftables mode."),
-    Setting("nftables.syncPeriod", "", ANY_DURATION, 0.0, "How often nftables mode syncs."),
-    Setting("nftables.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in nftables mode."),
+    Setting("nftables.masqueradeAll", "", BOOL, False, "Masquerade everything in nftables mode.", dropped=True),
+    Setting("nftables.syncPeriod", "", ANY_DURATION, 0.0, "How often nftables mode syncs.", dropped=True),
+    Setting("nftables.minSyncPeriod", "", ANY_DURATION, 0.0, "The minimum time between two syncs in nftables mode.",
+            dropped=True),
     Setting("winkernel.networkName", "", STRING, "", "The HNS network, on Windows."),
     Setting("winkernel.sourceVip", "", STRING, "", "The source VIP, on Windows."),
     Setting("winkernel.enableDSR", "", BOOL, False, "Direct server return, on Windows."),
@@ -208,8 +203,8 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("clusterCIDR", "cluster-cidr", CLUSTER_CIDRS, (),
             "The pods' CIDR for mode ClusterCIDR; for dual-stack, one per family.",
             "detect_local.cluster_cidrs"),
-    Setting("nodePortAddresses", "nodeport-addresses", NODE_PORT_ADDRESSES, (),
-            "CIDRs of the addresses that serve node ports, or primary for the node's IPs; empty means all.",
+    Setting("nodePortAddresses", "nodeport-addresses", NODE_PORT_ADDRESSES, None,
+            "CIDRs of the addresses that serve node ports, primary for the node's IPs, localhost or all; empty means all.",
             "node_port_addresses"),
     Setting("oomScoreAdj", "oom-score-adj", integer(-1000, 1000), -999,
             "The oom_score_adj of this process, -1000 to 1000.",
@@ -238,7 +233,7 @@ KUBE_PROXY: tuple[Setting, ...] = (
     Setting("configSyncPeriod", "config-sync-period", DURATION, 900.0,
             "How often to refresh objects from the API server; no effect. Greater than 0.",
             "config_sync_period", Zero.DEFAULT_IN_FILE),
-    Setting("portRange", "", STRING, "", "The node ports of the removed userspace mode."),
+    Setting("portRange", "", STRING, "", "The node ports of the removed userspace mode.", dropped=True),
     Setting("windowsRunAsService", "", BOOL, False, "Run as a service, on Windows.", omitted=True),
     Setting("", "healthz-port", _INT32, HEALTH_PORT,
             "The port of --healthz-bind-address if it has none; 0 turns the server off.",

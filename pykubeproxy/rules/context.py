@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from pykubeproxy.config import Config, DetectLocalMode
+from pykubeproxy.config import PRIMARY, Config, DetectLocalMode
 from pykubeproxy.objects import Family, Key, Node, family_of
 from pykubeproxy.rules.dispatch import node_port_jumps, serves_loopback
 from pykubeproxy.rules.options import LocalTraffic, RuleOptions
@@ -201,9 +201,9 @@ def node_port_networks(config: Config, node_ip: str, family: Family) -> tuple[st
 
     "primary" also means all addresses in a family in which the node has no address.
     """
-    if config.node_port_addresses == ("primary",):
-        return () if ipaddress.ip_address(node_ip).is_loopback else (host(node_ip),)
-    return _of_family(config.node_port_addresses, family)
+    known = not ipaddress.ip_address(node_ip).is_loopback
+    given = (cidr for cidr in config.node_port_addresses if known or cidr != PRIMARY)
+    return _of_family((host(node_ip) if cidr == PRIMARY else cidr for cidr in given), family)
 
 
 def _canonical(text: str) -> str:

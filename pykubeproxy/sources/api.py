@@ -14,7 +14,7 @@ import structlog
 from pykubeproxy.objects import Event, Key, Kind, Listed, Object, Service
 from pykubeproxy.sources import wire
 from pykubeproxy.sources.backoff import Reconnection
-from pykubeproxy.sources.client import Client, WatchResponse
+from pykubeproxy.sources.client import ESSENTIAL_JSON, Client, WatchResponse
 from pykubeproxy.sources.connection import ConnectionState, Lifetime, Timing
 from pykubeproxy.sources.failures import Expired, Failure, Forbidden
 from pykubeproxy.sources.lists import PAGE_SIZE, Query, read_pages
@@ -387,6 +387,7 @@ class ApiWatch:
                 end=end,
                 compressible=True,
                 verbs=verbs,
+                accept=ESSENTIAL_JSON,
                 meanwhile=meanwhile,
             ) as body:
                 yield self._connection.listing(body)

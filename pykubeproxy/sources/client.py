@@ -31,6 +31,10 @@ _MAX_CREATED = 1 << 20  # bytes of the response to a new object
 # Socket timeouts come this much later, in seconds: they end a thread whose caller has timed out.
 _LATER = 1.0
 
+_JSON = "application/json"
+# Ask for objects without managedFields (kubernetes/kubernetes#139561). API servers that do not know this ignore it.
+ESSENTIAL_JSON = f"{_JSON};drop=metadata.managedFields"
+
 # Yield pieces of what a server sends over a new connection; the arguments are the connection, the URL of the server and
 # the headers that authenticate a request.
 Conversation = Callable[[socket.socket, str, HTTPHeaderDict], Generator[bytes, None, None]]
@@ -47,6 +51,7 @@ class _Request(msgspec.Struct, frozen=True):
     body: Mapping[str, object] | None = None
     compressible: bool = False
     meanwhile: Callable[[], None] | None = None
+    accept: str = _JSON
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -112,6 +117,7 @@ class Client:
         compressible: bool = False,
         verbs: str = "list and watch of",
         meanwhile: Callable[[], None] | None = None,
+        accept: str = _JSON,
     ) -> Iterator[Iterator[bytes]]:
         """Send a GET and yield the pieces of the body as they arrive, until `end` on the monotonic clock.
 
@@ -120,7 +126,7 @@ class Client:
         Raises Failure unless the status is 200.
         """
         target = f"{path}?{urlencode(query)}"
-        request = _Request("GET", target, resource, verbs, idle, None, compressible, meanwhile)
+        request = _Request("GET", target, resource, verbs, idle, None, compressible, meanwhile, accept)
         with self._open(request) as attempt:
             yield self._pieces(attempt, idle, end)
 
@@ -170,8 +176,8 @@ class Client:
 
         The response must end `seconds` after that. Close it. Raises Failure.
         """
-        limit = seconds + answer
-        request = _Request("GET", f"{path}?{urlencode(query)}", resource, "list and watch of", limit)
+        target, limit = f"{path}?{urlencode(query)}", seconds + answer
+        request = _Request("GET", target, resource, "list and watch of", limit, accept=ESSENTIAL_JSON)
         attempt = self._start(lambda: self._exchange(request))
         return WatchResponse(attempt, self, min(answer, _LONGEST_ANSWER), seconds)
 
@@ -246,12 +252,12 @@ class Client:
         try:
             current().missing = "credentials for"
             credentials = self._credentials.get()
-            headers = _headers(credentials) | {"Accept": "application/json"}
+            headers = _headers(credentials) | {"Accept": request.accept}
             if request.compressible and credentials.compression:
                 headers["Accept-Encoding"] = "gzip"
             body = None
             if request.body:
-                headers["Content-Type"] = "application/json"
+                headers["Content-Type"] = _JSON
                 body = msgspec.json.encode(request.body)
             transport = self._transport_for(credentials)
             response = transport.send(request.method, request.target, headers, body, request.idle + _LATER)

@@ -70,8 +70,8 @@ pykubeproxy:
 **File and flags.** With `--config`, flags have no effect, as with kube-proxy, except those marked *also with a file*,
 which override the file.
 
-**Changes.** The agent reads the configuration only when it starts. When a program writes the file, or replaces it by a
-rename, the agent exits with code 1, and its supervisor restarts it. With the manifests, a changed configuration restarts
+**Changes.** The agent reads the configuration only when it starts. When a program writes another text to the file, or
+replaces it by a rename, the agent exits with code 1, and its supervisor restarts it. With the manifests, a changed configuration restarts
 the agents, some nodes at a time, as described in [operations](../operations/index.md#change-the-configuration).
 
 **Newer files and mistakes.** The agent ignores what it can do without, logs `configuration warning`, and starts. So an
@@ -82,7 +82,7 @@ older agent starts with the file of a newer one. It exits if a default might mis
 | an unknown or misspelt field | ignores it and logs a warning, as kube-proxy does |
 | an invalid value of a setting without effect (but for `showHiddenMetricsForVersion`), or of one marked *an invalid value is a warning* | ignores it and logs a warning; the default counts |
 | an invalid value of any other setting, such as an unknown `mode`, `detectLocalMode` or `iptablesBackend` | exits at its start with one line that names the field and the valid values |
-| another `kind` or `apiVersion`, a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
+| another `kind` or `apiVersion` (keys in any case), a section that is not a mapping, text that is not YAML | exits at its start with one line that gives the reason |
 
 An unknown flag is an error, and so is an invalid value of a flag that has an effect.
 
@@ -92,7 +92,7 @@ starts with `{{` is JSON, where `8.0` is not a whole number. Durations have Go's
 `1h30m`. IP addresses may have leading zeros: `010.0.0.0/8` is `10.0.0.0/8`. Where 0 or an empty value means the default,
 the entry says so; kubeadm writes such values into its ConfigMap.
 
-A running agent shows its configuration at `http://127.0.0.1:10249/configz` and its flags at `/flagz`.
+A running agent shows its configuration at `http://127.0.0.1:10249/configz` and its flags at `/flagz`, with values as given.
 `pykubeproxy run --write-config-to FILE` writes the configuration file for the given flags.
 """
 _COMMANDS = f"""# Commands

@@ -38,6 +38,15 @@ def test_version_prints_one_line() -> None:
     assert run("--version=true", "--config=/none") == (0, expected, "")
 
 
+def test_empty_arguments_are_ignored() -> None:
+    """Templates leave them. Any other argument is wrong usage, also after a flag that needs no value."""
+    expected = f"pykubeproxy {pykubeproxy.__version__}\n"
+    assert run("", "--version", "") == (0, expected, "")
+    for flag in ("--version", "--masquerade-all", "--masquerade_all"):
+        code, _, errors = run(flag, "", "false")
+        assert (code, "Error: Got unexpected extra argument (false)" in errors) == (2, True)
+
+
 def test_a_written_configuration_loads_again(tmp_path: Path) -> None:
     """Loading and writing it again gives the same file."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -84,7 +93,7 @@ def test_init_only_applies_kernel_settings(namespace: str, tmp_path: Path) -> No
 
 @pytest.mark.root
 def test_cleanup_removes_only_our_rules(namespace: str, tmp_path: Path) -> None:
-    """Without API server or configuration."""
+    """Without API server. As in kube-proxy, a file that cannot be read or is to be written keeps the rules."""
     subprocess.run(["iptables-nft", "-A", "FORWARD", "-i", "docker0", "-j", "ACCEPT"], check=True)
     with server() as api:
         api.store.create(node("node1", "192.168.99.10"))
@@ -95,7 +104,12 @@ def test_cleanup_removes_only_our_rules(namespace: str, tmp_path: Path) -> None:
             process.terminate()
             assert process.wait(10) == 0
     assert any("KUBE-SVC" in line for line in saved())
-    code, output, errors = run("--cleanup", "--config=/none")
+    before = saved()
+    complaint = "Error: --config: cannot read /none: No such file or directory\n"
+    assert run("--cleanup", "--config=/none") == (1, "", complaint)
+    assert run("--cleanup", f"--write-config-to={tmp_path}/written") == (0, "", "")
+    assert (saved(), (tmp_path / "written").exists()) == (before, True)
+    code, output, errors = run("--cleanup")
     assert (code, errors) == (0, "")
     assert "removed" in output
     left = [line for line in saved() + saved("ip6tables-nft-save") if line.startswith("-A")]

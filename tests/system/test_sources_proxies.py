@@ -9,8 +9,10 @@ import yaml
 
 from pykubeproxy.agent.observe.events import ApiRecorder, starting
 from pykubeproxy.lab.apiserver import ApiServer
+from pykubeproxy.objects import Key
 from pykubeproxy.sources import Client, SourceError, Watch, api_watches
 from pykubeproxy.sources.access import access
+from pykubeproxy.sources.changes import last_changes
 from tests.fakes.canned import CannedServer, whole
 from tests.fakes.certificates import certificate
 from tests.fakes.cluster import SHORT, kubeconfig, server, service, unverified
@@ -158,3 +160,17 @@ def test_an_unverified_server_causes_no_warning(api: ApiServer, tmp_path: Path) 
         api_watches(client, "n1", SHORT)[0].once()
     assert not caught
     assert not client.verifies_server
+
+
+def test_objects_are_requested_without_managed_fields() -> None:
+    """In lists and watches; when a Service last changed is known from its managedFields alone."""
+    page = b'{"kind": "ServiceList", "metadata": {"resourceVersion": "1"}, "items": []}'
+    with CannedServer(lambda _, connection: connection.sendall(whole(page))) as api:
+        client = Client(master=api.url, qps=-1)
+        with Follower([api_watches(client, "n1", SHORT)[0]]):
+            eventually(lambda: any("watch=true" in target for target in api.requests))
+        count = len(api.requests)
+        last_changes(client, [Key("default", "web")])
+    accepted = [dict(headers)["accept"] for headers in api.headers]
+    assert {*accepted[:count]} == {"application/json;drop=metadata.managedFields"}
+    assert {*accepted[count:]} == {"application/json"}

@@ -47,21 +47,23 @@ def metrics_pages(
     """
     started = clock()
     slis = Slis(started)
-    values = flag_values(flags)
+    values = flag_values(flags, config)
     shown = values | {"master": without_password(values["master"])}
     table: dict[str, http.Handler] = {
         "/configz": lambda _: http.Response(msgspec.json.encode(configz(config)), http.JSON),
-        "/flagz": lambda request: flagz_page(request, shown),
         "/healthz": slis.healthz,
         "/metrics": lambda request: scraped(metrics(), request, started),
         "/proxyMode": lambda _: http.text("iptables"),
     }
+    if config.feature_gates.serves_page("ComponentFlagz"):
+        table["/flagz"] = lambda request: flagz_page(request, shown)
     paths = sorted(table)
     table |= {
         "/healthz/ping": lambda _: http.text("ok"),
         "/metrics/slis": lambda request: scraped(slis.metrics(request), request, started),
-        "/statusz": lambda request: statusz_page(request, Uptime(started, clock()), paths),
     }
+    if config.feature_gates.serves_page("ComponentStatusz"):
+        table["/statusz"] = lambda request: statusz_page(request, Uptime(started, clock()), paths)
     plain = http.router(table)
 
     def page(request: http.Request) -> http.Response:

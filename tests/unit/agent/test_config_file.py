@@ -46,6 +46,25 @@ def test_file_replaced_by_rename_is_changed(path: Path) -> None:
     assert watched.changed()
 
 
+def test_touched_file_is_unchanged(path: Path) -> None:
+    """As in kube-proxy; nor is one that is written with the same text, linked or has another mode."""
+    watched = watch(path)
+    os.utime(path)
+    assert not watched.changed()
+    path.write_text("a: 1\n")
+    path.chmod(0o600)
+    path.with_suffix(".link").hardlink_to(path)
+    assert not watched.changed()
+
+
+def test_moved_file_is_unchanged_when_it_is_back(path: Path) -> None:
+    watched = watch(path)
+    moved = path.rename(path.with_suffix(".moved"))
+    assert not watched.changed()
+    moved.rename(path)
+    assert not watched.changed()
+
+
 def test_removed_file_is_unchanged_until_it_is_back(path: Path) -> None:
     watched = watch(path)
     path.unlink()

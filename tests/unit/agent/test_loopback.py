@@ -41,6 +41,9 @@ def setting(root: Path, value: str) -> Path:
         ("fd00::/64", True),
         ("10.0.0.0/8", False),
         ("primary", False),
+        ("primary,fd00::/64", False),
+        ("primary,localhost", True),
+        ("all", True),
     ],
 )
 def test_node_ports_on_loopback(addresses: str, expected: bool, tmp_path: Path) -> None:

@@ -223,6 +223,25 @@ def test_statusz_lists_all_pages(port: int) -> None:
     assert fetch(port, "/debug/pprof/") == Response(404, fetch(port, "/").headers, "404 page not found\n")
 
 
+@pytest.mark.parametrize(
+    ("gates", "flagz", "statusz"),
+    [
+        ("ComponentFlagz=false", 404, 200),
+        ("ComponentStatusz=false", 200, 404),
+        ("ComponentFlagz=false,ComponentStatusz=false", 404, 404),
+        ("AllBeta=false", 404, 404),
+        ("AllBeta=false,ComponentFlagz=true", 200, 404),
+        ("AllAlpha=false", 200, 200),
+    ],
+)
+def test_feature_gates_turn_pages_off(serve: Serve, gates: str, flagz: int, statusz: int) -> None:
+    """As tried with a kube-proxy; /statusz lists /flagz only if it is served."""
+    flags = {**FLAGS, "feature-gates": gates}
+    port = serve(metrics_pages(Metrics().page, load(None, flags).config, flags))
+    assert [fetch(port, path).status for path in ("/flagz", "/statusz")] == [flagz, statusz]
+    assert statusz == 404 or ("/flagz" in fetch(port, "/statusz").body) == (flagz == 200)
+
+
 def test_configz_is_the_configuration_in_force(serve: Serve) -> None:
     """Flags change what it shows."""
     config = load(None, FLAGS | {"oom-score-adj": "7"}).config

@@ -265,3 +265,11 @@ def test_statusz_as_html_json_and_text(
         400,
         "400 bad request: limit must be a number up to 1000\n",
     )
+
+
+def test_status_stays_without_the_gate_of_statusz(proxy: Proxy, serve: Serve) -> None:
+    """For clients on this node; the gate turns kube-proxy's page off."""
+    off = load(None, {"feature-gates": "ComponentStatusz=false"}).config
+    port = serve(metrics_pages(Metrics(lambda _: None).page, off, {}, proxy.status))
+    accepted = ("application/json", "text/html", "text/plain", "*/*")
+    assert [fetch(port, "/statusz", accept=it).status for it in accepted] == [200, 200, 404, 404]

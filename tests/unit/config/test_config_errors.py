@@ -71,11 +71,14 @@ REFUSED = [
     ),
     (
         "nodePortAddresses: [10.0.0.0/33]",
-        'nodePortAddresses: ["10.0.0.0/33"] is not valid: must be a CIDR such as 10.244.0.0/16 or fd00:10:244::/56',
+        'nodePortAddresses: ["10.0.0.0/33"] is not valid: must be CIDRs such as 10.244.0.0/16, primary, localhost or all',
     ),
     (
-        "nodePortAddresses: [primary, 10.0.0.0/8]",
-        'nodePortAddresses: ["primary", "10.0.0.0/8"] is not valid: must be CIDRs, or primary alone',
+        "nodePortAddresses: [primary, Localhost]",
+        (
+            'nodePortAddresses: ["primary", "Localhost"] is not valid: must be CIDRs such as 10.244.0.0/16, primary,'
+            " localhost or all"
+        ),
     ),
     ("nodePortAddresses: primary", 'nodePortAddresses: "primary" is not valid: must be a list'),
     (

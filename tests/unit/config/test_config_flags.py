@@ -51,7 +51,8 @@ def test_feature_gates_are_a_list_of_pairs() -> None:
 def test_zero_by_flag_is_zero_where_that_means_something() -> None:
     """A minSyncPeriod of 0 can be had by flag; elsewhere 0 or empty is the default."""
     assert of(iptables_min_sync_period="0").iptables.min_sync_period == 0.0
-    assert of(kube_api_qps="0", kube_api_burst="0", hostname_override="", proxy_mode="") == of()
+    assert of(hostname_override="", proxy_mode="") == of()
+    assert of(kube_api_qps="0", kube_api_burst="0").client == of().client
 
 
 def test_flags_without_an_address_leave_the_servers_at_their_defaults() -> None:

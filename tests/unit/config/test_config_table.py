@@ -3,7 +3,7 @@
 import msgspec
 
 from pykubeproxy.config import ACTIONS, SETTINGS, Config, load
-from pykubeproxy.config.document import value_of
+from pykubeproxy.config.document import document
 from pykubeproxy.config.table import OURS
 
 
@@ -22,7 +22,7 @@ def _leaves(kind: type[msgspec.Struct], prefix: str = "") -> set[str]:
 def test_each_attribute_of_config_has_one_setting() -> None:
     """Config holds nothing that the table does not set, and the table sets nothing twice."""
     attributes = [setting.attribute for setting in SETTINGS if setting.attribute]
-    assert sorted(attributes) == sorted(_leaves(Config) - {"ignored"})
+    assert sorted(attributes) == sorted(_leaves(Config) - {"document"})
 
 
 def test_flags_and_fields_are_unique() -> None:
@@ -34,12 +34,10 @@ def test_flags_and_fields_are_unique() -> None:
 
 
 def test_without_file_and_flags_all_is_default() -> None:
-    """The Config of nothing is the table's defaults, without a warning."""
+    """The document of nothing is the table's defaults, without a warning."""
     config, warnings = load(None, {})
     assert warnings == ()
-    assert {
-        setting.flag or setting.field for setting in SETTINGS if value_of(config, setting) != setting.default
-    } == set()
+    assert config.document == document({setting: setting.default for setting in SETTINGS})
 
 
 def test_the_defaults_are_those_of_kube_proxy() -> None:

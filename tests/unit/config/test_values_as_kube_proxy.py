@@ -1,11 +1,14 @@
-"""A value that kube-proxy 1.36 takes is taken, and one that it refuses is refused in one line.
+"""A value that kube-proxy 1.36 takes is taken and shown as there, and one that it refuses is refused in one line.
 
 The values were tried with a kube-proxy.
 """
 
+from collections.abc import Mapping
+
 import pytest
 
-from pykubeproxy.config import Config, ConfigError, load
+from pykubeproxy.config import Config, ConfigError, flag_values, load
+from pykubeproxy.config.document import nested
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 JSON = '{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", '
@@ -43,7 +46,6 @@ bindAddress: "::ffff:10.0.0.1"
 healthzBindAddress: 010.0.0.1:000080
 healthzBindAddress: 10.0.0.1:+80
 healthzBindAddress: "[10.0.0.1]:80"
-featureGates: {A: null}
 showHiddenMetricsForVersion: "1.35"
 showHiddenMetricsForVersion: null
 ipvs: {scheduler: x, excludeCIDRs: [x, "", null], syncPeriod: -1s, minSyncPeriod: 40m}
@@ -90,7 +92,8 @@ clusterCIDR: 10.0.0.0/8,::ffff:11.0.0.0/104
 detectLocalMode: BridgeInterface\\ndetectLocal: {interfaceNamePrefix: cbr0}
 nodePortAddresses: [" 10.0.0.0/8"]
 nodePortAddresses: [null]
-nodePortAddresses: [10.0.0.0/8, primary]
+nodePortAddresses: [10.0.0.0/8, Primary]
+nodePortAddresses: ["", primary]
 bindAddress: " 10.0.0.1"
 bindAddress: 0x0a.0.0.1
 healthzBindAddress: 10.0.0.1:0
@@ -129,7 +132,7 @@ TAKEN_FLAGS = """\
 --ipvs-tcp-timeout=-1s --ipvs-exclude-cidrs=x,"a,b" --ipvs-scheduler=x
 --pod-bridge-interface=averyveryverylongname --pod-interface-name-prefix=cali+
 --vmodule=a=2147483647, --vmodule=,b=1
---feature-gates=A=true,,B=F
+--feature-gates=ComponentFlagz=true,,AllAlpha=F
 --show-hidden-metrics-for-version=1.35
 --detect-local-mode= --proxy-mode= --kube-api-content-type= --hostname-override=
 """
@@ -166,6 +169,126 @@ REFUSED_FLAGS = """\
 --hostname-override=\u2003
 """
 
+# kube-proxy 1.36 refuses these; docs/differences.md says why they are taken here.
+ONLY_HERE_FIELDS = """\
+featureGates: {A: null}
+featureGates: {ServiceTrafficDistribution: false}
+logging: {options: {text: {infoBufferSize: 64Ki}}}
+logging: {options: {json: {infoBufferSize: 5}}}
+logging: {format: json, vmodule: [{filePattern: a}]}
+nodePortAddresses: [10.0.0.0/8, primary]
+nodePortAddresses: [primary, localhost]
+nodePortAddresses: [all]
+"""
+
+ONLY_HERE_FLAGS = """\
+--feature-gates=A=true,,B=F
+--log-text-info-buffer-size=64Ki
+--log-json-split-stream=true
+--nodeport-addresses=primary,localhost
+--nodeport-addresses=all
+"""
+
+# What changes in /configz, by path, and in /flagz. A flag "config" stands for a file.
+SHOWN: tuple[tuple[str, str, dict[str, object], dict[str, str]], ...] = (
+    (
+        "",
+        (
+            "--bind-address=010.0.0.1 --healthz-bind-address=::ffff:1.2.3.4 --kube-api-qps=0 --proxy-mode="
+            " --cluster-cidr=10.0.0.5/8 --nodeport-addresses=10.0.0.5/8,::ffff:11.0.0.0/104 --kube-api-content-type="
+        ),
+        {
+            "bindAddress": "010.0.0.1",
+            "healthzBindAddress": "[::ffff:1.2.3.4]:10256",
+            "clientConnection.qps": 0,
+            "clientConnection.contentType": "",
+            "clusterCIDR": "10.0.0.5/8",
+            "nodePortAddresses": ["10.0.0.5/8", "::ffff:11.0.0.0/104"],
+        },
+        {
+            "bind-address": "010.0.0.1",
+            "healthz-bind-address": "[::ffff:1.2.3.4]:10256",
+            "kube-api-qps": "0",
+            "kube-api-content-type": "",
+            "cluster-cidr": "10.0.0.5/8",
+            "nodeport-addresses": "[10.0.0.5/8,::ffff:11.0.0.0/104]",
+        },
+    ),
+    (
+        "",
+        "--hostname-override=\u2003FOO.bar",
+        {"hostnameOverride": "foo.bar"},
+        {"hostname-override": "\u2003FOO.bar"},
+    ),
+    (
+        "",
+        (
+            '--bind-address= --healthz-bind-address=010.0.0.1:00080 --nodeport-addresses= --ipvs-exclude-cidrs=x,"a,b"'
+            " --detect-local-mode= --iptables-sync-period=90s --kube-api-qps=1_0.50 --kube-api-burst=0o17"
+        ),
+        {
+            "healthzBindAddress": "010.0.0.1:00080",
+            "nodePortAddresses": [],
+            "ipvs.excludeCIDRs": ["x", "a,b"],
+            "iptables.syncPeriod": "1m30s",
+            "clientConnection.qps": 10.5,
+            "clientConnection.burst": 15,
+        },
+        {
+            "bind-address": "",
+            "healthz-bind-address": "010.0.0.1:00080",
+            "ipvs-exclude-cidrs": '[x,"a,b"]',
+            "iptables-sync-period": "1m30s",
+            "kube-api-qps": "10.5",
+            "kube-api-burst": "15",
+        },
+    ),
+    ("", "--healthz-port=0", {"healthzBindAddress": ""}, {"healthz-bind-address": "", "healthz-port": "0"}),
+    (
+        "",
+        "--healthz-port=7 --healthz-bind-address=127.0.0.1",
+        {"healthzBindAddress": "127.0.0.1:7"},
+        {"healthz-bind-address": "127.0.0.1:7", "healthz-port": "7"},
+    ),
+    ("", "--healthz-bind-address=", {}, {"healthz-bind-address": ""}),
+    ("", "--healthz-port=0 --write-config-to=x", {}, {"healthz-port": "0", "write-config-to": "x"}),
+    (
+        """\
+hostnameOverride: FOO.bar
+bindAddress: 010.0.0.1
+healthzBindAddress: 010.0.0.1:000080
+metricsBindAddress: "::ffff:1.2.3.4"
+clusterCIDR: 10.0.0.5/8
+nodePortAddresses: []
+clientConnection: {qps: 0, contentType: ""}
+logging: {flushFrequency: 7000000000}
+portRange: 1-2
+nftables: {masqueradeBit: 99, masqueradeAll: true, syncPeriod: 7s, minSyncPeriod: 3s}
+ipvs: {syncPeriod: 7s, minSyncPeriod: 3s, tcpTimeout: 1500ms}
+mode: ""
+""",
+        "--config=x --healthz-bind-address=1.2.3.4 --healthz-port=0",
+        {
+            "hostnameOverride": "FOO.bar",
+            "bindAddress": "010.0.0.1",
+            "healthzBindAddress": "010.0.0.1:000080",
+            "metricsBindAddress": "[::ffff:1.2.3.4]:10249",
+            "clusterCIDR": "10.0.0.5/8",
+            "nodePortAddresses": [],
+            "logging.flushFrequency": 7000000000,
+            "nftables.masqueradeBit": 99,
+            "ipvs.tcpTimeout": "1.5s",
+        },
+        {
+            "config": "x",
+            "healthz-bind-address": "1.2.3.4",
+            "healthz-port": "0",
+            "detect-local-mode": "",
+            "proxy-mode": "",
+        },
+    ),
+)
+
 # Flags whose values have blanks.
 REFUSED_BLANKS = (
     {"cluster-cidr": "10.0.0.0/8, fd00::/8"},
@@ -197,7 +320,7 @@ def read(body: str) -> Config:
     return config
 
 
-@pytest.mark.parametrize("body", lines(TAKEN_FIELDS))
+@pytest.mark.parametrize("body", lines(TAKEN_FIELDS + ONLY_HERE_FIELDS))
 def test_a_field_that_kube_proxy_takes_is_taken(body: str) -> None:
     """Without a warning."""
     read(body)
@@ -209,7 +332,7 @@ def test_a_field_that_kube_proxy_refuses_is_refused(body: str) -> None:
         load(HEAD + body.replace("\\n", "\n"), {})
 
 
-@pytest.mark.parametrize("line", lines(TAKEN_FLAGS))
+@pytest.mark.parametrize("line", lines(TAKEN_FLAGS + ONLY_HERE_FLAGS))
 def test_a_flag_that_kube_proxy_takes_is_taken(line: str) -> None:
     """A deprecated flag may cause a warning."""
     load(None, flags(line))
@@ -254,7 +377,7 @@ def test_a_negative_rate_is_no_limit() -> None:
         assert load(None, {"kube-api-qps": text}).config.client.qps == -1
     # As a 32-bit float this is 0.
     assert read("clientConnection: {qps: 1e-60}") == read("")
-    assert load(None, flags("--kube-api-qps=0 --kube-api-burst=0")).config == read("")
+    assert load(None, flags("--kube-api-qps=0 --kube-api-burst=0")).config.client == read("").client
     assert load(None, flags("--kube-api-qps=0 --kube-api-burst=7")).config.client.burst == 7
 
 
@@ -263,8 +386,9 @@ def test_values_for_another_mode_are_kept_as_they_are() -> None:
     local = read('detectLocalMode: NodeCIDR\nclusterCIDR: "10.0.0.0/8,x"').detect_local
     assert local.cluster_cidrs == ("10.0.0.0/8", "x")
     assert read("detectLocal: {interfaceNamePrefix: cali+}").detect_local.interface_name_prefix == "cali+"
-    ignored = dict(read("ipvs: {excludeCIDRs: [010.0.0.0/8, x], tcpTimeout: -1s}").ignored)
-    assert ignored == {"ipvs.excludeCIDRs": ("010.0.0.0/8", "x"), "ipvs.tcpTimeout": -1.0}
+    ipvs = read("ipvs: {excludeCIDRs: [010.0.0.0/8, x], tcpTimeout: -1s}").document["ipvs"]
+    assert isinstance(ipvs, dict)
+    assert (ipvs["excludeCIDRs"], ipvs["tcpTimeout"]) == (["010.0.0.0/8", "x"], "-1s")
 
 
 def test_gates_without_a_value_are_off() -> None:
@@ -272,5 +396,44 @@ def test_gates_without_a_value_are_off() -> None:
 
 
 def test_repeated_vmodule_flags_add_up() -> None:
-    config = load(None, {"vmodule": ["a=1,", "b=2"]}).config
-    assert dict(config.ignored)["logging.vmodule"] == ("a=1", "b=2")
+    logging = load(None, {"vmodule": ["a=1,", "b=2"]}).config.document["logging"]
+    assert isinstance(logging, dict)
+    assert [item["filePattern"] for item in logging["vmodule"]] == ["a", "b"]
+
+
+def by_path(document: Mapping[str, object], path: str = "") -> dict[str, object]:
+    """Return the values of a document by dotted path."""
+    found: dict[str, object] = {}
+    for key, value in document.items():
+        found |= by_path(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return found
+
+
+@pytest.mark.parametrize(("body", "line", "fields", "shown"), SHOWN)
+def test_values_are_shown_as_given(
+    body: str, line: str, fields: dict[str, object], shown: dict[str, str]
+) -> None:
+    """In /configz and a written file, and in /flagz, wherever kube-proxy does so."""
+    default, given = load(None, {}).config, flags(line)
+    config = load(HEAD + body if "config" in given else None, given).config
+    assert config.document == nested(by_path(default.document) | fields)
+    assert flag_values(given, config) == flag_values({}, default) | shown
+
+
+@pytest.mark.parametrize("head", [HEAD.replace("kind", "Kind"), HEAD.replace("apiVersion", "APIVERSION")])
+def test_the_case_of_kind_and_version_does_not_matter(head: str) -> None:
+    assert load(head, {}) == load(HEAD, {})
+    config, (warning,) = load(head + "ClusterCIDR: 10.0.0.0/8", {})
+    assert config == read("")
+    assert warning.startswith("The field ClusterCIDR is unknown")
+
+
+def test_words_for_node_port_addresses() -> None:
+    """As in kube-proxy 1.37: localhost and all stand for networks, primary for the node's own addresses."""
+    assert read("nodePortAddresses: [primary, localhost, 10.0.0.5/8]").node_port_addresses == (
+        "primary",
+        "127.0.0.0/8",
+        "::1/128",
+        "10.0.0.0/8",
+    )
+    assert read("nodePortAddresses: [all]").node_port_addresses == ("0.0.0.0/0", "::/0")

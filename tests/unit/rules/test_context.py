@@ -58,6 +58,16 @@ def jumps(rules_context: RuleContext) -> list[str]:
         (["::1/128"], EVERYWHERE_4, [], True),
         (["172.16.0.0/12"], [], EVERYWHERE_6, False),
         (["primary"], ["-d 192.168.99.10/32"], ["-d fd00:99::10/128"], False),
+        (["primary", "fd00:99::/64"], ["-d 192.168.99.10/32"], ["-d fd00:99::10/128"], False),
+        (
+            ["primary", "localhost"],
+            ["-d 127.0.0.1/32", "-d 127.0.0.53/32", "-d 192.168.99.10/32"],
+            ["-d fd00:99::10/128"],
+            True,
+        ),
+        (["localhost"], ["-d 127.0.0.1/32", "-d 127.0.0.53/32"], [], True),
+        (["all"], EVERYWHERE_4, EVERYWHERE_6, True),
+        (["primary", "all"], EVERYWHERE_4, EVERYWHERE_6, True),
     ],
 )
 def test_node_port_addresses_select_addresses_of_the_node(
