@@ -24,7 +24,7 @@ _MOST_SECONDS = 60.0
 # A change takes at least so long on legacy for the comparison: the agent looks for drift in between.
 _LEAST_UNDISTURBED = 0.5
 # The pairs of a port and an endpoint that the agent writes to legacy tables at once.
-_PAIRS_OF_A_TURN = 20_000
+_PAIRS_OF_A_TURN = 10_000
 _ONE_RULE = "*nat\n:JUDGE - [0:0]\n-A JUDGE -j RETURN\nCOMMIT\n"
 _RESTORE = re.compile(r"restore_seconds=([\d.]+)")
 _ALARM = re.compile(r"\[(?:warning|error|critical)")
@@ -45,6 +45,7 @@ class RealAgent:
         # entries at times since the change before the last one was done.
         self._turn = self._floor = 0.0
         self._entries = [0]
+        self._between_readings = 0.0
 
     @contextmanager
     def running(self) -> Iterator["RealAgent"]:
@@ -78,9 +79,10 @@ class RealAgent:
         """
         self._entries[:-1] = []
         change()
-        begun = time.monotonic()
+        begun, before = time.monotonic(), 0.0
         while True:
             at = time.monotonic() - begun
+            self._between_readings, before = at - before, at
             self._entries.append(sum(entries(family, "nat") for family in Family))
             found = [it for family in Family for it in self._problems(family, ready[family], claimed)]
             if not found:
@@ -132,12 +134,14 @@ class RealAgent:
         """Return how long a change may take.
 
         Each commit to a legacy table replaces the whole table. So a change takes its own commit and the usual pause between
-        syncs, after a commit that has begun before: that of a turn at most.
+        syncs, after a commit that has begun before: that of a turn at most. It may be done right after the last but one
+        reading, which may take a second.
         """
         if self._backend is Backend.NFT:
             return _SECONDS_NFT
         commit = self._floor * max(self._entries)
-        return max(_TIMES_LEGACY * self._undisturbed, self._turn + commit + self._undisturbed + commit)
+        least = max(_TIMES_LEGACY * self._undisturbed, self._turn + commit + self._undisturbed + commit)
+        return least + self._between_readings
 
     def _measure_floor(self) -> None:
         """Measure how long iptables-legacy-restore takes for the pairs of a turn, and for one rule in such a table."""
