@@ -94,12 +94,15 @@ class FamilyController:
         """Return whether the next round has to sync this family."""
         return self._requested or self._drifted or self.tables.needs_resync
 
-    def next_work(self) -> float:
-        """Return when to call `check_drift`, `sync_losses`, `sync_deferred` or `retry_quarantined`."""
+    def next_work(self, deferred_from: float) -> float:
+        """Return when to call `check_drift`, `sync_losses`, `sync_deferred` or `retry_quarantined`.
+
+        The last two wait until `deferred_from`.
+        """
         if self.tables.has_losses:
             return -math.inf
         check = min(self._schedule.due(), self._schedule.next_missing_check(), self._schedule.calm_at)
-        return min(check, self.next_deferred(), self.next_retry())
+        return min(check, max(deferred_from, min(self.next_deferred(), self.next_retry())))
 
     def check_drift(self) -> bool:
         """Check for drift if a check is due. Return whether the next sync has something to repair.

@@ -70,6 +70,8 @@ class Agent:
             for work in (self._sync_losses, self._sync_deferred, self._retry_quarantined)
             for family in self._families
         ]
+        # How long the last piece of that work took, in seconds.
+        self._work_seconds = 0.0
         self._gate = StartGate(config, node_name, families.unsupported, wait_for_node, now)
         self._limiter = SyncLimiter(config.iptables.min_sync_period, config.iptables.sync_period)
         self._backend = families.backend
@@ -95,7 +97,7 @@ class Agent:
             self._retry()
             self._repair_drift()
             if not self._may_sync():
-                self._do_deferred_work()
+                self._do_deferred_work(self._sync_due())
                 continue
             if not self._in_sync and (obstacle := self._gate.obstacle(self._node)):
                 log.error("cannot serve this node", reason=obstacle)
@@ -103,6 +105,9 @@ class Agent:
             succeeded = self._sync()
             if self._once:
                 return 0 if succeeded and self._sync_all_deferred() else 1
+            if succeeded:
+                # Now others wait least, for the next sync is not due yet.
+                self._do_deferred_work(math.inf)
 
     def _wait(self) -> list[Message]:
         seconds = self._next_wakeup() - self._clock()
@@ -147,10 +152,12 @@ class Agent:
 
     def _next_wakeup(self) -> float:
         """Return when to wake up even if no message arrives."""
-        work = min(family.next_work() for family in self._families) if self._in_sync else math.inf
-        gate = self._gate.opens_at(self._cluster, self._node)
-        leftovers = self._leftovers.due if self._in_sync else math.inf
-        return min(self._next_retry, work, leftovers, max(gate, self._limiter.due()))
+        due = self._sync_due()
+        if not self._in_sync:
+            return min(self._next_retry, due)
+        work_from = due if self._clock() + self._work_seconds > due else -math.inf
+        work = min(family.next_work(work_from) for family in self._families)
+        return min(self._next_retry, work, self._leftovers.due, due)
 
     def _retry(self) -> None:
         """Every syncPeriod, bind addresses that were in use; without lists, delete rules that may keep them away."""
@@ -188,8 +195,11 @@ class Agent:
             if any(drifted):
                 self._sync()
 
-    def _do_deferred_work(self) -> None:
-        """Remove leftovers, sync deferred Services or retry quarantined ports; no other sync is due."""
+    def _do_deferred_work(self, until: float) -> None:
+        """Remove leftovers, sync deferred Services or retry quarantined ports.
+
+        Only losses go on if the work would not end before `until`, when the next sync is due.
+        """
         if not self._in_sync:
             return
         now = self._clock()
@@ -197,29 +207,30 @@ class Agent:
             self._remove_leftovers()
             return
         for work in self._deferred_work:
-            if work(now):
+            if work(now, now + self._work_seconds <= until):
+                self._work_seconds = self._clock() - now
                 # The others come first the next time: a tenant may cause some of it without end.
                 self._deferred_work.remove(work)
                 self._deferred_work.append(work)
                 return
 
-    def _sync_losses(self, family: FamilyController, _: float) -> bool:
+    def _sync_losses(self, family: FamilyController, _now: float, _fits: bool) -> bool:
         """Sync what deferred Services of a family have lost. Return whether there was any."""
         if not family.tables.has_losses:
             return False
         self._sync_apart(family, family.sync_losses)
         return True
 
-    def _sync_deferred(self, family: FamilyController, now: float) -> bool:
-        """Sync some deferred Services of a family if that is due. Return whether it was."""
-        if now < family.next_deferred():
+    def _sync_deferred(self, family: FamilyController, now: float, fits: bool) -> bool:
+        """Sync some deferred Services of a family if that is due and fits. Return whether it did."""
+        if now < family.next_deferred() or not fits:
             return False
         self._sync_apart(family, family.sync_deferred)
         return True
 
-    def _retry_quarantined(self, family: FamilyController, now: float) -> bool:
-        """Retry quarantined ports of a family if that is due. Return whether it was."""
-        if now < family.next_retry():
+    def _retry_quarantined(self, family: FamilyController, now: float, fits: bool) -> bool:
+        """Retry quarantined ports of a family if that is due and fits. Return whether it did."""
+        if now < family.next_retry() or not fits:
             return False
         if family.retry_quarantined(self._cluster):
             self._request_sync(family)
@@ -251,13 +262,17 @@ class Agent:
             succeeded = succeeded and not failed
         return succeeded
 
+    def _sync_due(self) -> float:
+        """Return when the next sync is due, in an hour at the latest."""
+        return max(self._gate.opens_at(self._cluster, self._node), self._limiter.due())
+
     def _may_sync(self) -> bool:
         """Return whether a sync is due."""
-        now, gate = self._clock(), self._gate.opens_at(self._cluster, self._node)
-        if now >= gate:
+        now = self._clock()
+        if now >= self._gate.opens_at(self._cluster, self._node):
             for family in self._families:
                 family.queue_sync()
-        return now >= max(gate, self._limiter.due())
+        return now >= self._sync_due()
 
     def _sync(self) -> bool:
         """Sync the families that need it. Return whether all of them succeeded."""

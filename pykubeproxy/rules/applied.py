@@ -332,6 +332,10 @@ class AppliedState:
             self._services[service] = tuple(kept)
         return len(kept) == len(before)
 
+    def hold(self, chain: Chain) -> None:
+        """Record a fixed chain that was written apart from an update, so that the next one restores it."""
+        self._chains[chain.key] = AppliedChain.of(chain)
+
     def withdraw(
         self, service: Key, frontends: Mapping[PortName, Container[tuple[str, int]]]
     ) -> set[ChainKey]:

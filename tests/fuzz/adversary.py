@@ -225,11 +225,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.adversary", description=__doc__)
     parser.add_argument("--seconds", type=float, default=180, help="total seconds (default: 180)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed for hypothesis")
-    parser.add_argument("--move", choices=sorted(hostile.MOVES), help="only this move, once on each backend")
+    parser.add_argument("--move", choices=sorted(hostile.MOVES), help="only this move, once")
+    parser.add_argument("--backend", choices=[it.value for it in Backend], help="with --move: not on both")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))  # errors only
     if options.move:
-        return max(_move(options.move, backend) for backend in Backend)
+        return max(_move(options.move, it) for it in Backend if options.backend in (None, it.value))
     dispatches = itertools.cycle(["auto", "tree"])
     runs: dict[str, Callable[[Sequence, Backend], Writer]] = {
         "core": lambda sequence, backend: run_core(sequence, backend, next(dispatches))

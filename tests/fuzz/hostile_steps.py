@@ -239,8 +239,11 @@ def _commas(scale: Scale) -> list[list[Step]]:
 def _long_texts(scale: Scale) -> list[list[Step]]:
     """One character outside the basic plane makes Python keep four bytes for each."""
     text = "x" * scale.text + "\U0001f600"
-    fields = ({"zone": text}, {"targetRef": {"kind": "Pod", "name": text}})
-    return [_written(*_move_slices(f"long-{n}", (1, 1), **fields[n % 2])) for n in range(2 * scale.services)]
+    fields: Json = {"zone": {"zone": text}, "name": {"targetRef": {"kind": "Pod", "name": text}}}
+    return [
+        _written(*(it for n in range(scale.services) for it in _move_slices(f"{kind}-{n}", (1, 1), **field)))
+        for kind, field in fields.items()
+    ]
 
 
 def _rapid_updates(scale: Scale) -> list[list[Step]]:

@@ -10,7 +10,7 @@ from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import ChainUpdate
 from pykubeproxy.rules.blocks import batches
 from pykubeproxy.rules.options import RuleOptions
-from pykubeproxy.rules.restore_text import Chain, block, delete_chains, empty_chains, write_chains
+from pykubeproxy.rules.restore_text import Chain, block, empty_chains, write_chains
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.service import PortRules, port_rules
 from pykubeproxy.services.endpoints import ResolvedEndpoint
@@ -42,6 +42,10 @@ class PortGroup(NamedTuple):
         half = len(self.names) // 2 if self.rejections else 0
         return (self.names[:half], self.names[half:]) if half else (self.names, ())
 
+    def promise(self) -> tuple[int, int, int]:
+        """Return how many ports a try may release; of equal numbers, those that are less suspect are greater."""
+        return len(self.parts()[0]), -self.rejections, len(self.names)
+
 
 class Split(NamedTuple):
     """Service ports whose rules are accepted, and those whose rules are rejected, with the reason.
@@ -65,9 +69,11 @@ class Bisection:
     """Try the rules of service ports in chains that no packet traverses.
 
     Write the own chains of a service port under their names: new ones are not referenced yet, others get their desired
-    rules. Write its rules for shared chains into the canary chains, which nothing refers to; `clear` empties them. Write
-    the fixed chains too, since any rule may refer to them. On legacy, a try replaces whole tables, so its cost does not
-    depend on the number of services. On nft, each try takes about `chains_per_block` chains at most, or one service port.
+    rules. Write its rules for shared chains into the canary chains, which nothing refers to. That of table nat keeps
+    those of the last accepted try, `canary`, until a sync writes the fixed chains: to empty it takes as long as a try on
+    legacy. `clear` empties the other. Write the fixed chains too, since any rule may refer to them. On legacy, a try
+    replaces whole tables, so its cost does not depend on the number of services. On nft, each try takes about
+    `chains_per_block` chains at most, or one service port.
 
     A try in which iptables makes no progress for `TRY_SECONDS` counts as rejected. Call `progress` after each try.
     """
@@ -83,6 +89,7 @@ class Bisection:
         self._options = options
         self._limit = chains_per_block
         self._progress = progress
+        self.canary: Chain | None = None
         self._fixed = tuple(Chain(key, rules) for key, rules in skeleton.fixed_chains(options).items())
 
     def split(
@@ -94,8 +101,8 @@ class Bisection:
     ) -> Split:
         """Split service ports by whether their rules are accepted, in at least one try and about `seconds`.
 
-        `known` are groups of some of them, as an earlier search left them. Try the largest groups first, so that the time
-        suffices for most of the accepted ports.
+        `known` are groups of some of them, as an earlier search left them. Try as many ports together as possible first, so
+        that the time suffices for most of the accepted ports.
         """
         deadline = time.monotonic() + seconds
         accepted: set[PortName] = set()
@@ -104,7 +111,8 @@ class Bisection:
         grouped = {name for group in waiting for name in group.names}
         waiting += self.batches({name: ports[name] for name in ports if name not in grouped})
         while waiting:
-            group = waiting.pop(max(range(len(waiting)), key=lambda number: len(waiting[number].names)))
+            group = max(waiting, key=PortGroup.promise)
+            waiting.remove(group)
             tried, others = group.parts()
             try:
                 failure = self._try({name: ports[name] for name in tried})
@@ -130,21 +138,16 @@ class Bisection:
                 break
         return Split(frozenset(accepted), rejected, tuple(waiting))
 
-    def accepts_plain_service(self) -> bool:
-        """Return whether iptables accepts an ordinary service; if not, blame no service. Raises KernelError."""
-        plain = _plain_service(self._options)
-        if self._try({PortName("", "", "", ""): plain}):
-            return False
-        names = [chain for chain, _ in plain.chains()]
-        self._tables.restore(
-            block("filter", empty_chains([_FILTER_CANARY.chain]))
-            + block("nat", empty_chains([_NAT_CANARY.chain, *names]), delete_chains(names))
-        )
-        return True
+    def accepts_plain_service(self, others: Mapping[PortName, PortRules] | None = None) -> bool:
+        """Return whether iptables accepts an ordinary service, together with these others; if not, blame no service.
+
+        A full sync must follow, which deletes its chains. Raises KernelError.
+        """
+        return self._try({PortName("", "", "", ""): _plain_service(self._options), **(others or {})}) is None
 
     def clear(self) -> None:
-        """Empty the canary chains again. Raises KernelError."""
-        self._tables.restore("".join(block(key.table, empty_chains([key.chain])) for key in _CLEARED))
+        """Empty the canary chain of table filter again. Raises KernelError."""
+        self._tables.restore(block("filter", empty_chains([_FILTER_CANARY.chain])))
 
     def _try(self, ports: Mapping[PortName, PortRules]) -> "_Failure | None":
         try:
@@ -159,6 +162,7 @@ class Bisection:
             return _Failure(f"iptables makes no progress with its rules for {TRY_SECONDS:g} s")
         finally:
             self._progress()
+        self.canary = _canary_chain(_NAT_CANARY, ports)
         return None
 
     def _blocks(self, ports: Mapping[PortName, PortRules]) -> Iterator[str]:
@@ -194,9 +198,6 @@ class Bisection:
                 chains = own
             batches[-1].append(name)
         return [PortGroup(tuple(batch)) for batch in batches]
-
-
-_CLEARED = (_NAT_CANARY, _FILTER_CANARY)
 
 
 class _Failure(NamedTuple):

@@ -1,7 +1,7 @@
 """Quarantine service ports whose rules iptables rejects, and Services that are too large, so that all others are served."""
 
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping
 
 import msgspec
 
@@ -10,6 +10,7 @@ from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.kernel import KernelError, Rejected, Tables, TimedOut
 from pykubeproxy.objects import Key
 from pykubeproxy.rules.options import RuleOptions
+from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.service import PortRules, note_rules, port_rules, reject_rules
 from pykubeproxy.services.ports import PortName, whole_service
 from pykubeproxy.services.selection import ResolvedPort
@@ -17,7 +18,7 @@ from pykubeproxy.services.size import Oversized
 
 # How long a search may take, in seconds: all Services wait for it, a minute at most with the syncs before and after it.
 # Legacy replaces the whole table for each try. Retries continue the search in short parts.
-SEARCH_SECONDS = 40.0
+SEARCH_SECONDS = 45.0
 RETRY_SECONDS = 1.0
 # If this many samples of a kind are all rejected, quarantine the whole kind.
 _SAMPLES = 10
@@ -39,6 +40,8 @@ class Quarantine:
         self._oversized: Mapping[PortName, Quarantined] = {}
         # What the last search has not decided yet.
         self._undecided: tuple[PortGroup, ...] = ()
+        # What the last retry left in the canary chain of table nat, if any.
+        self.canary: Chain | None = None
         self.progress: Callable[[], None] = lambda: None
 
     def all(self) -> tuple[Quarantined, ...]:
@@ -71,11 +74,7 @@ class Quarantine:
             return name in names or name.service_key not in services
 
         self._rejected = {name: port for name, port in self._rejected.items() if exists(name)}
-        self._undecided = tuple(
-            PortGroup(left, group.rejections)
-            for group in self._undecided
-            if (left := tuple(filter(exists, group.names)))
-        )
+        self._keep_undecided(exists)
         kept = {name: port for name, port in self._oversized.items() if name.service_key not in services}
         family, now = self._tables.family, time.time()
         for service, it in oversized.items():
@@ -88,13 +87,17 @@ class Quarantine:
     def retry(self, ports: Iterable[ResolvedPort], options: RuleOptions) -> Split:
         """Try quarantined ports again; release those whose rules iptables accepts now.
 
-        The returned value tells which of them are undecided. Raises KernelError.
+        The returned value tells which of them are undecided. `canary` is what is left to empty. Raises KernelError.
         """
+        self.canary = None
         rules = {port.port.name: _rules(port, options) for port in ports}
         if not rules:
             return Split(frozenset(), {})
         bisection = self._bisection(options)
-        split = self._split(bisection, rules, RETRY_SECONDS)
+        try:
+            split = self._split(bisection, rules, RETRY_SECONDS)
+        finally:
+            self.canary = bisection.canary
         bisection.clear()
         self._decided(split.rejected)
         self._rejected = {
@@ -144,13 +147,15 @@ class Quarantine:
         undecided = {name: _UNDECIDED for group in split.undecided for name in group.names}
         rejected = {**sampled.rejected, **split.rejected}
         reasons = {**rejected, **undecided}
-        decided_enough = sampled.accepted or split.accepted or not undecided
-        # The node may have failed during the search, so try the ordinary service again.
-        if not (reasons and decided_enough and bisection.accepts_plain_service()):
+        if not reasons or (undecided and not (sampled.accepted or split.accepted)):
             return False
+        rejects_clients: Collection[PortName] = reasons
         rejectable = {name: reject_rules(ports[name].port, options) for name in reasons}
-        rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
-        bisection.clear()
+        # The node may have failed during the search, so try the ordinary service again.
+        if not bisection.accepts_plain_service(rejectable):
+            if not bisection.accepts_plain_service():
+                return False
+            rejects_clients = bisection.split(rejectable, RETRY_SECONDS).checked().accepted
         self._decided(rejected)
         family, now = self._tables.family, time.time()
         self._rejected = {
@@ -163,6 +168,17 @@ class Quarantine:
             },
         }
         return True
+
+    def served(self, services: Container[Key]) -> None:
+        """Forget what a search found about ports of these Services that are served now."""
+        self._keep_undecided(lambda name: name in self._rejected or name.service_key not in services)
+
+    def _keep_undecided(self, keeps: Callable[[PortName], bool]) -> None:
+        self._undecided = tuple(
+            PortGroup(left, group.rejections)
+            for group in self._undecided
+            if (left := tuple(filter(keeps, group.names)))
+        )
 
     def _bisection(self, options: RuleOptions) -> Bisection:
         return Bisection(self._tables, options, self._limit, self.progress)

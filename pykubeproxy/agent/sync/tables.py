@@ -192,7 +192,11 @@ class FamilyTables:
         services = dict.fromkeys(name.service_key for name in ports)
         resolved = {port.port.name: port for key in services for port in self.resolve(cluster, key)}
         found = [resolved[name] for name in ports if name in resolved]
-        split = self.quarantine.retry(found, self._context.options)
+        try:
+            split = self.quarantine.retry(found, self._context.options)
+        finally:
+            if self.quarantine.canary:
+                self._applied.hold(self.quarantine.canary)
         self._dirty |= {name.service_key for name in split.accepted}
         return split
 
@@ -253,6 +257,7 @@ class FamilyTables:
         stopwatch.lap("restore")
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
+        self.quarantine.served(resolution.services)
         self._note_exposure(cluster, resolution)
         for key in resolution.services:
             self._losing.pop(key, None)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pykubeproxy.agent.sync import large as large_services
-from pykubeproxy.objects import Kind, Listed, Updated
+from pykubeproxy.objects import EndpointPort, Kind, Listed, Protocol, Updated
 from pykubeproxy.rules.names import cluster_chain
 from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.services.ports import PortName
@@ -69,6 +69,38 @@ def test_a_dead_endpoint_of_a_large_service_leaves_at_once(
     assert seen[12.0] == {"1", "2", "3"}
     assert seen[16.0] == {"2", "3"}
     assert next(when for when, hosts in seen.items() if "4" in hosts) == 20.0
+
+
+def test_a_change_waits_for_a_turn_or_the_next_sync_not_for_both(
+    family: FakeFamily, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that takes longer than the pause between syncs begins with that pause, not within it."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 2)
+    restore = family.live.restore
+    written: dict[int, float] = {}
+    turns = []
+
+    def slow(text: str) -> None:
+        for port in re.findall(r"--to-destination 10\.244\.1\.9:(\d+)", text):
+            written.setdefault(int(port), clock.now - 1000)
+        if "--to-destination 10.244.2." in text:
+            turns.append(clock.now)
+            clock.now += 2.3
+        restore(text)
+
+    family.live.restore = slow  # type: ignore[method-assign]
+    large = [Updated(slice_of(*(f"10.244.2.{n + it}" for it in range(3)), service="large")) for n in range(9)]
+    steps = at(5, Updated(service("large", cluster_ip="10.96.0.11")))
+    for n, change in enumerate(large):
+        steps += at(10 + 5 * n, change)
+    changed = {8001 + n: 10 + 0.7 * n for n in range(80)}
+    for port, when in changed.items():
+        steps += at(when, Updated(slice_of("10.244.1.9", ports=(EndpointPort("http", Protocol.TCP, port),))))
+    run(family, clock, *STARTED, *steps, *at(80, STOP))
+    assert len(turns) > 4
+    # A sync also serves the changes before the one that it writes.
+    waits = [min(then for it, then in written.items() if it >= port) - when for port, when in changed.items()]
+    assert max(waits) <= 2.3
 
 
 def test_once_syncs_large_services_too(

@@ -1,5 +1,6 @@
 """The manifests agree with the program: flags, configuration, ports, rights, versions."""
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -105,10 +106,12 @@ def test_daemon_set_runs_on_every_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "10%"
-    requests = container("agent")["resources"]["requests"]
-    assert requests.keys() == {"cpu", "memory"}
-    # No limits: a proxy that is killed or throttled breaks all pods of the node.
-    assert "limits" not in container("agent")["resources"]
+    resources = container("agent")["resources"]
+    assert resources["requests"].keys() == {"cpu", "memory"}
+    # No CPU limit: a throttled proxy breaks all pods of the node. So does one that lacks memory, hence twice its peak.
+    (peak,) = re.findall(r"at most (\d+) MB", (MANIFESTS.parent / "docs/performance.md").read_text())
+    assert resources["limits"].keys() == {"memory"}
+    assert int(resources["limits"]["memory"].removesuffix("Mi")) << 20 >= 2 * int(peak) * 10**6
 
 
 def images(overlay: str) -> set[str]:
