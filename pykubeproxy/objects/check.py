@@ -12,6 +12,8 @@ from pykubeproxy.objects.values import Family, Protocol, family_of
 LONGEST_NAME, LONGEST_VALUE = 253, 63
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
+# All characters of names, values and keys of labels.
+_NAME = re.compile(r"[-./_a-zA-Z0-9]*")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 # Match the start of a canonical address, or all of it.
 _SPECIAL = re.compile(
@@ -68,8 +70,8 @@ def subdomain(text: str, field: str) -> str:
 
 
 def optional_name(text: str | None, longest: int = LONGEST_NAME) -> str:
-    """Return an optional name; "" if it is missing, too long, or not ASCII, so that no object can have it."""
-    return text if text and len(text) <= longest and text.isascii() else ""
+    """Return an optional name; "" if it is missing, too long, or has characters that no name has, such as spaces."""
+    return text if text and len(text) <= longest and _NAME.fullmatch(text) else ""
 
 
 def port(number: int | None, field: str) -> int:

@@ -53,10 +53,11 @@ def _pairs(cluster: Cluster, key: Key, family: Family, per_endpoint: int = 1) ->
 
 
 def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
-    """Return hashes of the ports, addresses, allowed sources and usable endpoints of a Service in one family.
+    """Return hashes of what a Service exposes in one family.
 
-    A Service that loses one of them must lose rules at once; others may wait. There is no hash for each pair of
-    a port and an endpoint, because a large Service has too many.
+    That is its ports, addresses, health check port, allowed sources and usable endpoints. A Service that loses one of them
+    must lose rules at once; others may wait. There is no hash for each pair of a port and an endpoint, because a large
+    Service has too many.
     """
     service = cluster.service(key)
     if service is None:
@@ -65,6 +66,8 @@ def exposure(cluster: Cluster, key: Key, family: Family) -> frozenset[int]:
     found = {hash(port) for port in service.ports}
     found.update(hash(("address", address)) for address in given)
     found.update(hash(("source", source)) for source in service.source_ranges or ("any",))
+    if service.health_check_node_port:
+        found.add(hash(("health check", service.health_check_node_port)))
     for slice_ in cluster.slices_of(key, family):
         ports = hash(slice_.ports)
         for endpoint in slice_.endpoints:

@@ -14,7 +14,7 @@ from pykubeproxy.objects import Family, Key, Kind
 from pykubeproxy.report_limit import ReportLimit
 from pykubeproxy.services.ports import Reserved
 from pykubeproxy.sources.client import Client, TokenBucket
-from pykubeproxy.sources.failures import Failure
+from pykubeproxy.sources.failures import Failure, Unauthorized
 
 _WARNING = "Warning"
 _CONTROLLER = "kube-proxy"
@@ -183,7 +183,9 @@ class ApiRecorder(Recorder):
                 self._client.post(path, body, resource="events", idle=_TIMEOUT)
                 return
             except Failure as failure:
-                if pause is None or failure.persistent:
+                # A full quota or the end of a namespace must not delay the events of others.
+                rejected = failure.refused and not (failure.server_wide or isinstance(failure, Unauthorized))
+                if pause is None or failure.persistent or rejected:
                     log.warning("event not sent", **fields, error=str(failure))
                     return
                 if self._closing.wait(max(pause, failure.retry_after)):

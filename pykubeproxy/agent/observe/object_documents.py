@@ -1,5 +1,7 @@
 """Encode the page /servicez: the objects of an agent, for commands such as `pykubeproxy explain`."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 import pykubeproxy
@@ -10,9 +12,11 @@ from pykubeproxy.services.ports import ApiServers
 
 # The longest configuration that `decode` accepts, in characters.
 _LONGEST_CONFIG = 1 << 17
+# The size of a piece of a document, in bytes.
+_PIECE = 1 << 16
 
 
-class Objects(msgspec.Struct, frozen=True):
+class Objects(msgspec.Struct, frozen=True, omit_defaults=True):
     """The Node of an agent, some of its Services and their quarantined ports; EndpointSlices only on request.
 
     `api_servers` are the addresses at which the agent reaches its API servers.
@@ -45,6 +49,22 @@ class _Versions(msgspec.Struct, rename="camel"):
 def encode(document: ObjectDocument) -> bytes:
     """Return the document as JSON."""
     return msgspec.json.encode(document)
+
+
+def pieces(document: ObjectDocument) -> Iterator[bytes]:
+    """Yield the document as JSON in pieces: with many large EndpointSlices, it has hundreds of megabytes."""
+    objects, head = document.objects, b'{"objects":{'
+    others = msgspec.structs.replace(objects, services=(), slices=())  # which the text omits
+    text = bytearray(head)
+    for name, items in (("services", objects.services), ("slices", objects.slices)):
+        text += f'"{name}":['.encode()
+        for number, item in enumerate(items):
+            text += b"," * (number > 0) + msgspec.json.encode(item)
+            if len(text) >= _PIECE:
+                yield bytes(text)
+                text.clear()
+        text += b"],"
+    yield bytes(text + encode(msgspec.structs.replace(document, objects=others)).removeprefix(head))
 
 
 def decode(text: bytes) -> ObjectDocument:

@@ -29,6 +29,8 @@ _BROWSER_HEADERS = (
     ("Vary", "Accept"),
 )
 _HIGHEST_LIMIT = 1000
+# How long a client may read /servicez, in seconds: meanwhile, memory holds objects that may have changed since.
+_STREAM_SECONDS = 30.0
 
 
 def metrics_pages(
@@ -118,8 +120,16 @@ def _status(status: Status, content_type: str) -> http.Response:
 def _objects(objects: Objects | None, config: Config) -> http.Response:
     if objects is None:
         return http.Response(b"503 a sync is running; retry\n", status=503)
-    body = object_documents.encode(ObjectDocument(objects, dump(config)))
-    return http.Response(body, http.JSON, headers=_BROWSER_HEADERS)
+    document = ObjectDocument(objects, dump(config))
+
+    def stream(send: http.Send, _: int) -> None:
+        deadline = time.monotonic() + _STREAM_SECONDS
+        for piece in object_documents.pieces(document):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            send(piece)
+
+    return http.Response(content_type=http.JSON, headers=_BROWSER_HEADERS, stream=stream)
 
 
 def read_filter(query: str) -> Filter:

@@ -6,6 +6,7 @@ import click
 import msgspec
 import pytest
 
+from pykubeproxy.agent.observe.healthchecks import DesiredChecks
 from pykubeproxy.agent.sync import large as large_services
 from pykubeproxy.agent.sync import tables
 from pykubeproxy.agent.sync.report import SyncReport
@@ -520,3 +521,19 @@ def test_ports_without_endpoints_delay_no_other_service() -> None:
         ready = endpoint("10.244.1.5", ready=endpoint_ready)
         report = node.sync(Updated(slice_of(ready, service="small")))
         assert 0 < report.rules_written["filter"] < 50
+
+
+def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server may give it to another Service, whose load balancer must not meet the old page."""
+    monkeypatch.setattr(tables, "_FEW_ENDPOINTS", 0)
+    node, checks = Node(), DesiredChecks()
+    local = {"type": "LoadBalancer", "external_local": True, "health_check_node_port": 30500}
+    made, endpoints = large(1, 2, 3)
+    assert isinstance(made, Updated)
+    node.sync(Updated(msgspec.structs.replace(made.object, **local)), endpoints)
+    checks.sync_succeeded(node.turn())
+    assert checks.checks()[Key("ns", "large")].port == 30500
+    checks.sync_succeeded(node.sync(made, Updated(service("small", **local))))
+    checks.sync_succeeded(node.lose())
+    assert [*checks.checks()] == [Key("ns", "small")]
+    assert node.tables.deferred == 1

@@ -1,6 +1,7 @@
 """The pages of the metrics address."""
 
 import json
+import tracemalloc
 from ipaddress import ip_address
 
 import pytest
@@ -9,11 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pykubeproxy
 from pykubeproxy import http
+from pykubeproxy.agent.observe import object_documents
 from pykubeproxy.agent.observe.metrics import Metrics
+from pykubeproxy.agent.observe.object_documents import Objects
 from pykubeproxy.agent.observe.pages import is_local, metrics_pages
 from pykubeproxy.agent.observe.zpages import Uptime, statusz
 from pykubeproxy.config import load, yaml
+from pykubeproxy.objects import Node
 from tests.fakes.http_client import TRANSPORT, Response, fetch, recorded_response
+from tests.objects import endpoint, service, slice_of
 from tests.unit.agent.conftest import Serve
 
 # The flags of the kube-proxy that was recorded.
@@ -284,3 +289,28 @@ def test_passwords_are_not_shown(serve: Serve) -> None:
     shown = "".join(fetch(port, path).body for path in [*PATHS, "/statusz"])
     assert "\nmaster: https://10.0.0.1:6443\n" in shown
     assert "hunter2" not in shown
+
+
+def test_all_objects_are_sent_in_pieces() -> None:
+    """Clients that read slowly take little memory, however many objects there are."""
+    endpoints = [endpoint(f"10.42.{n}.{m}", pod="x" * 200) for n in range(10) for m in range(1, 101)]
+    slices = tuple(slice_of(*endpoints, name=f"web-{n}") for n in range(50))
+    found = Objects(
+        Node("node1"), (service(), service("api")), slices, api_servers=frozenset({("10.9.9.9", 6443)})
+    )
+    page = metrics_pages(Metrics(lambda _: None).page, load(None, {}).config, {}, None, lambda *_: found)
+    request = http.Request(
+        "/servicez", "slices=all", headers={"host": "localhost"}, peer=ip_address("127.0.0.1")
+    )
+    received: list[int] = []
+    tracemalloc.start()
+    response = page(request)
+    assert response.stream
+    response.stream(lambda piece: received.append(len(piece)), 0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(received) > 10_000_000
+    assert most < 2_000_000
+    whole: list[bytes] = []
+    response.stream(whole.append, 0)
+    assert object_documents.decode(b"".join(whole)).objects == found

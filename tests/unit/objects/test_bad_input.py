@@ -295,16 +295,16 @@ def test_long_text_is_never_kept(kind: Kind) -> None:
             assert len(msgspec.json.encode(decoded)) < 2000, path
 
 
-def test_an_endpoint_with_a_long_optional_name_is_served() -> None:
-    """The name counts as missing; a hint keeps its effect on other zones."""
+@pytest.mark.parametrize("name", ["\N{CLOWN FACE}" * 300_000, "web-1, run: kubectl delete ns prod", "web\n1"])
+def test_an_endpoint_with_an_impossible_optional_name_is_served(name: str) -> None:
+    """The name counts as missing, so that no command prints it; a hint keeps its effect on other zones."""
     whole = copy.deepcopy(WHOLE[Kind.ENDPOINT_SLICE])
-    long = "\N{CLOWN FACE}" * 300_000
     (endpoint,) = whole["endpoints"]  # type: ignore[misc]
     endpoint.update(  # type: ignore[union-attr]
-        nodeName=long,
+        nodeName=name,
         zone="z" * 64,
-        targetRef={"name": long},
-        hints={"forZones": [{"name": long}, {"name": "z" * 63}]},
+        targetRef={"name": name},
+        hints={"forZones": [{"name": name}, {"name": "z" * 63}]},
     )
     decoded = decode(Kind.ENDPOINT_SLICE, json.dumps(whole).encode())
     assert isinstance(decoded, EndpointSlice)
