@@ -69,8 +69,7 @@ class Update(msgspec.Struct, frozen=True):
     def chains(self) -> Iterator[ChainUpdate]:
         """Render one service port after the other, small Services first, then the branches that lead to them."""
         for _, key in sorted((_size(ports), key) for key, ports in self.desired.services.items()):
-            reduced = key in self.desired.reduced
-            yield from self.applied.compare_service(key, self.desired.services[key], reduced)
+            yield from self.applied.compare_service(key, self.desired.services[key])
         for tree in self._nat_trees().values():
             branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
             yield from (ChainUpdate((chain,)) for chain in branches if self.applied.differs(chain))
@@ -118,11 +117,6 @@ class AppliedState:
     def ports(self, service: Key) -> tuple[AppliedPort, ...]:
         """Return the ports of a Service that have rules, by name."""
         return self._services.get(service, ())
-
-    def existing_chains(self, service: Key) -> set[str]:
-        """Return the chains of the ports of a Service that the tables hold, with any rules."""
-        chains = (chain for port in self.ports(service) for chain in port.chains().items())
-        return {name for name, chain in chains if chain.digest != ABSENT}
 
     def misses_chains(self, service: Key) -> bool:
         """Return whether the tables lack a chain of the ports of a Service."""
@@ -181,20 +175,20 @@ class AppliedState:
         return tuple(key for key, chain in self._chains.items() if chain.root == root)
 
     def compare_service(
-        self, service: Key, ports: Iterable[DesiredPort], reduced: bool = False
+        self, service: Key, ports: Iterable[DesiredPort | AppliedPort]
     ) -> Iterator[ChainUpdate]:
-        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules.
-
-        Of a `reduced` Service, endpoint chains stay as they are.
-        """
+        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
         applied, unclaimed = {port.name: port for port in self.ports(service)}, self._unclaimed
         for port in ports:
+            if isinstance(port, AppliedPort):
+                yield ChainUpdate((), (port,))
+                continue
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
             before = applied.get(port.name)
             known = before.chains() if before else {}
             held = [known.get(name) or unclaimed.get(name, MISSING_CHAIN) for name, _ in rendered]
-            if reduced:
+            if port.reduced:
                 new = zip(kept.chains().items(), held, strict=True)
                 kept = kept.holding(
                     {name: was if names.is_endpoint_chain(name) else chain for (name, chain), was in new}
@@ -209,7 +203,7 @@ class AppliedState:
     def unchanged(self, desired: Desired) -> Iterator[PortName]:
         """Yield the service ports of which no own chain must be written."""
         for service, ports in desired.services.items():
-            for update in self.compare_service(service, ports, service in desired.reduced):
+            for update in self.compare_service(service, ports):
                 if not update.chains:
                     yield update.ports[0].name
 
@@ -235,12 +229,19 @@ class AppliedState:
         chosen = frozenset(together)
         return tuple(together), tuple(name for name in unused if name not in chosen)
 
-    def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, AppliedChain]:
-        """Return the unclaimed chains, those of these Services, and those of the trees below these roots."""
+    def chains_below(
+        self, services: Mapping[Key, Iterable[DesiredPort | AppliedPort]], roots: Collection[ChainKey]
+    ) -> dict[str, AppliedChain]:
+        """Return the unclaimed chains, those of these Services, and those of the trees below these roots.
+
+        Ports that stay as they are do not count.
+        """
         chains = dict(self._unclaimed)
-        for service in services:
+        for service, ports in services.items():
+            kept = {port.name for port in ports if isinstance(port, AppliedPort)}
             for port in self.ports(service):
-                chains.update(port.chains())
+                if port.name not in kept:
+                    chains.update(port.chains())
         chains.update((key.chain, chain) for key, chain in self._chains.items() if chain.root in roots)
         return {name: chain for name, chain in chains.items() if chain.digest != ABSENT}
 
@@ -425,10 +426,10 @@ class AppliedState:
         entries = list(self._entries(desired))
         return {key: entries_of(key, entries) for key in skeleton.SHARED if key in keys}
 
-    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
+    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | AppliedPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
         before = {port.name: port.entries for port in self.ports(service)}
-        after = {port.name: port.rules.entries for port in ports}
+        after = {port.name: port.entries for port in ports}
         if before == after:
             return set()
         return {
@@ -441,7 +442,7 @@ class AppliedState:
         """Yield the entries of all service ports, in the order of their names."""
         for service in sorted(self._services.keys() | desired.services.keys()):
             if service in desired.services:
-                yield from (port.rules.entries for port in desired.services[service])
+                yield from (port.entries for port in desired.services[service])
             else:
                 yield from (port.entries for port in self._services[service])
 
@@ -459,7 +460,7 @@ def _frontend(entry: str) -> tuple[str, int] | None:
     return (match[1] or "", int(match[2])) if match else None
 
 
-def _size(ports: Iterable[DesiredPort]) -> int:
+def _size(ports: Iterable[DesiredPort | AppliedPort]) -> int:
     return sum(port.endpoints for port in ports)
 
 

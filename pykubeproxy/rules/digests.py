@@ -39,29 +39,37 @@ def digest(key: ChainKey, rules: Rules) -> int:
 
 
 class DesiredPort(NamedTuple):
-    """The rules a service port should have, and how many endpoints it has."""
+    """The rules a service port should have, and how many endpoints it has.
+
+    Endpoint chains of a `reduced` one stay as they are; its rules need no others.
+    """
 
     name: PortName
     rules: PortRules
     endpoints: int
+    reduced: bool = False
+
+    @property
+    def entries(self) -> Entries:
+        """Return the rules in shared chains."""
+        return self.rules.entries
 
 
 class Desired(msgspec.Struct, frozen=True):
     """The rules that some Services should have; all others keep theirs.
 
-    - `services`: the ports of each Service, by name; none for a Service that should have no rules
+    - `services`: the ports of each Service, by name; none for a Service that should have no rules. Applied ports stay as
+      they are
     - `shared`: shared chains to render even if no entry in them changes
     - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
-    - `reduced`: Services whose endpoint chains stay as they are; the rules of `services` need no others
     - `most_deleted`: delete about this many unused chains, the rest later; None means all
     """
 
-    services: Mapping[Key, tuple[DesiredPort, ...]]
+    services: "Mapping[Key, tuple[DesiredPort | AppliedPort, ...]]"
     options: RuleOptions
     node_port_jumps: Rules
     shared: frozenset[ChainKey] = frozenset()
     ensured: Mapping[str, tuple[str, ...]] = {}
-    reduced: frozenset[Key] = frozenset()
     most_deleted: int | None = None
 
 
@@ -95,6 +103,10 @@ class AppliedPort(msgspec.Struct, frozen=True):
     def chains(self) -> "dict[str, AppliedChain]":
         """Return each own chain."""
         return dict(zip(self.names.split(), map(AppliedChain, self.digests, self.sizes), strict=True))
+
+    def existing_chains(self) -> set[str]:
+        """Return the own chains that the tables hold, with any rules."""
+        return {name for name, kept in zip(self.names.split(), self.digests, strict=True) if kept != ABSENT}
 
     def holding(self, chains: "Mapping[str, AppliedChain]") -> "AppliedPort":
         """Return the port with these own chains."""

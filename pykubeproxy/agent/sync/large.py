@@ -19,6 +19,9 @@ MOST_DELETED = 5000
 # How many times more pairs a turn has on legacy, for the same reason.
 LEGACY_FACTOR = 4
 
+# Service ports that wait for a turn, by Service, in the order of turns.
+Waiting = dict[Key, dict[PortName, None]]
+
 
 def must_wait(
     cluster: Cluster,
@@ -43,27 +46,35 @@ def must_wait(
     return waiting
 
 
-def next_turn(
-    cluster: Cluster, deferred: Collection[Key], context: RuleContext, limit: int
-) -> frozenset[Key]:
-    """Return the deferred Services whose turn is next, all of one namespace: at least one, up to `limit` pairs."""
-    turn: list[Key] = []
-    pairs = 0
-    for key in deferred:
-        if turn and pairs >= limit:
-            break
-        if not turn or key.namespace == turn[0].namespace:
-            pairs += count_pairs(cluster, key, context.options.family)
-            if not turn or pairs <= limit:
-                turn.append(key)
+def next_turn(cluster: Cluster, waiting: Waiting, context: RuleContext, limit: int) -> frozenset[PortName]:
+    """Return the waiting ports whose turn is next, all of one namespace: at least one, up to about `limit` pairs."""
+    turn: list[PortName] = []
+    left = float(limit)
+    for key, ports in waiting.items():
+        if turn and key.namespace != turn[0].namespace:
+            continue
+        each = count_pairs(cluster, key, context.options.family) / max(1, len(port_names(cluster, key)))
+        for name in ports:
+            if turn and left < each:
+                return frozenset(turn)
+            turn.append(name)
+            left -= each
     return frozenset(turn)
+
+
+def port_names(cluster: Cluster, service: Key) -> list[PortName]:
+    """Return the names of the ports of a Service; none if there is no such Service."""
+    found = cluster.service(service)
+    return [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
 
 
 def has_rules(live: Ruleset, cluster: Cluster, service: Key) -> bool:
     """Return whether the tables hold rules of a Service that an earlier agent wrote, maybe for other ports."""
-    found = cluster.service(service)
-    ports = [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
-    chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
+    chains = (
+        chain
+        for port in port_names(cluster, service)
+        for chain in (names.cluster_chain(port), names.local_chain(port))
+    )
     if any(ChainKey("nat", chain) in live.chains for chain in chains):
         return True
     comments = f'"{service}:', f'"{service} '

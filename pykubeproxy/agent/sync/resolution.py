@@ -21,29 +21,37 @@ from pykubeproxy.services.size import Oversized
 class Resolution(msgspec.Struct, frozen=True):
     """The ports of the Services to render, by name, and the context of their rules.
 
-    `oversized` are those of the Services that are too large to be served; they have no ports here. `reduced` Services
-    have only endpoints whose chains exist.
+    `oversized` are those of the Services that are too large to be served; they have no ports here. `kept` ports stay as
+    they are, `reduced` ones have only endpoints whose chains exist.
     """
 
     services: Mapping[Key, tuple[ResolvedPort, ...]]
     oversized: Mapping[Key, Oversized]
-    reduced: frozenset[Key]
+    kept: frozenset[PortName]
+    reduced: frozenset[PortName]
     context: RuleContext
 
     def ports(self) -> tuple[ResolvedPort, ...]:
-        """Return all service ports."""
-        return tuple(port for ports in self.services.values() for port in ports)
+        """Return the service ports to render."""
+        return tuple(
+            port for ports in self.services.values() for port in ports if port.port.name not in self.kept
+        )
 
-    def desired(self, quarantine: Quarantine) -> dict[Key, tuple[DesiredPort, ...]]:
-        """Return the rules of all service ports, or what replaces them in quarantine."""
+    def desired(
+        self, quarantine: Quarantine, applied: AppliedState
+    ) -> dict[Key, tuple[DesiredPort | AppliedPort, ...]]:
+        """Return the rules of all service ports, or what replaces them in quarantine; applied ports for kept ones."""
         options = self.context.options
-        desired = {
-            key: tuple(
-                DesiredPort(port.port.name, quarantine.rules(port, options), len(port.selection.verdicts))
-                for port in ports
-            )
-            for key, ports in self.services.items()
-        }
+        desired: dict[Key, tuple[DesiredPort | AppliedPort, ...]] = {}
+        for key, ports in self.services.items():
+            found: dict[PortName, DesiredPort | AppliedPort] = {
+                port.name: port for port in applied.ports(key) if port.name in self.kept
+            }
+            for port in ports:
+                if (name := port.port.name) not in self.kept:
+                    rules, endpoints = quarantine.rules(port, options), len(port.selection.verdicts)
+                    found[name] = DesiredPort(name, rules, endpoints, name in self.reduced)
+            desired[key] = tuple(found[name] for name in sorted(found))
         for key, it in self.oversized.items():
             rules = reject_service(key, it.cluster_ip, options)
             desired[key] = (DesiredPort(whole_service(key), rules, 0),)
@@ -62,29 +70,39 @@ def resolve(
     keys: Collection[Key],
     applied: AppliedState,
     context: RuleContext,
-    reduced: Mapping[Key, Container[str]],
+    portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
 
-    `reduced` has the Services that may use only endpoint chains that exist, and the names of these chains.
+    Of a Service in `portions`, only the given ports are rendered. Those with chains may use only these endpoint chains.
     """
     services: dict[Key, tuple[ResolvedPort, ...]] = {}
     too_large: dict[Key, Oversized] = {}
+    kept: set[PortName] = set()
+    reduced: set[PortName] = set()
     for key in keys:
         found = context.resolve(cluster, key)
         if isinstance(found, Oversized):
             services[key], too_large[key] = (), found
         else:
             services[key] = _by_name(found)
-        if key in reduced:
-            services[key] = tuple(_reduced(services[key], applied.ports(key), reduced[key]))
-    before = sum(port.endpoints for key in keys for port in applied.ports(key))
-    now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
-    large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
-    options = msgspec.structs.replace(context.options, large_cluster=large)
-    return Resolution(
-        services, too_large, frozenset(reduced), msgspec.structs.replace(context, options=options)
+        if portion := portions.get(key):
+            kept.update(port.port.name for port in services[key] if port.port.name not in portion)
+            chains = {name: chains for name, chains in portion.items() if chains is not None}
+            reduced |= chains.keys()
+            services[key] = tuple(_reduced(services[key], applied.ports(key), chains))
+    before = sum(port.endpoints for key in keys for port in applied.ports(key) if port.name not in kept)
+    now = sum(
+        len(port.selection.verdicts)
+        for ports in services.values()
+        for port in ports
+        if port.port.name not in kept
     )
+    large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
+    context = msgspec.structs.replace(
+        context, options=msgspec.structs.replace(context.options, large_cluster=large)
+    )
+    return Resolution(services, too_large, frozenset(kept), frozenset(reduced), context)
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
@@ -94,12 +112,16 @@ def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tup
 
 
 def _reduced(
-    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], chains: Container[str]
+    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], allowed: Mapping[PortName, Container[str]]
 ) -> Iterator[ResolvedPort]:
-    """Yield ports with only those endpoints that have one of these chains; omit new ports without any."""
+    """Yield ports; those in `allowed` with only the endpoints that have one of these chains, or not if new without any."""
     known = {port.name for port in applied}
     for resolved in ports:
         name, selection = resolved.port.name, resolved.selection
+        if name not in allowed:
+            yield resolved
+            continue
+        chains = allowed[name]
         kept = {it.target for it in selection.reachable if names.endpoint_chain(name, it.target) in chains}
         if kept or name in known:
             used = {it.target for it in selection.reachable}
