@@ -20,6 +20,7 @@ from pykubeproxy.rules.digests import (
     AppliedPort,
     Desired,
     DesiredPort,
+    KeptPort,
     PortTotals,
     digest,
 )
@@ -28,7 +29,7 @@ from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others
 from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.restore_text import Chain, Rules
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import Entries
+from pykubeproxy.rules.service import Entries, PortRules
 from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
@@ -174,14 +175,12 @@ class AppliedState:
         """Return the chains of the tree below a shared chain."""
         return tuple(key for key, chain in self._chains.items() if chain.root == root)
 
-    def compare_service(
-        self, service: Key, ports: Iterable[DesiredPort | AppliedPort]
-    ) -> Iterator[ChainUpdate]:
+    def compare_service(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> Iterator[ChainUpdate]:
         """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
         applied, unclaimed = {port.name: port for port in self.ports(service)}, self._unclaimed
         for port in ports:
-            if isinstance(port, AppliedPort):
-                yield ChainUpdate((), (port,))
+            if isinstance(port, KeptPort):
+                yield ChainUpdate(port.chains, (port.applied,))
                 continue
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
@@ -199,6 +198,29 @@ class AppliedState:
                 if was.digest != after
             ]
             yield ChainUpdate(tuple(chains), (kept,))
+
+    def growing(self, port: DesiredPort, most: int) -> KeptPort | None:
+        """Return which chains of endpoints and groups to write first if a port changes more than `most` pairs there."""
+        (update,) = self.compare_service(port.name.service_key, (port,))
+        root = names.cluster_chain(port.name)
+        some: list[Chain] = []
+        pairs = 0
+        # Chains come before those to which they refer, which must exist first.
+        for chain in reversed(update.chains):
+            name = chain.key.chain
+            is_endpoint = names.is_endpoint_chain(name)
+            if is_endpoint or (name.startswith(names.CLUSTER_PREFIX) and name != root):
+                pairs += 1 if is_endpoint else len(chain.rules)
+                if pairs > most and some:
+                    break
+                some.append(chain)
+        else:
+            return None
+        before = {it.name: it for it in self.ports(port.name.service_key)}.get(port.name)
+        before = before or AppliedPort.of(DesiredPort(port.name, PortRules(()), 0), ())
+        chains = before.chains() | {it.key.chain: AppliedChain.of(it) for it in some}
+        ordered = {name: chains[name] for name in sorted(chains, key=names.is_endpoint_chain)}
+        return KeptPort(before.holding(ordered), tuple(reversed(some)))
 
     def unchanged(self, desired: Desired) -> Iterator[PortName]:
         """Yield the service ports of which no own chain must be written."""
@@ -230,7 +252,7 @@ class AppliedState:
         return tuple(together), tuple(name for name in unused if name not in chosen)
 
     def chains_below(
-        self, services: Mapping[Key, Iterable[DesiredPort | AppliedPort]], roots: Collection[ChainKey]
+        self, services: Mapping[Key, Iterable[DesiredPort | KeptPort]], roots: Collection[ChainKey]
     ) -> dict[str, AppliedChain]:
         """Return the unclaimed chains, those of these Services, and those of the trees below these roots.
 
@@ -238,7 +260,7 @@ class AppliedState:
         """
         chains = dict(self._unclaimed)
         for service, ports in services.items():
-            kept = {port.name for port in ports if isinstance(port, AppliedPort)}
+            kept = {port.name for port in ports if isinstance(port, KeptPort)}
             for port in self.ports(service):
                 if port.name not in kept:
                     chains.update(port.chains())
@@ -426,7 +448,7 @@ class AppliedState:
         entries = list(self._entries(desired))
         return {key: entries_of(key, entries) for key in skeleton.SHARED if key in keys}
 
-    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | AppliedPort]) -> set[ChainKey]:
+    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
         before = {port.name: port.entries for port in self.ports(service)}
         after = {port.name: port.entries for port in ports}
@@ -460,7 +482,7 @@ def _frontend(entry: str) -> tuple[str, int] | None:
     return (match[1] or "", int(match[2])) if match else None
 
 
-def _size(ports: Iterable[DesiredPort | AppliedPort]) -> int:
+def _size(ports: Iterable[DesiredPort | KeptPort]) -> int:
     return sum(port.endpoints for port in ports)
 
 

@@ -205,13 +205,17 @@ def batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]
         if chains and update.chains and full:
             yield ChainUpdate(tuple(chains), tuple(ports))
             chains, ports, rules = [], [], 0
-        rules += added
         # Chains come before those they jump to, which must exist first.
-        *first, last = (
-            _portions(update.chains[::-1], limit) if len(update.chains) > limit else (update.chains,)
-        )
-        yield from (ChainUpdate(portion) for portion in first)
-        chains += last
+        if len(update.chains) > limit or added > _MOST_RULES:
+            for chain in reversed(update.chains):
+                if chains and (len(chains) >= limit or rules + len(chain.rules) > _MOST_RULES):
+                    yield ChainUpdate(tuple(chains))
+                    chains, rules = [], 0
+                chains.append(chain)
+                rules += len(chain.rules)
+        else:
+            chains += update.chains
+            rules += added
         ports += update.ports
     if chains or ports:
         yield ChainUpdate(tuple(chains), tuple(ports))

@@ -58,14 +58,13 @@ class DesiredPort(NamedTuple):
 class Desired(msgspec.Struct, frozen=True):
     """The rules that some Services should have; all others keep theirs.
 
-    - `services`: the ports of each Service, by name; none for a Service that should have no rules. Applied ports stay as
-      they are
+    - `services`: the ports of each Service, by name; none for a Service that should have no rules
     - `shared`: shared chains to render even if no entry in them changes
     - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
     - `most_deleted`: delete about this many unused chains, the rest later; None means all
     """
 
-    services: "Mapping[Key, tuple[DesiredPort | AppliedPort, ...]]"
+    services: "Mapping[Key, tuple[DesiredPort | KeptPort, ...]]"
     options: RuleOptions
     node_port_jumps: Rules
     shared: frozenset[ChainKey] = frozenset()
@@ -116,6 +115,28 @@ class AppliedPort(msgspec.Struct, frozen=True):
             digests=array("q", (chain.digest for chain in chains.values())),
             sizes=array("I", (chain.rules for chain in chains.values())),
         )
+
+
+class KeptPort(NamedTuple):
+    """A service port that keeps its entries in shared chains.
+
+    `chains` are those of its own chains to write nevertheless, of endpoints and groups; `applied` contains them.
+    """
+
+    applied: AppliedPort
+    chains: tuple[Chain, ...] = ()
+
+    @property
+    def name(self) -> PortName:
+        return self.applied.name
+
+    @property
+    def endpoints(self) -> int:
+        return self.applied.endpoints
+
+    @property
+    def entries(self) -> Entries:
+        return self.applied.entries
 
 
 class AppliedChain(NamedTuple):

@@ -14,6 +14,8 @@ from pykubeproxy.services.size import count_pairs, oversized
 # The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
 # for others to notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
+# A port with more pairs to write in its turn writes only so many of its chains of endpoints and groups, then takes another.
+PORT_PAIRS = 5000
 # How many unused chains one sync deletes; on legacy all, because any change replaces the whole table.
 MOST_DELETED = 5000
 # How many times more pairs a turn has on legacy, for the same reason.

@@ -9,7 +9,7 @@ from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.digests import AppliedPort, DesiredPort
+from pykubeproxy.rules.digests import AppliedPort, DesiredPort, KeptPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster
@@ -39,13 +39,13 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def desired(
         self, quarantine: Quarantine, applied: AppliedState
-    ) -> dict[Key, tuple[DesiredPort | AppliedPort, ...]]:
-        """Return the rules of all service ports, or what replaces them in quarantine; applied ports for kept ones."""
+    ) -> dict[Key, tuple[DesiredPort | KeptPort, ...]]:
+        """Return the rules of all service ports, or what replaces them in quarantine."""
         options = self.context.options
-        desired: dict[Key, tuple[DesiredPort | AppliedPort, ...]] = {}
+        desired: dict[Key, tuple[DesiredPort | KeptPort, ...]] = {}
         for key, ports in self.services.items():
-            found: dict[PortName, DesiredPort | AppliedPort] = {
-                port.name: port for port in applied.ports(key) if port.name in self.kept
+            found: dict[PortName, DesiredPort | KeptPort] = {
+                port.name: KeptPort(port) for port in applied.ports(key) if port.name in self.kept
             }
             for port in ports:
                 if (name := port.port.name) not in self.kept:

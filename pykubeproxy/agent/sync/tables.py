@@ -24,7 +24,7 @@ from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext, api_servers_of
-from pykubeproxy.rules.digests import Desired
+from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
 from pykubeproxy.rules.ownership import ensured_lines, served_chains
@@ -79,6 +79,11 @@ class FamilyTables:
     def on_progress(self, progress: Callable[[], None]) -> None:
         """Call this function after each step of a sync, such as each chunk that was written."""
         self._progress = self.quarantine.progress = progress
+
+    @property
+    def _factor(self) -> int:
+        """Return how many times more pairs a turn has than on nft."""
+        return large.LEGACY_FACTOR if self._chains_per_block is None else 1
 
     @property
     def needs_resync(self) -> bool:
@@ -175,7 +180,7 @@ class FamilyTables:
 
         They move to the end of the queue: if their sync fails, they must not keep others waiting.
         """
-        limit = large.LARGE_PAIRS * (large.LEGACY_FACTOR if self._chains_per_block is None else 1)
+        limit = large.LARGE_PAIRS * self._factor
         turn = large.next_turn(cluster, queue, context, 0 if self._turn_failed else limit)
         services = {name.service_key for name in turn}
         namespaces = {key.namespace for key in services}
@@ -240,6 +245,9 @@ class FamilyTables:
         self.quarantine.resolved(resolution.services, resolution.oversized)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
+        growing: frozenset[PortName] = frozenset()
+        if len(turn) == 1:
+            desired, growing = self._growing(desired, turn)
         update = self._applied.update_to(desired)
         stopwatch.lap("compare")
         try:
@@ -255,6 +263,9 @@ class FamilyTables:
         stopwatch.lap("restore")
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
+        for name in growing:
+            self._exposed.pop(name, None)
+        resolution = msgspec.structs.replace(resolution, kept=resolution.kept | growing)
         self._note_exposure(cluster, resolution, gone)
         for queue, left in (
             (self._losing, resolution.kept),
@@ -386,6 +397,21 @@ class FamilyTables:
             ensured=ensured,
             most_deleted=None if at_once else large.MOST_DELETED,
         )
+
+    def _growing(self, desired: Desired, turn: frozenset[PortName]) -> tuple[Desired, frozenset[PortName]]:
+        """Let ports that are too large for one turn write only some of their chains. Return these ports too."""
+        parts = {
+            port.name: part
+            for key in {name.service_key for name in turn}
+            for port in desired.services.get(key, ())
+            if port.name in turn and isinstance(port, DesiredPort)
+            if (part := self._applied.growing(port, large.PORT_PAIRS * self._factor))
+        }
+        services = {
+            key: tuple(parts.get(port.name, port) for port in ports)
+            for key, ports in desired.services.items()
+        }
+        return msgspec.structs.replace(desired, services=services), frozenset(parts)
 
     def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""
