@@ -24,12 +24,12 @@ from pykubeproxy.rules.digests import (
     PortTotals,
     digest,
 )
-from pykubeproxy.rules.dispatch import arranged, entries_of, with_branches
+from pykubeproxy.rules.dispatch import SharedEntries, rules_in, with_branches
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others
 from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.restore_text import Chain, Rules
+from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import Entries, PortRules
+from pykubeproxy.rules.service import PortRules
 from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
@@ -43,19 +43,12 @@ class ChainUpdate(NamedTuple):
     ports: tuple[AppliedPort, ...] = ()
 
 
-class FilterEntries(NamedTuple):
-    """The entries of a shared chain of table filter, in the order of a flat chain: those applied, and those desired."""
-
-    applied: Rules
-    desired: Rules
-
-
 class Update(msgspec.Struct, frozen=True):
     """What to write and delete so that the tables hold the desired rules.
 
     - `fixed`, `shared`: chains to write that belong to no single Service; `shared` are of table nat
-    - `trees`: newly rendered shared chains, with the branches below them
-    - `filter_entries`: the entries of those of table filter
+    - `entries`: the desired entries of the shared chains to render
+    - `trees`: these chains, with the branches below them
 
     `chains()` renders the chains of service ports again at each call, so that memory never holds all of them.
     """
@@ -64,8 +57,8 @@ class Update(msgspec.Struct, frozen=True):
     desired: Desired
     fixed: tuple[Chain, ...]
     shared: tuple[Chain, ...]
+    entries: Mapping[ChainKey, SharedEntries]
     trees: Mapping[ChainKey, Tree]
-    filter_entries: Mapping[ChainKey, FilterEntries]
 
     def chains(self) -> Iterator[ChainUpdate]:
         """Render one service port after the other, small Services first, then the branches that lead to them."""
@@ -103,6 +96,11 @@ class AppliedState:
         self._services: dict[Key, tuple[AppliedPort, ...]] = {}
         self._totals = PortTotals()
         self._chains: dict[ChainKey, AppliedChain] = {}
+        # The entries in shared chains as of the last update, and the Services that have fewer by now.
+        self._entries: dict[ChainKey, SharedEntries] = {}
+        self._withdrawn: set[Key] = set()
+        # The entries that adopted tables hold in shared chains of table filter.
+        self._found: dict[ChainKey, SharedEntries] = {}
         self._unclaimed: dict[str, AppliedChain] = {}
         self._referenced: frozenset[ChainKey] = frozenset()
         # What others may have changed: adopted tables until the next update, or just some chains.
@@ -271,8 +269,7 @@ class AppliedState:
         """Return what to write and delete; do not change this state."""
         entries = self._shared_entries(desired)
         trees = {
-            key: arranged(key, rules, desired.node_port_jumps, desired.options.dispatch)
-            for key, rules in entries.items()
+            key: it.arranged(desired.node_port_jumps, desired.options.dispatch) for key, it in entries.items()
         }
         roots = (Chain(key, tree.root) for key, tree in trees.items() if key.table == "nat")
         fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
@@ -281,13 +278,13 @@ class AppliedState:
             desired=desired,
             fixed=tuple(filter(self.differs, fixed)),
             shared=tuple(filter(self.differs, roots)),
+            entries=entries,
             trees=trees,
-            filter_entries={
-                key: FilterEntries(self._chains[key].entries if key in self._chains else (), rules)
-                for key, rules in entries.items()
-                if key.table == "filter"
-            },
         )
+
+    def filter_entries(self, key: ChainKey) -> SharedEntries:
+        """Return the applied entries of a shared chain of table filter: they stay in force while nat changes."""
+        return self._entries.get(key) or self._found.get(key) or SharedEntries(key)
 
     # Change.
 
@@ -307,10 +304,13 @@ class AppliedState:
         # A full sync, which adopts, renders all shared chains: any of filter may own the branches that are no longer used.
         roots = {**{key: skeleton.FILTER_SERVICES for key in owned if key.table == "filter"}, **roots}
         self._chains = {
-            key: AppliedChain.of(Chain(key, rules), roots.get(key), _filter_entries(live, key))
+            key: AppliedChain.of(Chain(key, rules), roots.get(key))
             for key, rules in ours.items()
             if key in roots or key not in owned
         }
+        self._entries.clear()
+        self._withdrawn.clear()
+        self._found = {key: _filter_entries(live, key) for key in skeleton.SHARED if key.table == "filter"}
         for key in roots:
             if key.table == "nat":
                 self._unclaimed.pop(key.chain, None)
@@ -375,6 +375,7 @@ class AppliedState:
             ports.append(msgspec.structs.replace(port, entries=entries))
         if changed:
             self._services[service] = tuple(ports)
+            self._withdrawn.add(service)
         return changed
 
     def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
@@ -400,7 +401,7 @@ class AppliedState:
             if applied := self._chains.pop(key, None):
                 shared |= {root for root in (key, applied.root) if root in skeleton.SHARED}
                 if (rules := live.chains.get(key)) is not None:
-                    self._chains[key] = AppliedChain.of(Chain(key, rules), applied.root, applied.entries)
+                    self._chains[key] = AppliedChain.of(Chain(key, rules), applied.root)
         return services, shared
 
     def after(
@@ -420,8 +421,7 @@ class AppliedState:
         for key in [key for key, chain in self._chains.items() if chain.root in update.trees]:
             del self._chains[key]
         for root, tree in update.trees.items():
-            entries = update.filter_entries[root].desired if root in update.filter_entries else ()
-            self._chains[root] = AppliedChain.of(Chain(root, tree.root), entries=entries)
+            self._chains[root] = AppliedChain.of(Chain(root, tree.root))
             for name, rules in tree.chains:
                 key = ChainKey(root.table, name)
                 self._chains[key] = AppliedChain.of(Chain(key, rules), root)
@@ -430,6 +430,9 @@ class AppliedState:
             name: unused[name] for name in (*together, *others) if not self.can_only_be_emptied(_nat(name))
         }
         self._live, self._may_hold_foreign_rules = None, False
+        self._entries |= update.entries
+        self._withdrawn.clear()
+        self._found.clear()
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
@@ -437,16 +440,27 @@ class AppliedState:
             self._totals.add(self._services[service])
         return self
 
-    def _shared_entries(self, desired: Desired) -> dict[ChainKey, Rules]:
+    def _shared_entries(self, desired: Desired) -> dict[ChainKey, SharedEntries]:
         """Return the entries of the shared chains in which some change, and of those that `desired` names."""
         keys = set(desired.shared)
         for service, ports in desired.services.items():
             if len(keys) < len(skeleton.SHARED):
                 keys |= self._changed_entries(service, ports)
-        if not keys:
-            return {}
-        entries = list(self._entries(desired))
-        return {key: entries_of(key, entries) for key in skeleton.SHARED if key in keys}
+        found = {}
+        for key in (it for it in skeleton.SHARED if it in keys):
+            changed = desired.services.keys() | (
+                self._withdrawn if key in self._entries else self._services.keys()
+            )
+            before = self._entries.get(key) or SharedEntries(key)
+            found[key] = before.replacing(
+                {
+                    service: rules_in(
+                        key, (port.entries for port in desired.services.get(service, self.ports(service)))
+                    )
+                    for service in changed
+                }
+            )
+        return found
 
     def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
@@ -460,20 +474,11 @@ class AppliedState:
             for key, _ in {*before.get(name, ())} ^ {*after.get(name, ())}
         }
 
-    def _entries(self, desired: Desired) -> Iterator[Entries]:
-        """Yield the entries of all service ports, in the order of their names."""
-        for service in sorted(self._services.keys() | desired.services.keys()):
-            if service in desired.services:
-                yield from (port.entries for port in desired.services[service])
-            else:
-                yield from (port.entries for port in self._services[service])
 
-
-def _filter_entries(live: Ruleset, key: ChainKey) -> Rules:
-    """Return the entries of a live shared chain of table filter; none for other chains."""
-    if key.table != "filter" or key not in skeleton.SHARED:
-        return ()
-    return tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
+def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
+    """Return the entries of a live shared chain of table filter."""
+    rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
+    return SharedEntries(key).with_lost(rules)
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:

@@ -142,19 +142,17 @@ class KeptPort(NamedTuple):
 class AppliedChain(NamedTuple):
     """An applied chain that no single service port owns, as a digest.
 
-    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. Only shared chains of table
-    filter have `entries`, their rules and those of branches below them: old ones stay in force while nat changes.
+    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree.
     """
 
     digest: int
     rules: int
     root: ChainKey | None = None
-    entries: Rules = ()
 
     @classmethod
-    def of(cls, chain: Chain, root: ChainKey | None = None, entries: Rules = ()) -> "AppliedChain":
+    def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
         """Return the applied chain of these rules."""
-        return cls(digest(*chain), len(chain.rules), root, entries)
+        return cls(digest(*chain), len(chain.rules), root)
 
 
 MISSING_CHAIN = AppliedChain(ABSENT, 0)

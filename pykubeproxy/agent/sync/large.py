@@ -8,7 +8,7 @@ from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip
 from pykubeproxy.services.size import count_pairs, oversized
 
 # The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
@@ -55,7 +55,9 @@ def next_turn(cluster: Cluster, waiting: Waiting, context: RuleContext, limit: i
     for key, ports in waiting.items():
         if turn and key.namespace != turn[0].namespace:
             continue
-        each = count_pairs(cluster, key, context.options.family) / max(1, len(port_names(cluster, key)))
+        service = cluster.service(key)
+        count = len(service.ports) if service else 0
+        each = count_pairs(cluster, key, context.options.family) / max(1, count)
         for name in ports:
             if turn and left < each:
                 return frozenset(turn)
@@ -87,4 +89,4 @@ def _is_served(cluster: Cluster, key: Key, context: RuleContext) -> bool:
     service = cluster.service(key)
     if service is None:
         return False
-    return not isinstance(service_ports(service, context.options.family), ServiceSkipReason)
+    return not isinstance(cluster_ip(service, context.options.family), ServiceSkipReason)

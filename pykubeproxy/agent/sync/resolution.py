@@ -5,6 +5,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 import msgspec
 
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
+from pykubeproxy.agent.sync.large import port_names
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
 from pykubeproxy.rules.applied import AppliedState
@@ -21,8 +22,8 @@ from pykubeproxy.services.size import Oversized
 class Resolution(msgspec.Struct, frozen=True):
     """The ports of the Services to render, by name, and the context of their rules.
 
-    `oversized` are those of the Services that are too large to be served; they have no ports here. `kept` ports stay as
-    they are, `reduced` ones have only endpoints whose chains exist.
+    `oversized` are those of the Services that are too large to be served; they have no ports here. Nor have `kept` ports,
+    which stay as they are. `reduced` ports have only endpoints whose chains exist.
     """
 
     services: Mapping[Key, tuple[ResolvedPort, ...]]
@@ -33,9 +34,7 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def ports(self) -> tuple[ResolvedPort, ...]:
         """Return the service ports to render."""
-        return tuple(
-            port for ports in self.services.values() for port in ports if port.port.name not in self.kept
-        )
+        return tuple(port for ports in self.services.values() for port in ports)
 
     def desired(
         self, quarantine: Quarantine, applied: AppliedState
@@ -48,9 +47,10 @@ class Resolution(msgspec.Struct, frozen=True):
                 port.name: KeptPort(port) for port in applied.ports(key) if port.name in self.kept
             }
             for port in ports:
-                if (name := port.port.name) not in self.kept:
-                    rules, endpoints = quarantine.rules(port, options), len(port.selection.verdicts)
-                    found[name] = DesiredPort(name, rules, endpoints, name in self.reduced)
+                name, endpoints = port.port.name, len(port.selection.verdicts)
+                found[name] = DesiredPort(
+                    name, quarantine.rules(port, options), endpoints, name in self.reduced
+                )
             desired[key] = tuple(found[name] for name in sorted(found))
         for key, it in self.oversized.items():
             rules = reject_service(key, it.cluster_ip, options)
@@ -59,7 +59,8 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def gone(self, applied: AppliedState) -> tuple[PortName, ...]:
         """Return the service ports that had rules and no longer exist."""
-        names = {port.port.name for port in self.ports()} | set(map(whole_service, self.oversized))
+        names = {port.port.name for port in self.ports()} | self.kept
+        names |= set(map(whole_service, self.oversized))
         return tuple(
             port.name for key in self.services for port in applied.ports(key) if port.name not in names
         )
@@ -81,23 +82,19 @@ def resolve(
     kept: set[PortName] = set()
     reduced: set[PortName] = set()
     for key in keys:
-        found = context.resolve(cluster, key)
+        portion = portions.get(key)
+        found = context.resolve(cluster, key, portion)
         if isinstance(found, Oversized):
             services[key], too_large[key] = (), found
         else:
             services[key] = _by_name(found)
-        if portion := portions.get(key):
-            kept.update(port.port.name for port in services[key] if port.port.name not in portion)
+        if portion is not None:
+            kept.update(name for name in port_names(cluster, key) if name not in portion)
             chains = {name: chains for name, chains in portion.items() if chains is not None}
             reduced |= chains.keys()
             services[key] = tuple(_reduced(services[key], applied.ports(key), chains))
     before = sum(port.endpoints for key in keys for port in applied.ports(key) if port.name not in kept)
-    now = sum(
-        len(port.selection.verdicts)
-        for ports in services.values()
-        for port in ports
-        if port.port.name not in kept
-    )
+    now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
     context = msgspec.structs.replace(
         context, options=msgspec.structs.replace(context.options, large_cluster=large)

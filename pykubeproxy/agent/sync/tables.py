@@ -242,7 +242,7 @@ class FamilyTables:
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
         resolution = self._resolve(cluster, context, live, turn, reduce, failed)
-        self.quarantine.resolved(resolution.services, resolution.oversized)
+        self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
         growing: frozenset[PortName] = frozenset()
@@ -263,13 +263,10 @@ class FamilyTables:
         stopwatch.lap("restore")
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
-        for name in growing:
-            self._exposed.pop(name, None)
-        resolution = msgspec.structs.replace(resolution, kept=resolution.kept | growing)
-        self._note_exposure(cluster, resolution, gone)
+        self._note_exposure(cluster, resolution, (*gone, *growing))
         for queue, left in (
-            (self._losing, resolution.kept),
-            (self._deferred, resolution.kept | resolution.reduced),
+            (self._losing, resolution.kept | growing),
+            (self._deferred, resolution.kept | growing | resolution.reduced),
         ):
             for key in queue.keys() & resolution.services.keys():
                 queue[key] = {name: None for name in queue[key] if name in left}
@@ -328,11 +325,11 @@ class FamilyTables:
                 self._losing[key] = {**self._losing.get(key, {}), **dict.fromkeys(lost)}
                 # Another Service may have the address or node port now.
                 self._dirty_chains |= self._applied.withdraw(key, context.frontends(cluster, key))
-            names = [*known, *large.port_names(cluster, key)]
             if key in self._dirty or live is not None:
+                names = [*known, *large.port_names(cluster, key)]
                 self._deferred[key] = {**self._deferred.get(key, {}), **dict.fromkeys(names)}
-            if live is not None and failed and not known:
-                portions[key] = {**dict.fromkeys(names, served), **portions.get(key, {})}
+                if live is not None and failed and not known:
+                    portions[key] = {**dict.fromkeys(names, served), **portions.get(key, {})}
         for key in portions.keys() & waiting:
             for port in self._applied.ports(key):
                 if port.name in reduce:
@@ -359,15 +356,13 @@ class FamilyTables:
         fine = {number for number, it in exposed.items() if now.issuperset(it)}
         return [name for name in names if id(self._exposed.get(name)) not in fine]
 
-    def _note_exposure(self, cluster: Cluster, resolution: Resolution, gone: Iterable[PortName]) -> None:
-        """Remember what the rules of ports of larger Services expose now."""
-        for name in gone:
-            self._exposed.pop(name, None)
+    def _note_exposure(self, cluster: Cluster, resolution: Resolution, others: Iterable[PortName]) -> None:
+        """Remember what the rules of ports of larger Services expose now; forget it of `others`."""
         for key, ports in resolution.services.items():
-            is_large = sum(len(port.selection.verdicts) for port in ports) >= _FEW_ENDPOINTS
+            is_large = sum(port.endpoints for port in self._applied.ports(key)) >= _FEW_ENDPOINTS
             now = exposure(cluster, key, self.family) if is_large else frozenset[int]()
             shared: dict[int, array[int]] = {}
-            for name in (port.port.name for port in ports if port.port.name not in resolution.kept):
+            for name in (port.port.name for port in ports):
                 before = self._exposed.pop(name, None)
                 if is_large:
                     before = before if name in resolution.reduced else None
@@ -375,6 +370,8 @@ class FamilyTables:
                         found = now if before is None else now.intersection(before)
                         shared[id(before)] = array("q", found)
                     self._exposed[name] = shared[id(before)]
+        for name in others:
+            self._exposed.pop(name, None)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""

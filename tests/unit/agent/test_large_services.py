@@ -1,6 +1,7 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
 import contextlib
+from collections.abc import Callable
 
 import click
 import msgspec
@@ -530,3 +531,73 @@ def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.Monk
         ready = endpoint("10.244.1.5", ready=endpoint_ready)
         report = node.sync(Updated(slice_of(ready, service="small")))
         assert 0 < report.rules_written["filter"] < 50
+
+
+def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes of others come in between, also when all its ports lose an endpoint at once."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 6)
+    node = Node()
+    names = "abcdef"
+    ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
+    targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
+
+    def endpoints(*hosts: int) -> Event:
+        return Updated(slice_of(*(f"10.244.2.{n}" for n in hosts), service="wide", ports=targets))
+
+    def in_portions(work: Callable[[], SyncReport], waiting: Callable[[], bool], most: int) -> int:
+        portions = 0
+        while waiting():
+            assert len(work().resolved) <= most
+            portions += 1
+            host = f"10.244.1.{portions}"
+            node.sync(Updated(slice_of(host, service="small")))
+            assert f"{host}:8080" in node.targets()
+        return portions
+
+    node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)), endpoints(1, 2, 3))
+    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert node.targets() > {f"10.244.2.{host}:8080" for host in (1, 2, 3)}
+    node.sync(endpoints(2, 3, 4))
+    assert in_portions(node.lose, lambda: node.tables.has_losses, 2) == 3
+    assert "10.244.2.1:8080" not in node.targets()
+    assert "10.244.2.4:8080" not in node.targets()
+    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert "10.244.2.4:8080" in node.targets()
+
+
+def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leads to its new chains before the last one."""
+    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
+    node = Node()
+    node.sync(*SMALL, *large(*range(1, 11)))
+    entries = node.live.save().chains[skeleton.NAT_SERVICES]
+    written = []
+    while node.tables.deferred:
+        assert node.live.save().chains[skeleton.NAT_SERVICES] == entries
+        written.append(node.turn().chains_written)
+        node.sync(*SMALL)
+    # The last portion also writes the chain of the port and KUBE-SERVICES.
+    assert written == [4, 4, 2 + 2]
+    assert len(node.targets()) == 11
+    assert len(node.live.save().chains[skeleton.NAT_SERVICES]) == len(entries) + 1
+
+
+def test_a_port_in_portions_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains of the portions before are still there, and a restart goes on without them being in the way."""
+    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
+    node = Node()
+    node.sync(*SMALL, *large(*range(1, 11)))
+    node.turn()
+    node.tables.require_resync()
+    node.sync()
+    assert len(node.targets()) == 5
+    node.start()
+    node.sync()
+    while node.tables.deferred:
+        node.turn()
+    fresh = Node()
+    fresh.cluster = node.cluster
+    fresh.sync()
+    while fresh.tables.deferred:
+        fresh.turn()
+    assert node.live.save().chains == fresh.live.save().chains
