@@ -299,7 +299,7 @@ class FamilyTables:
         """
         portions: dict[Key, dict[PortName, Container[str] | None]] = {}
         for name in turn | reduce:
-            portions.setdefault(name.service_key, {})[name] = None
+            portions.setdefault(name.service_key, {})[name] = None if name in turn else ()
         keys = self._dirty | portions.keys()
         if live is not None:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
