@@ -466,11 +466,10 @@ class AppliedState:
         """Return the shared chains in which an entry of a Service changes."""
         before = {port.name: port.entries for port in self.ports(service)}
         after = {port.name: port.entries for port in ports}
-        if before == after:
-            return set()
         return {
             key
             for name in before.keys() | after.keys()
+            if before.get(name) != after.get(name)
             for key, _ in {*before.get(name, ())} ^ {*after.get(name, ())}
         }
 
