@@ -20,15 +20,16 @@ from pykubeproxy.rules.digests import (
     AppliedPort,
     Desired,
     DesiredPort,
+    KeptPort,
     PortTotals,
     digest,
 )
-from pykubeproxy.rules.dispatch import arranged, entries_of, with_branches
+from pykubeproxy.rules.dispatch import SharedEntries, rules_in, with_branches
 from pykubeproxy.rules.ownership import is_ours, is_owned, referenced_by_others
 from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.restore_text import Chain, Rules
+from pykubeproxy.rules.restore_text import Chain
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
-from pykubeproxy.rules.service import Entries
+from pykubeproxy.rules.service import PortRules
 from pykubeproxy.rules.tree import Tree
 from pykubeproxy.services.ports import PortName
 
@@ -42,19 +43,12 @@ class ChainUpdate(NamedTuple):
     ports: tuple[AppliedPort, ...] = ()
 
 
-class FilterEntries(NamedTuple):
-    """The entries of a shared chain of table filter, in the order of a flat chain: those applied, and those desired."""
-
-    applied: Rules
-    desired: Rules
-
-
 class Update(msgspec.Struct, frozen=True):
     """What to write and delete so that the tables hold the desired rules.
 
     - `fixed`, `shared`: chains to write that belong to no single Service; `shared` are of table nat
-    - `trees`: newly rendered shared chains, with the branches below them
-    - `filter_entries`: the entries of those of table filter
+    - `entries`: the desired entries of the shared chains to render
+    - `trees`: these chains, with the branches below them
 
     `chains()` renders the chains of service ports again at each call, so that memory never holds all of them.
     """
@@ -63,14 +57,13 @@ class Update(msgspec.Struct, frozen=True):
     desired: Desired
     fixed: tuple[Chain, ...]
     shared: tuple[Chain, ...]
+    entries: Mapping[ChainKey, SharedEntries]
     trees: Mapping[ChainKey, Tree]
-    filter_entries: Mapping[ChainKey, FilterEntries]
 
     def chains(self) -> Iterator[ChainUpdate]:
         """Render one service port after the other, small Services first, then the branches that lead to them."""
         for _, key in sorted((_size(ports), key) for key, ports in self.desired.services.items()):
-            reduced = key in self.desired.reduced
-            yield from self.applied.compare_service(key, self.desired.services[key], reduced)
+            yield from self.applied.compare_service(key, self.desired.services[key])
         for tree in self._nat_trees().values():
             branches = (Chain(_nat(name), rules) for name, rules in tree.chains)
             yield from (ChainUpdate((chain,)) for chain in branches if self.applied.differs(chain))
@@ -103,6 +96,11 @@ class AppliedState:
         self._services: dict[Key, tuple[AppliedPort, ...]] = {}
         self._totals = PortTotals()
         self._chains: dict[ChainKey, AppliedChain] = {}
+        # The entries in shared chains as of the last update, and the Services that have fewer by now.
+        self._entries: dict[ChainKey, SharedEntries] = {}
+        self._withdrawn: set[Key] = set()
+        # The entries that adopted tables hold in shared chains of table filter.
+        self._found: dict[ChainKey, SharedEntries] = {}
         self._unclaimed: dict[str, AppliedChain] = {}
         self._referenced: frozenset[ChainKey] = frozenset()
         # What others may have changed: adopted tables until the next update, or just some chains.
@@ -118,11 +116,6 @@ class AppliedState:
     def ports(self, service: Key) -> tuple[AppliedPort, ...]:
         """Return the ports of a Service that have rules, by name."""
         return self._services.get(service, ())
-
-    def existing_chains(self, service: Key) -> set[str]:
-        """Return the chains of the ports of a Service that the tables hold, with any rules."""
-        chains = (chain for port in self.ports(service) for chain in port.chains().items())
-        return {name for name, chain in chains if chain.digest != ABSENT}
 
     def misses_chains(self, service: Key) -> bool:
         """Return whether the tables lack a chain of the ports of a Service."""
@@ -180,21 +173,19 @@ class AppliedState:
         """Return the chains of the tree below a shared chain."""
         return tuple(key for key, chain in self._chains.items() if chain.root == root)
 
-    def compare_service(
-        self, service: Key, ports: Iterable[DesiredPort], reduced: bool = False
-    ) -> Iterator[ChainUpdate]:
-        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules.
-
-        Of a `reduced` Service, endpoint chains stay as they are.
-        """
+    def compare_service(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> Iterator[ChainUpdate]:
+        """Render the ports of a Service and yield for each the chains that the tables lack or hold with other rules."""
         applied, unclaimed = {port.name: port for port in self.ports(service)}, self._unclaimed
         for port in ports:
+            if isinstance(port, KeptPort):
+                yield ChainUpdate(port.chains, (port.applied,))
+                continue
             rendered = tuple(port.rules.chains())
             kept = AppliedPort.of(port, rendered)
             before = applied.get(port.name)
             known = before.chains() if before else {}
             held = [known.get(name) or unclaimed.get(name, MISSING_CHAIN) for name, _ in rendered]
-            if reduced:
+            if port.reduced:
                 new = zip(kept.chains().items(), held, strict=True)
                 kept = kept.holding(
                     {name: was if names.is_endpoint_chain(name) else chain for (name, chain), was in new}
@@ -206,10 +197,33 @@ class AppliedState:
             ]
             yield ChainUpdate(tuple(chains), (kept,))
 
+    def growing(self, port: DesiredPort, most: int) -> KeptPort | None:
+        """Return which chains of endpoints and groups to write first if a port changes more than `most` pairs there."""
+        (update,) = self.compare_service(port.name.service_key, (port,))
+        root = names.cluster_chain(port.name)
+        some: list[Chain] = []
+        pairs = 0
+        # Chains come before those to which they refer, which must exist first.
+        for chain in reversed(update.chains):
+            name = chain.key.chain
+            is_endpoint = names.is_endpoint_chain(name)
+            if is_endpoint or (name.startswith(names.CLUSTER_PREFIX) and name != root):
+                pairs += 1 if is_endpoint else len(chain.rules)
+                if pairs > most and some:
+                    break
+                some.append(chain)
+        else:
+            return None
+        before = {it.name: it for it in self.ports(port.name.service_key)}.get(port.name)
+        before = before or AppliedPort.of(DesiredPort(port.name, PortRules(()), 0), ())
+        chains = before.chains() | {it.key.chain: AppliedChain.of(it) for it in some}
+        ordered = {name: chains[name] for name in sorted(chains, key=names.is_endpoint_chain)}
+        return KeptPort(before.holding(ordered), tuple(reversed(some)))
+
     def unchanged(self, desired: Desired) -> Iterator[PortName]:
         """Yield the service ports of which no own chain must be written."""
         for service, ports in desired.services.items():
-            for update in self.compare_service(service, ports, service in desired.reduced):
+            for update in self.compare_service(service, ports):
                 if not update.chains:
                     yield update.ports[0].name
 
@@ -235,12 +249,19 @@ class AppliedState:
         chosen = frozenset(together)
         return tuple(together), tuple(name for name in unused if name not in chosen)
 
-    def chains_below(self, services: Iterable[Key], roots: Collection[ChainKey]) -> dict[str, AppliedChain]:
-        """Return the unclaimed chains, those of these Services, and those of the trees below these roots."""
+    def chains_below(
+        self, services: Mapping[Key, Iterable[DesiredPort | KeptPort]], roots: Collection[ChainKey]
+    ) -> dict[str, AppliedChain]:
+        """Return the unclaimed chains, those of these Services, and those of the trees below these roots.
+
+        Ports that stay as they are do not count.
+        """
         chains = dict(self._unclaimed)
-        for service in services:
+        for service, ports in services.items():
+            kept = {port.name for port in ports if isinstance(port, KeptPort)}
             for port in self.ports(service):
-                chains.update(port.chains())
+                if port.name not in kept:
+                    chains.update(port.chains())
         chains.update((key.chain, chain) for key, chain in self._chains.items() if chain.root in roots)
         return {name: chain for name, chain in chains.items() if chain.digest != ABSENT}
 
@@ -248,8 +269,7 @@ class AppliedState:
         """Return what to write and delete; do not change this state."""
         entries = self._shared_entries(desired)
         trees = {
-            key: arranged(key, rules, desired.node_port_jumps, desired.options.dispatch)
-            for key, rules in entries.items()
+            key: it.arranged(desired.node_port_jumps, desired.options.dispatch) for key, it in entries.items()
         }
         roots = (Chain(key, tree.root) for key, tree in trees.items() if key.table == "nat")
         fixed = itertools.starmap(Chain, skeleton.fixed_chains(desired.options).items())
@@ -258,13 +278,13 @@ class AppliedState:
             desired=desired,
             fixed=tuple(filter(self.differs, fixed)),
             shared=tuple(filter(self.differs, roots)),
+            entries=entries,
             trees=trees,
-            filter_entries={
-                key: FilterEntries(self._chains[key].entries if key in self._chains else (), rules)
-                for key, rules in entries.items()
-                if key.table == "filter"
-            },
         )
+
+    def filter_entries(self, key: ChainKey) -> SharedEntries:
+        """Return the applied entries of a shared chain of table filter: they stay in force while nat changes."""
+        return self._entries.get(key) or self._found.get(key) or SharedEntries(key)
 
     # Change.
 
@@ -284,10 +304,13 @@ class AppliedState:
         # A full sync, which adopts, renders all shared chains: any of filter may own the branches that are no longer used.
         roots = {**{key: skeleton.FILTER_SERVICES for key in owned if key.table == "filter"}, **roots}
         self._chains = {
-            key: AppliedChain.of(Chain(key, rules), roots.get(key), _filter_entries(live, key))
+            key: AppliedChain.of(Chain(key, rules), roots.get(key))
             for key, rules in ours.items()
             if key in roots or key not in owned
         }
+        self._entries.clear()
+        self._withdrawn.clear()
+        self._found = {key: _filter_entries(live, key) for key in skeleton.SHARED if key.table == "filter"}
         for key in roots:
             if key.table == "nat":
                 self._unclaimed.pop(key.chain, None)
@@ -356,6 +379,7 @@ class AppliedState:
             ports.append(msgspec.structs.replace(port, entries=entries))
         if changed:
             self._services[service] = tuple(ports)
+            self._withdrawn.add(service)
         return changed
 
     def observe(self, changed: Collection[ChainKey], live: Ruleset) -> tuple[set[Key], set[ChainKey]]:
@@ -381,7 +405,7 @@ class AppliedState:
             if applied := self._chains.pop(key, None):
                 shared |= {root for root in (key, applied.root) if root in skeleton.SHARED}
                 if (rules := live.chains.get(key)) is not None:
-                    self._chains[key] = AppliedChain.of(Chain(key, rules), applied.root, applied.entries)
+                    self._chains[key] = AppliedChain.of(Chain(key, rules), applied.root)
         return services, shared
 
     def after(
@@ -401,8 +425,7 @@ class AppliedState:
         for key in [key for key, chain in self._chains.items() if chain.root in update.trees]:
             del self._chains[key]
         for root, tree in update.trees.items():
-            entries = update.filter_entries[root].desired if root in update.filter_entries else ()
-            self._chains[root] = AppliedChain.of(Chain(root, tree.root), entries=entries)
+            self._chains[root] = AppliedChain.of(Chain(root, tree.root))
             for name, rules in tree.chains:
                 key = ChainKey(root.table, name)
                 self._chains[key] = AppliedChain.of(Chain(key, rules), root)
@@ -411,6 +434,9 @@ class AppliedState:
             name: unused[name] for name in (*together, *others) if not self.can_only_be_emptied(_nat(name))
         }
         self._live, self._may_hold_foreign_rules = None, False
+        self._entries |= update.entries
+        self._withdrawn.clear()
+        self._found.clear()
         for service in update.desired.services:
             self._totals.subtract(self._services.pop(service, ()))
         for service, group in itertools.groupby(ports, key=lambda port: port.name.service_key):
@@ -418,43 +444,44 @@ class AppliedState:
             self._totals.add(self._services[service])
         return self
 
-    def _shared_entries(self, desired: Desired) -> dict[ChainKey, Rules]:
+    def _shared_entries(self, desired: Desired) -> dict[ChainKey, SharedEntries]:
         """Return the entries of the shared chains in which some change, and of those that `desired` names."""
         keys = set(desired.shared)
         for service, ports in desired.services.items():
             if len(keys) < len(skeleton.SHARED):
                 keys |= self._changed_entries(service, ports)
-        if not keys:
-            return {}
-        entries = list(self._entries(desired))
-        return {key: entries_of(key, entries) for key in skeleton.SHARED if key in keys}
+        found = {}
+        for key in (it for it in skeleton.SHARED if it in keys):
+            changed = desired.services.keys() | (
+                self._withdrawn if key in self._entries else self._services.keys()
+            )
+            before = self._entries.get(key) or SharedEntries(key)
+            found[key] = before.replacing(
+                {
+                    service: rules_in(
+                        key, (port.entries for port in desired.services.get(service, self.ports(service)))
+                    )
+                    for service in changed
+                }
+            )
+        return found
 
-    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort]) -> set[ChainKey]:
+    def _changed_entries(self, service: Key, ports: Iterable[DesiredPort | KeptPort]) -> set[ChainKey]:
         """Return the shared chains in which an entry of a Service changes."""
         before = {port.name: port.entries for port in self.ports(service)}
-        after = {port.name: port.rules.entries for port in ports}
-        if before == after:
-            return set()
+        after = {port.name: port.entries for port in ports}
         return {
             key
             for name in before.keys() | after.keys()
+            if before.get(name) != after.get(name)
             for key, _ in {*before.get(name, ())} ^ {*after.get(name, ())}
         }
 
-    def _entries(self, desired: Desired) -> Iterator[Entries]:
-        """Yield the entries of all service ports, in the order of their names."""
-        for service in sorted(self._services.keys() | desired.services.keys()):
-            if service in desired.services:
-                yield from (port.rules.entries for port in desired.services[service])
-            else:
-                yield from (port.entries for port in self._services[service])
 
-
-def _filter_entries(live: Ruleset, key: ChainKey) -> Rules:
-    """Return the entries of a live shared chain of table filter; none for other chains."""
-    if key.table != "filter" or key not in skeleton.SHARED:
-        return ()
-    return tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
+def _filter_entries(live: Ruleset, key: ChainKey) -> SharedEntries:
+    """Return the entries of a live shared chain of table filter."""
+    rules = tuple(rule for rules in with_branches(live, key).values() for rule in rules if "-j " in rule)
+    return SharedEntries(key).with_lost(rules)
 
 
 def _frontend(entry: str) -> tuple[str, int] | None:
@@ -463,7 +490,7 @@ def _frontend(entry: str) -> tuple[str, int] | None:
     return (match[1] or "", int(match[2])) if match else None
 
 
-def _size(ports: Iterable[DesiredPort]) -> int:
+def _size(ports: Iterable[DesiredPort | KeptPort]) -> int:
     return sum(port.endpoints for port in ports)
 
 

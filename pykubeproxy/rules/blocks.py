@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 
 from pykubeproxy.rules.applied import ChainUpdate, Update
 from pykubeproxy.rules.digests import AppliedChain, AppliedPort
-from pykubeproxy.rules.dispatch import arranged
 from pykubeproxy.rules.restore_text import (
     Chain,
     Rules,
@@ -27,7 +26,7 @@ from pykubeproxy.rules.restore_text import (
     join,
     write_chains,
 )
-from pykubeproxy.rules.ruleset import ChainKey, without
+from pykubeproxy.rules.ruleset import ChainKey
 from pykubeproxy.rules.tree import Tree
 
 # iptables-nft takes some milliseconds for a block, and a time that grows with the square of its chains. Measured with
@@ -89,13 +88,16 @@ def _filter_steps(update: Update, limit: int) -> tuple[list[Chunk], list[Chunk]]
     after: list[Chain] = []
     desired = dict(before)
     unused: dict[ChainKey, None] = {}
-    for root, entries in update.filter_entries.items():
+    for root, entries in update.entries.items():
+        if root.table != "filter":
+            continue
         final = _chains(root, update.trees[root])
-        lost = without(entries.applied, entries.desired)
+        applied = update.applied.filter_entries(root)
+        lost = entries.lost(applied)
         both = {} if lost else dict(final)
-        if lost and without(entries.desired, entries.applied):
+        if lost and applied.lost(entries):
             dispatch = update.desired.options.dispatch
-            both = dict(_chains(root, arranged(root, (*entries.desired, *lost), (), dispatch)))
+            both = dict(_chains(root, entries.with_lost(lost).arranged((), dispatch)))
         before += filter(update.applied.differs, map(Chain._make, both.items()))
         after += [
             chain
@@ -205,13 +207,17 @@ def batches(updates: Iterable[ChainUpdate], limit: int) -> Iterator[ChainUpdate]
         if chains and update.chains and full:
             yield ChainUpdate(tuple(chains), tuple(ports))
             chains, ports, rules = [], [], 0
-        rules += added
         # Chains come before those they jump to, which must exist first.
-        *first, last = (
-            _portions(update.chains[::-1], limit) if len(update.chains) > limit else (update.chains,)
-        )
-        yield from (ChainUpdate(portion) for portion in first)
-        chains += last
+        if len(update.chains) > limit or added > _MOST_RULES:
+            for chain in reversed(update.chains):
+                if chains and (len(chains) >= limit or rules + len(chain.rules) > _MOST_RULES):
+                    yield ChainUpdate(tuple(chains))
+                    chains, rules = [], 0
+                chains.append(chain)
+                rules += len(chain.rules)
+        else:
+            chains += update.chains
+            rules += added
         ports += update.ports
     if chains or ports:
         yield ChainUpdate(tuple(chains), tuple(ports))

@@ -1,7 +1,7 @@
 """The context of a family's rules: what they depend on besides Services and EndpointSlices."""
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -54,8 +54,10 @@ class RuleContext(msgspec.Struct, frozen=True):
     max_affinity_lists: int = 0
     reserved: ReservedAddresses = {}
 
-    def resolve(self, cluster: Cluster, service: Key) -> tuple[ResolvedPort, ...] | Oversized:
-        """Return the resolved ports of one Service, or why it is too large to be served."""
+    def resolve(
+        self, cluster: Cluster, service: Key, only: Container[PortName] | None = None
+    ) -> tuple[ResolvedPort, ...] | Oversized:
+        """Return the resolved ports of one Service, or just some, or why it is too large to be served."""
         family = self.options.family
         return oversized(cluster, service, family, self.max_service_pairs) or resolve_ports(
             cluster,
@@ -65,6 +67,7 @@ class RuleContext(msgspec.Struct, frozen=True):
             self.allow_external_ips,
             self.reserved,
             cluster.unkept_lists(service, self.max_affinity_lists),
+            only,
         )
 
     def frontends(self, cluster: Cluster, key: Key) -> Mapping[PortName, frozenset[tuple[str, int]]]:

@@ -39,11 +39,20 @@ def digest(key: ChainKey, rules: Rules) -> int:
 
 
 class DesiredPort(NamedTuple):
-    """The rules a service port should have, and how many endpoints it has."""
+    """The rules a service port should have, and how many endpoints it has.
+
+    Endpoint chains of a `reduced` one stay as they are; its rules need no others.
+    """
 
     name: PortName
     rules: PortRules
     endpoints: int
+    reduced: bool = False
+
+    @property
+    def entries(self) -> Entries:
+        """Return the rules in shared chains."""
+        return self.rules.entries
 
 
 class Desired(msgspec.Struct, frozen=True):
@@ -52,16 +61,14 @@ class Desired(msgspec.Struct, frozen=True):
     - `services`: the ports of each Service, by name; none for a Service that should have no rules
     - `shared`: shared chains to render even if no entry in them changes
     - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
-    - `reduced`: Services whose endpoint chains stay as they are; the rules of `services` need no others
     - `most_deleted`: delete about this many unused chains, the rest later; None means all
     """
 
-    services: Mapping[Key, tuple[DesiredPort, ...]]
+    services: "Mapping[Key, tuple[DesiredPort | KeptPort, ...]]"
     options: RuleOptions
     node_port_jumps: Rules
     shared: frozenset[ChainKey] = frozenset()
     ensured: Mapping[str, tuple[str, ...]] = {}
-    reduced: frozenset[Key] = frozenset()
     most_deleted: int | None = None
 
 
@@ -96,6 +103,10 @@ class AppliedPort(msgspec.Struct, frozen=True):
         """Return each own chain."""
         return dict(zip(self.names.split(), map(AppliedChain, self.digests, self.sizes), strict=True))
 
+    def existing_chains(self) -> set[str]:
+        """Return the own chains that the tables hold, with any rules."""
+        return {name for name, kept in zip(self.names.split(), self.digests, strict=True) if kept != ABSENT}
+
     def holding(self, chains: "Mapping[str, AppliedChain]") -> "AppliedPort":
         """Return the port with these own chains."""
         return msgspec.structs.replace(
@@ -106,22 +117,42 @@ class AppliedPort(msgspec.Struct, frozen=True):
         )
 
 
+class KeptPort(NamedTuple):
+    """A service port that keeps its entries in shared chains.
+
+    `chains` are those of its own chains to write nevertheless, of endpoints and groups; `applied` contains them.
+    """
+
+    applied: AppliedPort
+    chains: tuple[Chain, ...] = ()
+
+    @property
+    def name(self) -> PortName:
+        return self.applied.name
+
+    @property
+    def endpoints(self) -> int:
+        return self.applied.endpoints
+
+    @property
+    def entries(self) -> Entries:
+        return self.applied.entries
+
+
 class AppliedChain(NamedTuple):
     """An applied chain that no single service port owns, as a digest.
 
-    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree. Only shared chains of table
-    filter have `entries`, their rules and those of branches below them: old ones stay in force while nat changes.
+    `rules` is their number. `root` is the shared chain above a branch of a dispatch tree.
     """
 
     digest: int
     rules: int
     root: ChainKey | None = None
-    entries: Rules = ()
 
     @classmethod
-    def of(cls, chain: Chain, root: ChainKey | None = None, entries: Rules = ()) -> "AppliedChain":
+    def of(cls, chain: Chain, root: ChainKey | None = None) -> "AppliedChain":
         """Return the applied chain of these rules."""
-        return cls(digest(*chain), len(chain.rules), root, entries)
+        return cls(digest(*chain), len(chain.rules), root)
 
 
 MISSING_CHAIN = AppliedChain(ABSENT, 0)

@@ -2,13 +2,16 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from pykubeproxy.config import Dispatch
+from pykubeproxy.objects import Key
 from pykubeproxy.rules import names, skeleton
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.parse import parse_target
-from pykubeproxy.rules.ruleset import ChainKey, Ruleset
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
 from pykubeproxy.rules.tree import Area, Branch, Tree, build_tree
@@ -29,36 +32,137 @@ _PORT = re.compile(
 # An entry for a UDP service port: with -d for an address, without for a node port.
 _UDP_ENTRY = re.compile(r"(?:-d (\S+)/(?:32|128) )?-p udp .*--dport (\d+) -j KUBE-(?:SVC|SVL|EXT|FW)-")
 _ANY_ADDRESS = ""
+# Names before and after those of all Services.
+_FIRST, _LAST = Key("", ""), Key("~", "")
 
 
 def shared_chain(
     key: ChainKey, ports: Iterable[Entries], node_port_jumps: Rules, dispatch: Dispatch = Dispatch.FLAT
 ) -> Tree:
     """Return the rules of one shared chain; `ports` are the entries of the service ports, sorted by name."""
-    return arranged(key, entries_of(key, ports), node_port_jumps, dispatch)
+    return SharedEntries(key).replacing({_FIRST: rules_in(key, ports)}).arranged(node_port_jumps, dispatch)
 
 
-def entries_of(key: ChainKey, ports: Iterable[Entries]) -> Rules:
-    """Return the rules of service ports in one shared chain, in the order of a flat chain."""
-    rules = [text for entries in ports for chain, rules in entries if chain == key for text in rules]
+def rules_in(key: ChainKey, ports: Iterable[Entries]) -> Rules:
+    """Return the rules of service ports in one shared chain."""
+    return tuple([text for entries in ports for chain, rules in entries if chain == key for text in rules])
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """The entries of one address in a shared chain: of each Service, all in order, and arranged by port if they are many.
+
+    `number` is the address. `destinations` counts ports if the entries have no address.
+    """
+
+    services: tuple[tuple[Key, Rules], ...]
+    rules: Rules
+    tree: Tree
+    number: int
+    destinations: int
+
+
+class SharedEntries(msgspec.Struct, frozen=True):
+    """The entries of all Services in one shared chain, grouped by address.
+
+    Values share the groups in which they do not differ, so replacing some entries costs only what concerns their
+    addresses.
+    """
+
+    key: ChainKey
+    services: Mapping[Key, Rules] = {}
+    groups: Mapping[str, _Group] = {}
+
+    def replacing(self, services: Mapping[Key, Rules]) -> "SharedEntries":
+        """Return the entries with those of these Services instead of theirs."""
+        changed: dict[str, dict[Key, Rules]] = {}
+        for service, rules in services.items():
+            before = self.services.get(service, ())
+            if rules == before:
+                continue
+            now = _by_address(rules)
+            for address in now.keys() | _by_address(before).keys():
+                if address not in changed:
+                    changed[address] = dict(self.groups[address].services) if address in self.groups else {}
+                changed[address].pop(service, None)
+                if address in now:
+                    changed[address][service] = now[address]
+        groups = {
+            **self.groups,
+            **{it: _group(self.key, it, rules) for it, rules in changed.items() if rules},
+        }
+        for address in [it for it, rules in changed.items() if not rules]:
+            del groups[address]
+        left = {service: rules for service, rules in {**self.services, **services}.items() if rules}
+        return SharedEntries(self.key, left, groups)
+
+    def lost(self, applied: "SharedEntries") -> Rules:
+        """Return the applied entries that are not among these."""
+        return tuple(
+            text
+            for address, group in applied.groups.items()
+            if group is not (now := self.groups.get(address))
+            for text in without(group.rules, now.rules if now else ())
+        )
+
+    def with_lost(self, lost: Rules) -> "SharedEntries":
+        """Return the entries with lost ones behind them."""
+        return self.replacing({_LAST: lost})
+
+    def arranged(self, node_port_jumps: Rules, dispatch: Dispatch) -> Tree:
+        """Arrange the entries, flat or as a tree, before the jumps to node ports."""
+        made = self._tree() if self._needs_tree(dispatch) else Tree(self._flat(), ())
+        if self.key == skeleton.NAT_SERVICES:
+            return Tree((*made.root, *node_port_jumps), made.chains)
+        return made
+
+    def _needs_tree(self, dispatch: Dispatch) -> bool:
+        if dispatch is not Dispatch.AUTO:
+            return dispatch is Dispatch.TREE
+        groups = self.groups.values()
+        return (
+            sum(group.destinations for group in groups) > TREE_ABOVE
+            or sum(len(group.rules) for group in groups) > _TREE_ABOVE_RULES
+        )
+
+    def _flat(self) -> Rules:
+        return _ordered(self.key, (self.services[service] for service in sorted(self.services)))
+
+    def _tree(self) -> Tree:
+        """Dispatch by address, then rules without an address by port."""
+        groups = dict(self.groups)
+        others = groups.pop(_ANY_ADDRESS).tree if _ANY_ADDRESS in groups else Tree((), ())
+        width = 128 if any(":" in address for address in groups) else 32
+        entries = {group.number: group.tree.root for group in groups.values()}
+        addresses = build_tree(entries, width, _address_branch(self.key))
+        below = [chain for group in groups.values() for chain in group.tree.chains]
+        return Tree((*addresses.root, *others.root), (*below, *addresses.chains, *others.chains))
+
+
+def _group(key: ChainKey, address: str, services: Mapping[Key, Rules]) -> _Group:
+    """Group entries of one address. Arrange those without an address by port.
+
+    In table filter, also arrange the many rules of one address by port. Table nat has no jumps left for that, see
+    `tree.LEVELS`.
+    """
+    ordered = tuple((service, services[service]) for service in sorted(services))
+    rules = _ordered(key, (rules for _, rules in ordered))
+    if address == _ANY_ADDRESS:
+        by_port = _by_port(rules)
+        tree = _port_tree(key, address, by_port)
+        return _Group(ordered, rules, tree, 0, sum(map(len, by_port.values())))
+    tree = Tree(rules, ())
+    if key.table == "filter" and len(rules) > PORTS_LEAF:
+        tree = _port_tree(key, address, _by_port(rules), PORTS_LEAF)
+    return _Group(ordered, rules, tree, int(ipaddress.ip_address(address.partition("/")[0])), 1)
+
+
+def _ordered(key: ChainKey, rules: Iterable[Rules]) -> Rules:
+    """Return the rules of Services, in order of their names, in the order of a flat chain."""
+    found = [text for some in rules for text in some]
     if key == skeleton.NAT_SERVICES:
         # Cluster IPs go first: no Service may hijack one as its external IP (CVE-2020-8554).
-        rules.sort(key=_is_no_cluster_ip)
-    return tuple(rules)
-
-
-def arranged(key: ChainKey, rules: Rules, node_port_jumps: Rules, dispatch: Dispatch) -> Tree:
-    """Arrange these entries of one shared chain, flat or as a tree, before the jumps to node ports."""
-    made = Tree(rules, ())
-    if dispatch is not Dispatch.FLAT:
-        by_address = _by_address(rules)
-        by_port = _by_port(by_address.pop(_ANY_ADDRESS, ()))
-        destinations = len(by_address) + sum(map(len, by_port.values()))
-        if destinations > TREE_ABOVE or len(rules) > _TREE_ABOVE_RULES or dispatch is Dispatch.TREE:
-            made = _tree(key, by_address, by_port)
-    if key == skeleton.NAT_SERVICES:
-        return Tree((*made.root, *node_port_jumps), made.chains)
-    return made
+        found.sort(key=_is_no_cluster_ip)
+    return tuple(found)
 
 
 def with_branches(live: Ruleset, key: ChainKey) -> Mapping[ChainKey, Rules]:
@@ -78,14 +182,15 @@ def _is_no_cluster_ip(text: str) -> bool:
     return ' cluster IP" ' not in text
 
 
-def _by_address(rules: Rules) -> dict[str, list[str]]:
+def _by_address(rules: Rules) -> dict[str, Rules]:
     """Group rules by their single destination address, such as "10.96.0.1/32"; `_ANY_ADDRESS` if they have none."""
     groups: dict[str, list[str]] = {}
     for text in rules:
         address = text[3 : text.index(" ", 3)] if text.startswith("-d ") else _ANY_ADDRESS
         is_single = address.endswith("/128" if ":" in address else "/32")
         groups.setdefault(address if is_single else _ANY_ADDRESS, []).append(text)
-    return groups
+    # Most Services have one address.
+    return {address: rules if len(groups) == 1 else tuple(texts) for address, texts in groups.items()}
 
 
 def _by_port(rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
@@ -98,29 +203,6 @@ def _by_port(rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
     return {
         protocol: {port: tuple(texts) for port, texts in ports.items()} for protocol, ports in groups.items()
     }
-
-
-def _tree(
-    key: ChainKey, by_address: Mapping[str, Sequence[str]], by_port: Mapping[str, Mapping[int, Rules]]
-) -> Tree:
-    """Dispatch by address, then rules without an address by port.
-
-    In table filter, also dispatch the many rules of one address by port. Table nat has no jumps left for that, see
-    `tree.LEVELS`.
-    """
-    chains: list[tuple[str, Rules]] = []
-    entries: dict[int, Rules] = {}
-    for address, rules in by_address.items():
-        entry = tuple(rules)
-        if key.table == "filter" and len(rules) > PORTS_LEAF:
-            below = _port_tree(key, address, _by_port(rules), PORTS_LEAF)
-            entry = below.root
-            chains += below.chains
-        entries[int(ipaddress.ip_address(address.partition("/")[0]))] = entry
-    width = 128 if any(":" in address for address in by_address) else 32
-    addresses = build_tree(entries, width, _address_branch(key))
-    ports = _port_tree(key, _ANY_ADDRESS, by_port)
-    return Tree((*addresses.root, *ports.root), (*chains, *addresses.chains, *ports.chains))
 
 
 def _port_tree(

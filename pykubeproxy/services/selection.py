@@ -1,14 +1,20 @@
 """Resolve service ports to the endpoints this node uses, by readiness, termination, hints and traffic policy."""
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
 from pykubeproxy.objects import Endpoint, Family, Key
 from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.endpoints import ResolvedEndpoint, Skipped, resolve_endpoints, slice_ports
-from pykubeproxy.services.ports import ReservedAddresses, ServicePort, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import (
+    PortName,
+    ReservedAddresses,
+    ServicePort,
+    ServiceSkipReason,
+    service_ports,
+)
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
@@ -206,14 +212,20 @@ def resolve_ports(
     allow_external_ips: bool = True,
     reserved: ReservedAddresses | None = None,
     unkept_lists: int = 0,
+    only: Container[PortName] | None = None,
 ) -> tuple[ResolvedPort, ...]:
     """Return the resolved ports of one Service in one family; none if the Service is missing or skipped.
 
-    See `service_ports` for the last three arguments.
+    `only`: return just these ports. See `service_ports` for the three arguments before.
     """
     service = cluster.service(key)
     if service is None:
         return ()
+    if only is not None:
+        chosen = tuple(
+            port for port in service.ports if PortName(*key, port.name, port.protocol.value) in only
+        )
+        service = msgspec.structs.replace(service, ports=chosen)
     ports = service_ports(service, family, allow_external_ips, reserved, unkept_lists)
     if isinstance(ports, ServiceSkipReason):
         return ()

@@ -65,13 +65,19 @@ class Quarantine:
         return reject_rules(port.port, options) if quarantined.rejects_clients else note_rules(port.port)
 
     def resolved(
-        self, services: Mapping[Key, Collection[ResolvedPort]], oversized: Mapping[Key, Oversized]
+        self,
+        services: Mapping[Key, Collection[ResolvedPort]],
+        oversized: Mapping[Key, Oversized],
+        kept: Collection[PortName] = frozenset(),
     ) -> None:
-        """Release the ports of these Services that no longer exist, and note which Services are too large."""
+        """Release the ports of these Services that no longer exist, and note which Services are too large.
+
+        `kept` ports exist too.
+        """
         names = {port.port.name for ports in services.values() for port in ports}
 
         def exists(name: PortName) -> bool:
-            return name in names or name.service_key not in services
+            return name in names or name in kept or name.service_key not in services
 
         self._rejected = {name: port for name, port in self._rejected.items() if exists(name)}
         self._keep_undecided(exists)
@@ -169,9 +175,9 @@ class Quarantine:
         }
         return True
 
-    def served(self, services: Container[Key]) -> None:
-        """Forget what a search found about ports of these Services that are served now."""
-        self._keep_undecided(lambda name: name in self._rejected or name.service_key not in services)
+    def served(self, ports: Container[PortName]) -> None:
+        """Forget what a search found about these ports if they are served now."""
+        self._keep_undecided(lambda name: name in self._rejected or name not in ports)
 
     def _keep_undecided(self, keeps: Callable[[PortName], bool]) -> None:
         self._undecided = tuple(

@@ -8,17 +8,22 @@ from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
-from pykubeproxy.services.ports import PortName, ServiceSkipReason, service_ports
+from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip
 from pykubeproxy.services.size import count_pairs, oversized
 
 # The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
 # for others to notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
+# A port with more pairs to write in its turn writes only so many of its chains of endpoints and groups, then takes another.
+PORT_PAIRS = 5000
 # How many unused chains one sync deletes; on legacy all, because any change replaces the whole table.
 MOST_DELETED = 5000
 # How many times more pairs a turn has on legacy, for the same reason. Beside 60,000 pairs, a commit takes 1.0 s, that of
 # a turn 0.4 s more; with 20,000 pairs, 0.8 s more.
 LEGACY_FACTOR = 2
+
+# Service ports that wait for a turn, by Service, in the order of turns.
+Waiting = dict[Key, dict[PortName, None]]
 
 
 def must_wait(
@@ -44,27 +49,37 @@ def must_wait(
     return waiting
 
 
-def next_turn(
-    cluster: Cluster, deferred: Collection[Key], context: RuleContext, limit: int
-) -> frozenset[Key]:
-    """Return the deferred Services whose turn is next, all of one namespace: at least one, up to `limit` pairs."""
-    turn: list[Key] = []
-    pairs = 0
-    for key in deferred:
-        if turn and pairs >= limit:
-            break
-        if not turn or key.namespace == turn[0].namespace:
-            pairs += count_pairs(cluster, key, context.options.family)
-            if not turn or pairs <= limit:
-                turn.append(key)
+def next_turn(cluster: Cluster, waiting: Waiting, context: RuleContext, limit: int) -> frozenset[PortName]:
+    """Return the waiting ports whose turn is next, all of one namespace: at least one, up to about `limit` pairs."""
+    turn: list[PortName] = []
+    left = float(limit)
+    for key, ports in waiting.items():
+        if turn and key.namespace != turn[0].namespace:
+            continue
+        service = cluster.service(key)
+        count = len(service.ports) if service else 0
+        each = count_pairs(cluster, key, context.options.family) / max(1, count)
+        for name in ports:
+            if turn and left < each:
+                return frozenset(turn)
+            turn.append(name)
+            left -= each
     return frozenset(turn)
+
+
+def port_names(cluster: Cluster, service: Key) -> list[PortName]:
+    """Return the names of the ports of a Service; none if there is no such Service."""
+    found = cluster.service(service)
+    return [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
 
 
 def has_rules(live: Ruleset, cluster: Cluster, service: Key) -> bool:
     """Return whether the tables hold rules of a Service that an earlier agent wrote, maybe for other ports."""
-    found = cluster.service(service)
-    ports = [PortName(*service, port.name, port.protocol.value) for port in found.ports] if found else []
-    chains = (chain for port in ports for chain in (names.cluster_chain(port), names.local_chain(port)))
+    chains = (
+        chain
+        for port in port_names(cluster, service)
+        for chain in (names.cluster_chain(port), names.local_chain(port))
+    )
     if any(ChainKey("nat", chain) in live.chains for chain in chains):
         return True
     comments = f'"{service}:', f'"{service} '
@@ -75,4 +90,4 @@ def _is_served(cluster: Cluster, key: Key, context: RuleContext) -> bool:
     service = cluster.service(key)
     if service is None:
         return False
-    return not isinstance(service_ports(service, context.options.family), ServiceSkipReason)
+    return not isinstance(cluster_ip(service, context.options.family), ServiceSkipReason)

@@ -5,11 +5,12 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 import msgspec
 
 from pykubeproxy.agent.quarantine.quarantine import Quarantine
+from pykubeproxy.agent.sync.large import port_names
 from pykubeproxy.objects import Key
 from pykubeproxy.rules import names
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext
-from pykubeproxy.rules.digests import AppliedPort, DesiredPort
+from pykubeproxy.rules.digests import AppliedPort, DesiredPort, KeptPort
 from pykubeproxy.rules.options import LARGE_CLUSTER_ENDPOINTS
 from pykubeproxy.rules.service import reject_service
 from pykubeproxy.services.cluster import Cluster
@@ -21,29 +22,36 @@ from pykubeproxy.services.size import Oversized
 class Resolution(msgspec.Struct, frozen=True):
     """The ports of the Services to render, by name, and the context of their rules.
 
-    `oversized` are those of the Services that are too large to be served; they have no ports here. `reduced` Services
-    have only endpoints whose chains exist.
+    `oversized` are those of the Services that are too large to be served; they have no ports here. Nor have `kept` ports,
+    which stay as they are. `reduced` ports have only endpoints whose chains exist.
     """
 
     services: Mapping[Key, tuple[ResolvedPort, ...]]
     oversized: Mapping[Key, Oversized]
-    reduced: frozenset[Key]
+    kept: frozenset[PortName]
+    reduced: frozenset[PortName]
     context: RuleContext
 
     def ports(self) -> tuple[ResolvedPort, ...]:
-        """Return all service ports."""
+        """Return the service ports to render."""
         return tuple(port for ports in self.services.values() for port in ports)
 
-    def desired(self, quarantine: Quarantine) -> dict[Key, tuple[DesiredPort, ...]]:
+    def desired(
+        self, quarantine: Quarantine, applied: AppliedState
+    ) -> dict[Key, tuple[DesiredPort | KeptPort, ...]]:
         """Return the rules of all service ports, or what replaces them in quarantine."""
         options = self.context.options
-        desired = {
-            key: tuple(
-                DesiredPort(port.port.name, quarantine.rules(port, options), len(port.selection.verdicts))
-                for port in ports
-            )
-            for key, ports in self.services.items()
-        }
+        desired: dict[Key, tuple[DesiredPort | KeptPort, ...]] = {}
+        for key, ports in self.services.items():
+            found: dict[PortName, DesiredPort | KeptPort] = {
+                port.name: KeptPort(port) for port in applied.ports(key) if port.name in self.kept
+            }
+            for port in ports:
+                name, endpoints = port.port.name, len(port.selection.verdicts)
+                found[name] = DesiredPort(
+                    name, quarantine.rules(port, options), endpoints, name in self.reduced
+                )
+            desired[key] = tuple(found[name] for name in sorted(found))
         for key, it in self.oversized.items():
             rules = reject_service(key, it.cluster_ip, options)
             desired[key] = (DesiredPort(whole_service(key), rules, 0),)
@@ -51,7 +59,8 @@ class Resolution(msgspec.Struct, frozen=True):
 
     def gone(self, applied: AppliedState) -> tuple[PortName, ...]:
         """Return the service ports that had rules and no longer exist."""
-        names = {port.port.name for port in self.ports()} | set(map(whole_service, self.oversized))
+        names = {port.port.name for port in self.ports()} | self.kept
+        names |= set(map(whole_service, self.oversized))
         return tuple(
             port.name for key in self.services for port in applied.ports(key) if port.name not in names
         )
@@ -62,29 +71,35 @@ def resolve(
     keys: Collection[Key],
     applied: AppliedState,
     context: RuleContext,
-    reduced: Mapping[Key, Container[str]],
+    portions: Mapping[Key, Mapping[PortName, Container[str] | None]],
 ) -> Resolution:
     """Resolve these Services. Set the option `large_cluster` by the number of all endpoints.
 
-    `reduced` has the Services that may use only endpoint chains that exist, and the names of these chains.
+    Of a Service in `portions`, only the given ports are rendered. Those with chains may use only these endpoint chains.
     """
     services: dict[Key, tuple[ResolvedPort, ...]] = {}
     too_large: dict[Key, Oversized] = {}
+    kept: set[PortName] = set()
+    reduced: set[PortName] = set()
     for key in keys:
-        found = context.resolve(cluster, key)
+        portion = portions.get(key)
+        found = context.resolve(cluster, key, portion)
         if isinstance(found, Oversized):
             services[key], too_large[key] = (), found
         else:
             services[key] = _by_name(found)
-        if key in reduced:
-            services[key] = tuple(_reduced(services[key], applied.ports(key), reduced[key]))
-    before = sum(port.endpoints for key in keys for port in applied.ports(key))
+        if portion is not None:
+            kept.update(name for name in port_names(cluster, key) if name not in portion)
+            chains = {name: chains for name, chains in portion.items() if chains is not None}
+            reduced |= chains.keys()
+            services[key] = tuple(_reduced(services[key], applied.ports(key), chains))
+    before = sum(port.endpoints for key in keys for port in applied.ports(key) if port.name not in kept)
     now = sum(len(port.selection.verdicts) for ports in services.values() for port in ports)
     large = applied.endpoints() - before + now > LARGE_CLUSTER_ENDPOINTS
-    options = msgspec.structs.replace(context.options, large_cluster=large)
-    return Resolution(
-        services, too_large, frozenset(reduced), msgspec.structs.replace(context, options=options)
+    context = msgspec.structs.replace(
+        context, options=msgspec.structs.replace(context.options, large_cluster=large)
     )
+    return Resolution(services, too_large, frozenset(kept), frozenset(reduced), context)
 
 
 def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tuple[ResolvedPort, ...]:
@@ -94,12 +109,16 @@ def resolve_service(cluster: Cluster, service: Key, context: RuleContext) -> tup
 
 
 def _reduced(
-    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], chains: Container[str]
+    ports: Iterable[ResolvedPort], applied: Iterable[AppliedPort], allowed: Mapping[PortName, Container[str]]
 ) -> Iterator[ResolvedPort]:
-    """Yield ports with only those endpoints that have one of these chains; omit new ports without any."""
+    """Yield ports; those in `allowed` with only the endpoints that have one of these chains, or not if new without any."""
     known = {port.name for port in applied}
     for resolved in ports:
         name, selection = resolved.port.name, resolved.selection
+        if name not in allowed:
+            yield resolved
+            continue
+        chains = allowed[name]
         kept = {it.target for it in selection.reachable if names.endpoint_chain(name, it.target) in chains}
         if kept or name in known:
             used = {it.target for it in selection.reachable}

@@ -3,7 +3,7 @@
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 import msgspec
 
@@ -14,6 +14,7 @@ from pykubeproxy.agent.quarantine.quarantine import Quarantine
 from pykubeproxy.agent.quarantine.quarantined import Quarantined
 from pykubeproxy.agent.sync import large
 from pykubeproxy.agent.sync.fallback import Fallback
+from pykubeproxy.agent.sync.large import Waiting
 from pykubeproxy.agent.sync.report import SyncReport
 from pykubeproxy.agent.sync.resolution import Resolution, resolve, resolve_service
 from pykubeproxy.agent.sync.write import SyncFailed, Written, write_update
@@ -23,7 +24,7 @@ from pykubeproxy.rules import drift as rule_drift
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.applied import AppliedState
 from pykubeproxy.rules.context import RuleContext, api_servers_of
-from pykubeproxy.rules.digests import Desired
+from pykubeproxy.rules.digests import Desired, DesiredPort
 from pykubeproxy.rules.dispatch import udp_frontends
 from pykubeproxy.rules.drift import Drift
 from pykubeproxy.rules.ownership import ensured_lines, served_chains
@@ -63,12 +64,12 @@ class FamilyTables:
         self._needs_resync = True
         # Services with drift: they do not wait.
         self._drifted: set[Key] = set()
-        # Services that wait for `sync_deferred`, in the order of their turns.
-        self._deferred: dict[Key, None] = {}
+        # Services and their ports that wait for `sync_deferred`, in the order of their turns.
+        self._deferred: Waiting = {}
         # Those of them whose rules `sync_losses` must reduce.
-        self._losing: dict[Key, None] = {}
-        # What the applied rules of larger Services expose (see `exposure`).
-        self._exposed: dict[Key, array[int]] = {}
+        self._losing: Waiting = {}
+        # What the applied rules of ports of larger Services expose at most (see `exposure`).
+        self._exposed: dict[PortName, array[int]] = {}
         self._turn_failed = self._failed = False
         # A list arrived: small Services do not wait.
         self._listed = False
@@ -78,6 +79,11 @@ class FamilyTables:
     def on_progress(self, progress: Callable[[], None]) -> None:
         """Call this function after each step of a sync, such as each chunk that was written."""
         self._progress = self.quarantine.progress = progress
+
+    @property
+    def _factor(self) -> int:
+        """Return how many times more pairs a turn has than on nft."""
+        return large.LEGACY_FACTOR if self._chains_per_block is None else 1
 
     @property
     def needs_resync(self) -> bool:
@@ -107,8 +113,8 @@ class FamilyTables:
 
     @property
     def deferred(self) -> int:
-        """Return how many Services wait for `sync_deferred`; unused chains that wait count as one."""
-        return len(self._deferred) + self._applied.has_unused_chains()
+        """Return how many service ports wait for `sync_deferred`; unused chains that wait count as one."""
+        return sum(map(len, self._deferred.values())) + self._applied.has_unused_chains()
 
     @property
     def has_losses(self) -> bool:
@@ -162,24 +168,25 @@ class FamilyTables:
         return self._sync(cluster, context)
 
     def sync_losses(self, cluster: Cluster, context: RuleContext) -> SyncReport:
-        """Remove what some waiting Services have lost from their rules. Take turns and raise as `sync_deferred` does."""
+        """Remove what some waiting ports have lost from their rules. Take turns and raise as `sync_deferred` does."""
         return self._sync(cluster, context, reduce=self._take_turn(self._losing, cluster, context))
 
     def sync_deferred(self, cluster: Cluster, context: RuleContext) -> SyncReport:
-        """Sync some waiting Services and delete some unused chains; namespaces take turns. Raises as `sync` does."""
+        """Sync some waiting ports and delete some unused chains; namespaces take turns. Raises as `sync` does."""
         return self._sync(cluster, context, turn=self._take_turn(self._deferred, cluster, context))
 
-    def _take_turn(self, queue: dict[Key, None], cluster: Cluster, context: RuleContext) -> frozenset[Key]:
-        """Return the Services whose turn it is, of one namespace. After a failed turn, Services are alone.
+    def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
+        """Return the service ports whose turn it is, of one namespace. After a failed turn, ports are alone.
 
         They move to the end of the queue: if their sync fails, they must not keep others waiting.
         """
-        limit = large.LARGE_PAIRS * (large.LEGACY_FACTOR if self._chains_per_block is None else 1)
+        limit = large.LARGE_PAIRS * self._factor
         turn = large.next_turn(cluster, queue, context, 0 if self._turn_failed else limit)
-        namespaces = {key.namespace for key in turn}
-        order = sorted(queue, key=lambda key: (key.namespace in namespaces, key in turn))
-        queue.clear()
-        queue.update(dict.fromkeys(order))
+        services = {name.service_key for name in turn}
+        namespaces = {key.namespace for key in services}
+        for key in sorted(queue, key=lambda key: (key.namespace in namespaces, key in services)):
+            ports = queue.pop(key)
+            queue[key] = dict.fromkeys(sorted(ports, key=turn.__contains__))
         return turn
 
     def retry_quarantined(self, cluster: Cluster, ports: Collection[PortName]) -> Split:
@@ -204,8 +211,8 @@ class FamilyTables:
         self,
         cluster: Cluster,
         context: RuleContext,
-        turn: frozenset[Key] = frozenset(),
-        reduce: frozenset[Key] = frozenset(),
+        turn: frozenset[PortName] = frozenset(),
+        reduce: frozenset[PortName] = frozenset(),
     ) -> SyncReport:
         failed, self._failed = self._failed, True
         if turn or reduce:
@@ -223,11 +230,11 @@ class FamilyTables:
         self,
         cluster: Cluster,
         context: RuleContext,
-        turn: frozenset[Key],
-        reduce: frozenset[Key],
+        turn: frozenset[PortName],
+        reduce: frozenset[PortName],
         failed: bool,
     ) -> SyncReport | None:
-        """Sync once, with the waiting Services whose `turn` it is, and those whose rules to `reduce`.
+        """Sync once, with the waiting ports whose `turn` it is, and those whose rules to `reduce`.
 
         `failed`: the last sync failed. Return None if iptables rejected rules that the next attempt omits.
         """
@@ -239,9 +246,12 @@ class FamilyTables:
         live = self._adopt_live_tables() if full else None
         stopwatch.lap("read")
         resolution = self._resolve(cluster, context, live, turn, reduce, failed)
-        self.quarantine.resolved(resolution.services, resolution.oversized)
+        self.quarantine.resolved(resolution.services, resolution.oversized, resolution.kept)
         stopwatch.lap("resolve")
         desired = self._desired(resolution, live)
+        growing: frozenset[PortName] = frozenset()
+        if len(turn) == 1:
+            desired, growing = self._growing(desired, turn)
         update = self._applied.update_to(desired)
         stopwatch.lap("compare")
         try:
@@ -257,12 +267,16 @@ class FamilyTables:
         stopwatch.lap("restore")
         gone = resolution.gone(self._applied)
         self._applied = self._applied.after(update, written.ports, written.deleted)
-        self.quarantine.served(resolution.services)
-        self._note_exposure(cluster, resolution)
-        for key in resolution.services:
-            self._losing.pop(key, None)
-            if key not in resolution.reduced:
-                self._deferred.pop(key, None)
+        self.quarantine.served(frozenset(port.port.name for port in resolution.ports()) - growing)
+        self._note_exposure(cluster, resolution, (*gone, *growing))
+        for queue, left in (
+            (self._losing, resolution.kept | growing),
+            (self._deferred, resolution.kept | growing | resolution.reduced),
+        ):
+            for key in queue.keys() & resolution.services.keys():
+                queue[key] = {name: None for name in queue[key] if name in left}
+                if not queue[key]:
+                    del queue[key]
         report = self._report(resolution, gone, live, desired, written, stopwatch.laps)
         self._context, self._drift, self._needs_resync = resolution.context, None, False
         self._listed = False
@@ -280,15 +294,18 @@ class FamilyTables:
         cluster: Cluster,
         context: RuleContext,
         live: Ruleset | None,
-        turn: frozenset[Key],
-        reduce: frozenset[Key],
+        turn: frozenset[PortName],
+        reduce: frozenset[PortName],
         failed: bool,
     ) -> Resolution:
-        """Resolve the dirty Services, those whose `turn` it is, and reduced ones; others that must wait stay as they are.
+        """Resolve the dirty Services, the ports whose `turn` it is, and those to `reduce`; others that wait stay.
 
         Resolve all Services of this family in a full sync, which has read the `live` tables.
         """
-        keys = self._dirty | turn | reduce
+        portions: dict[Key, dict[PortName, Container[str] | None]] = {}
+        for name in turn | reduce:
+            portions.setdefault(name.service_key, {})[name] = None if name in turn else ()
+        keys = self._dirty | portions.keys()
         if live is not None:
             quarantined = {port.port_name.service_key for port in self.quarantine.all()}
             present = {service.key for service in cluster.services() if self.family in families_of(service)}
@@ -297,28 +314,33 @@ class FamilyTables:
         changed: Collection[Key] = () if self._context is None or self._listed else self._dirty
         waiting = large.must_wait(
             cluster,
-            keys - turn - (set() if failed else self._drifted),
+            keys - (set() if failed else self._drifted),
             changed,
-            self._deferred.keys() | reduce,
+            self._deferred.keys(),
             context,
         )
         # An earlier agent or a failed sync may have written rules that the applied state does not know.
         served = served_chains(live) if live is not None and failed else frozenset()
-        reduced: dict[Key, Container[str]] = {}
         for key in sorted(waiting):
-            known = bool(self._applied.ports(key))
-            if key in reduce:
-                reduced[key] = self._applied.existing_chains(key)
-            elif live is not None and not known and failed:
-                reduced[key] = served
-            elif live is not None and self._is_damaged(cluster, key, live) and not failed:
+            known = [port.name for port in self._applied.ports(key)]
+            if live is not None and not failed and self._is_damaged(cluster, key, live):
                 waiting.discard(key)
-            elif known and self._loses(cluster, key, live):
-                self._losing[key] = None
+                continue
+            if lost := self._lost(cluster, key, live):
+                self._losing[key] = {**self._losing.get(key, {}), **dict.fromkeys(lost)}
                 # Another Service may have the address or node port now.
                 self._dirty_chains |= self._applied.withdraw(key, context.frontends(cluster, key))
-        self._deferred |= dict.fromkeys(sorted(waiting))
-        return resolve(cluster, keys - waiting | reduced.keys(), self._applied, context, reduced)
+            if key in self._dirty or live is not None:
+                names = [*known, *large.port_names(cluster, key)]
+                self._deferred[key] = {**self._deferred.get(key, {}), **dict.fromkeys(names)}
+                if live is not None and failed and not known:
+                    portions[key] = {**dict.fromkeys(names, served), **portions.get(key, {})}
+        for key in portions.keys() & waiting:
+            for port in self._applied.ports(key):
+                if port.name in reduce:
+                    portions[key][port.name] = port.existing_chains()
+        portions = {key: portion for key, portion in portions.items() if key in waiting}
+        return resolve(cluster, keys - waiting | portions.keys(), self._applied, context, portions)
 
     def _is_damaged(self, cluster: Cluster, service: Key, live: Ruleset) -> bool:
         """Return whether chains of a Service are missing, or its rules are unknown after a start."""
@@ -326,24 +348,35 @@ class FamilyTables:
             return self._applied.misses_chains(service)
         return self._context is None and large.has_rules(live, cluster, service)
 
-    def _loses(self, cluster: Cluster, service: Key, live: Ruleset | None) -> bool:
-        """Return whether the rules that a Service keeps expose what it may have lost."""
-        if live is not None and not self._applied.keep(service, live):
-            return True
-        exposed = self._exposed.get(service)
-        return service in self._dirty and (
-            exposed is None or not exposure(cluster, service, self.family).issuperset(exposed)
-        )
+    def _lost(self, cluster: Cluster, service: Key, live: Ruleset | None) -> list[PortName]:
+        """Return the ports of a Service whose rules expose what it may have lost."""
+        names = [port.name for port in self._applied.ports(service)]
+        if live is not None and names and not self._applied.keep(service, live):
+            return names
+        if not names or service not in self._dirty:
+            return []
+        now = exposure(cluster, service, self.family)
+        # Ports that were synced together share what they expose.
+        exposed = {id(it): it for name in names if (it := self._exposed.get(name)) is not None}
+        fine = {number for number, it in exposed.items() if now.issuperset(it)}
+        return [name for name in names if id(self._exposed.get(name)) not in fine]
 
-    def _note_exposure(self, cluster: Cluster, resolution: Resolution) -> None:
-        """Remember what the rules of larger Services expose now."""
+    def _note_exposure(self, cluster: Cluster, resolution: Resolution, others: Iterable[PortName]) -> None:
+        """Remember what the rules of ports of larger Services expose now; forget it of `others`."""
         for key, ports in resolution.services.items():
-            before = self._exposed.pop(key, None)
-            if sum(len(port.selection.verdicts) for port in ports) >= _FEW_ENDPOINTS:
-                now = exposure(cluster, key, self.family)
-                if key in resolution.reduced and before is not None:
-                    now = now.intersection(before)
-                self._exposed[key] = array("q", now)
+            is_large = sum(port.endpoints for port in self._applied.ports(key)) >= _FEW_ENDPOINTS
+            now = exposure(cluster, key, self.family) if is_large else frozenset[int]()
+            shared: dict[int, array[int]] = {}
+            for name in (port.port.name for port in ports):
+                before = self._exposed.pop(name, None)
+                if is_large:
+                    before = before if name in resolution.reduced else None
+                    if id(before) not in shared:
+                        found = now if before is None else now.intersection(before)
+                        shared[id(before)] = array("q", found)
+                    self._exposed[name] = shared[id(before)]
+        for name in others:
+            self._exposed.pop(name, None)
 
     def _desired(self, resolution: Resolution, live: Ruleset | None) -> Desired:
         """Return the rules to write; `live` are the tables that a full sync has read."""
@@ -359,14 +392,28 @@ class FamilyTables:
             self._chains_per_block is None or self._context is None or self._listed or self._drift is not None
         )
         return Desired(
-            services=resolution.desired(self.quarantine),
+            services=resolution.desired(self.quarantine, self._applied),
             options=options,
             node_port_jumps=jumps,
             shared=frozenset(shared),
             ensured=ensured,
-            reduced=resolution.reduced,
             most_deleted=None if at_once else large.MOST_DELETED,
         )
+
+    def _growing(self, desired: Desired, turn: frozenset[PortName]) -> tuple[Desired, frozenset[PortName]]:
+        """Let ports that are too large for one turn write only some of their chains. Return these ports too."""
+        parts = {
+            port.name: part
+            for key in {name.service_key for name in turn}
+            for port in desired.services.get(key, ())
+            if port.name in turn and isinstance(port, DesiredPort)
+            if (part := self._applied.growing(port, large.PORT_PAIRS * self._factor))
+        }
+        services = {
+            key: tuple(parts.get(port.name, port) for port in ports)
+            for key, ports in desired.services.items()
+        }
+        return msgspec.structs.replace(desired, services=services), frozenset(parts)
 
     def _isolate(self, failure: SyncFailed, resolution: Resolution, desired: Desired) -> bool:
         """Quarantine the service ports that caused a failure. Return whether there were any. Raises SyncFailed."""

@@ -7,7 +7,7 @@ from pykubeproxy.agent.quarantine.bisect import owner_of_line
 from pykubeproxy.kernel import KernelError, Rejected, Tables
 from pykubeproxy.rules.applied import Update
 from pykubeproxy.rules.blocks import Chunk, chunks
-from pykubeproxy.rules.digests import AppliedPort
+from pykubeproxy.rules.digests import AppliedPort, DesiredPort
 from pykubeproxy.rules.drift import NO_DRIFT, Drift, DriftCounter, DriftReport
 from pykubeproxy.rules.ruleset import ChainKey
 
@@ -70,7 +70,8 @@ def write_update(
                 written.add(chunk)
                 progress()
     except KernelError as error:
-        ports = {port.name: port.rules for ports in update.desired.services.values() for port in ports}
-        service = owner_of_line(error.line, ports) if isinstance(error, Rejected) else ""
+        ports = (port for ports in update.desired.services.values() for port in ports)
+        rules = {port.name: port.rules for port in ports if isinstance(port, DesiredPort)}
+        service = owner_of_line(error.line, rules) if isinstance(error, Rejected) else ""
         raise SyncFailed(error, service) from error
     return written

@@ -32,6 +32,7 @@ def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Four ports alone make a Service large.
         patch.setattr(large, "LARGE_PAIRS", 3)
+        patch.setattr(large, "PORT_PAIRS", 1)
         patch.setattr(large, "MOST_DELETED", 4)
         yield
 

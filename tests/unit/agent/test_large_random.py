@@ -32,6 +32,7 @@ REPAIRED = ("drop a rule", "reverse", "flush", "delete", "flush table")
 def low_thresholds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large, "LARGE_PAIRS", 3)
+        patch.setattr(large, "PORT_PAIRS", 1)
         patch.setattr(large, "MOST_DELETED", 2)
         patch.setattr(resolution, "LARGE_CLUSTER_ENDPOINTS", 12)
         yield

@@ -1,6 +1,7 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
 import contextlib
+from collections.abc import Callable
 
 import click
 import msgspec
@@ -290,10 +291,11 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
     assert node.tables.deferred == 1
 
 
-def test_a_large_service_that_fails_halfway_does_not_stop_others() -> None:
+def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 6)
     node = Node()
-    ports = (Port("a", Protocol.TCP, 80), Port("b", Protocol.TCP, 81))
+    ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate("abc"))
     made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
     targets = tuple(EndpointPort(port.name, Protocol.TCP, 8080 + port.port) for port in ports)
     first, grown = (
@@ -313,20 +315,28 @@ def test_a_large_service_that_fails_halfway_does_not_stop_others() -> None:
 
     node.live.restore = fail  # type: ignore[method-assign]
     node.sync(Updated(slice_of(service="small")), grown)
-    for _ in range(3):
-        with pytest.raises(SyncFailed):
-            node.turn()
+    outcomes = []
+    for _ in range(6):
+        try:
+            outcomes.append(bool(node.turn()))
+        except SyncFailed:
+            outcomes.append(False)
         assert "10.244.2.3:8160" in node.targets()
-        assert node.sync(*SMALL).full
+        assert node.sync(*SMALL).full is not outcomes[-1]
         assert node.live.save().chains[skeleton.FILTER_SERVICES] == ()
         assert "10.244.1.5:8080" in node.targets()
         node.sync(Updated(slice_of(service="small")))
-    # A dead endpoint leaves the port that can be written; the other one keeps failing, and stops nobody.
+    # After a failure, each port has a turn of its own.
+    assert outcomes == [False, True, False, True, False, False]
+    assert node.targets() >= {"10.244.2.3:8160", "10.244.2.3:8162"}
+    # A dead endpoint leaves the ports that can be written; the other one keeps failing, and stops nobody.
     node.sync(*SMALL, Updated(msgspec.structs.replace(grown.object, endpoints=grown.object.endpoints[1:])))
-    with pytest.raises(SyncFailed):
-        node.lose()
-    node.sync(*SMALL)
-    assert "10.244.1.5:8080" in node.targets()
+    for _ in range(4):
+        with contextlib.suppress(SyncFailed):
+            node.lose()
+        node.sync(*SMALL)
+        assert "10.244.1.5:8080" in node.targets()
+    assert {f"10.244.2.1:{8160 + n}" for n in range(3)} & node.targets() == {"10.244.2.1:8161"}
 
 
 def test_namespaces_with_large_services_take_turns() -> None:
@@ -510,13 +520,14 @@ def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch:
     assert node.tables.deferred == 1
 
 
-def test_ports_without_endpoints_delay_no_other_service() -> None:
+def test_ports_without_endpoints_delay_no_other_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Service that loses its endpoints writes few rules, however many ports are rejected beside it."""
     node = Node()
     ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in range(1, 1500))
     node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)))
-    node.tables.sync_deferred(node.cluster, node.context)
-    assert node.tables.deferred == 0
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 1000)
+    while node.tables.deferred:
+        node.turn()
     for endpoint_ready in (False, True):
         ready = endpoint("10.244.1.5", ready=endpoint_ready)
         report = node.sync(Updated(slice_of(ready, service="small")))
@@ -537,3 +548,73 @@ def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: p
     checks.sync_succeeded(node.lose())
     assert [*checks.checks()] == [Key("ns", "small")]
     assert node.tables.deferred == 1
+
+
+def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes of others come in between, also when all its ports lose an endpoint at once."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 6)
+    node = Node()
+    names = "abcdef"
+    ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
+    targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
+
+    def endpoints(*hosts: int) -> Event:
+        return Updated(slice_of(*(f"10.244.2.{n}" for n in hosts), service="wide", ports=targets))
+
+    def in_portions(work: Callable[[], SyncReport], waiting: Callable[[], bool], most: int) -> int:
+        portions = 0
+        while waiting():
+            assert len(work().resolved) <= most
+            portions += 1
+            host = f"10.244.1.{portions}"
+            node.sync(Updated(slice_of(host, service="small")))
+            assert f"{host}:8080" in node.targets()
+        return portions
+
+    node.sync(*SMALL, Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)), endpoints(1, 2, 3))
+    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert node.targets() > {f"10.244.2.{host}:8080" for host in (1, 2, 3)}
+    node.sync(endpoints(2, 3, 4))
+    assert in_portions(node.lose, lambda: node.tables.has_losses, 2) == 3
+    assert "10.244.2.1:8080" not in node.targets()
+    assert "10.244.2.4:8080" not in node.targets()
+    assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
+    assert "10.244.2.4:8080" in node.targets()
+
+
+def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leads to its new chains before the last one."""
+    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
+    node = Node()
+    node.sync(*SMALL, *large(*range(1, 11)))
+    entries = node.live.save().chains[skeleton.NAT_SERVICES]
+    written = []
+    while node.tables.deferred:
+        assert node.live.save().chains[skeleton.NAT_SERVICES] == entries
+        written.append(node.turn().chains_written)
+        node.sync(*SMALL)
+    # The last portion also writes the chain of the port and KUBE-SERVICES.
+    assert written == [4, 4, 2 + 2]
+    assert len(node.targets()) == 11
+    assert len(node.live.save().chains[skeleton.NAT_SERVICES]) == len(entries) + 1
+
+
+def test_a_port_in_portions_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains of the portions before are still there, and a restart goes on without them being in the way."""
+    monkeypatch.setattr(large_services, "PORT_PAIRS", 4)
+    node = Node()
+    node.sync(*SMALL, *large(*range(1, 11)))
+    node.turn()
+    node.tables.require_resync()
+    node.sync()
+    assert len(node.targets()) == 5
+    node.start()
+    node.sync()
+    while node.tables.deferred:
+        node.turn()
+    fresh = Node()
+    fresh.cluster = node.cluster
+    fresh.sync()
+    while fresh.tables.deferred:
+        fresh.turn()
+    assert node.live.save().chains == fresh.live.save().chains

@@ -7,9 +7,10 @@ import pytest
 
 from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import blocks
-from pykubeproxy.rules.applied import AppliedState, FilterEntries, Update
+from pykubeproxy.rules.applied import AppliedState, Update
 from pykubeproxy.rules.blocks import chunks
 from pykubeproxy.rules.digests import Desired, DesiredPort
+from pykubeproxy.rules.dispatch import SharedEntries
 from pykubeproxy.rules.options import RuleOptions
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.rules.skeleton import SHARED
@@ -188,13 +189,16 @@ def test_changes_of_a_long_shared_chain_are_found_in_one_pass() -> None:
         tuple(Compared(f"-d 10.0.{n // 250}.{n % 250}/32 -j REJECT") for n in range(first, first + count))
         for first in (0, 1)
     )
+    applied = AppliedState()
+    applied.adopt(Ruleset(Family.IPV4, {key: before}))
+    entries = SharedEntries(key).replacing({Key("ns", "s"): after})
     update = Update(
-        applied=AppliedState(),
+        applied=applied,
         desired=Desired({}, OPTIONS, ()),
         fixed=(),
         shared=(),
+        entries={key: entries},
         trees={key: Tree(after, ())},
-        filter_entries={key: FilterEntries(before, after)},
     )
     Compared.count = 0
     text = "".join(chunk.text for chunk in chunks(update, None))
