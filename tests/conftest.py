@@ -14,7 +14,7 @@ settings.load_profile("project")
 
 
 # Files whose tests take longest, the longest first.
-_LONGEST = ("test_image", "test_handover", "test_no_gap", "test_agent_drift", "test_bench", "test_continuity")
+_LONGEST = ("test_image", "test_handover", "test_agent_drift", "test_bench", "test_continuity")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
