@@ -54,7 +54,7 @@ compile: venv
 .PHONY: test
 test: ## lint, then run all tests; they use network namespaces of their own
 	$(MAKE) --jobs=2 lint compile
-	$(SUDO) $(BIN)/python -m pytest -n 5 --dist worksteal
+	$(SUDO) $(BIN)/python -m pytest -n 6 --dist worksteal
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (25 minutes)
