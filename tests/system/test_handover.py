@@ -15,7 +15,7 @@ from tests.handover.proof import Plan, prove
 
 pytestmark = pytest.mark.root
 
-RATE = 250.0
+RATE = 500.0
 
 
 def plan(backend: Backend, captures: Path, *chosen: HandOver) -> Plan:

@@ -116,7 +116,7 @@ def hostile(width: int) -> st.SearchStrategy[set[int]]:
 widths = st.sampled_from([16, 32, 128])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(widths.flatmap(lambda width: st.tuples(st.just(width), hostile(width))))
 def test_hostile_numbers_make_no_deep_tree_and_no_long_path(made: tuple[int, set[int]]) -> None:
     """Whatever the numbers are, the levels are limited, and each number visits few rules on each of them."""
@@ -134,7 +134,7 @@ def test_hostile_numbers_make_no_deep_tree_and_no_long_path(made: tuple[int, set
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(widths.flatmap(lambda width: st.tuples(st.just(width), hostile(width), hostile(width))))
 def test_any_mixture_of_two_trees_finds_every_number(made: tuple[int, set[int], set[int]]) -> None:
     """While a new tree is written chain by chain, each packet finds the numbers that stay, within the levels."""
