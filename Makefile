@@ -1,5 +1,5 @@
-# make run: demonstration in a cluster of network namespaces.  make test: everything that CI checks.
-# Both first install missing Debian packages and set up .venv. They use sudo unless root runs them.
+# make run: demonstration in a cluster of network namespaces.  make check: fast tests.  make test: all tests.
+# They first install missing Debian packages and set up .venv. They use sudo unless root runs them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -42,9 +42,19 @@ lint: venv ## check style, types and import layers
 	$(BIN)/lint-imports
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 
+.PHONY: check
+check: lint ## lint, then run the fast unit tests (1 minute)
+	$(BIN)/python -m pytest -n 2 -m 'not root and not hypothesis' tests/unit
+
+# pytest compiles the tests once, so that not each of its workers does. This and mypy take one core each.
+.PHONY: compile
+compile: venv
+	$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
+
 .PHONY: test
-test: lint ## lint, then run all tests; they use network namespaces of their own
-	$(SUDO) $(BIN)/python -m pytest -n 5 --dist worksteal
+test: ## lint, then run all tests; they use network namespaces of their own
+	$(MAKE) --jobs=2 lint compile
+	$(SUDO) $(BIN)/python -m pytest -n 6 --dist worksteal
 
 .PHONY: bench
 bench: venv ## measure starts, changes, memory and first packets (25 minutes)

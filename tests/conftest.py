@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
@@ -14,7 +13,23 @@ settings.load_profile("project")
 
 
 # Files whose tests take longest, the longest first.
-_LONGEST = ("test_image", "test_handover", "test_no_gap", "test_agent_drift", "test_bench", "test_continuity")
+_LONGEST = (
+    *(
+        "test_lab_scenarios",
+        "test_tenants_api_server",
+        "test_tenants_huge",
+        "test_lab_lifecycle",
+        "test_tenants_affinity",
+    ),
+    *(
+        "test_agent_drift",
+        "test_continuity",
+        "test_faults_api_server",
+        "test_tenants_descriptors",
+        "test_handover",
+    ),
+    *("test_two_agents", "test_run_settings", "test_bench"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,22 +45,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _slow_tests_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Return the tests in such an order that each worker begins with its share of those of whole processes.
+    """Return the tests in such an order that each worker but the last begins with its share of those of whole processes.
 
-    A worker gets consecutive tests, and steals from the end of the others' when it has done its own.
+    These wait most of the time; the last worker uses the rest of the CPU. A worker gets consecutive tests, and steals from
+    the end of the others' when it has done its own.
     """
-    slow: dict[Path, list[pytest.Item]] = {}
+    slow: dict[str, list[pytest.Item]] = {}
     fast: list[pytest.Item] = []
     for item in items:
         if item.path.parent.name == "system":
-            slow.setdefault(item.path, []).append(item)
+            slow.setdefault(item.path.stem, []).append(item)
         else:
             fast.append(item)
-    files = sorted(slow, key=lambda path: not path.name.startswith(_LONGEST))
+    files = sorted(slow, key=lambda it: _LONGEST.index(it) if it in _LONGEST else len(_LONGEST))
     size = -(-len(items) // workers)
     ordered: list[pytest.Item] = []
     for worker in range(workers):
-        ordered += (item for path in files[worker::workers] for item in slow[path])
+        share = files[worker :: max(1, workers - 1)] if worker < max(1, workers - 1) else []
+        ordered += (item for file in share for item in slow[file])
         filling = max(0, (worker + 1) * size - len(ordered))
         ordered += fast[:filling]
         del fast[:filling]

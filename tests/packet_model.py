@@ -6,10 +6,9 @@ It shares no code with the renderer. Packets are the first of their connection. 
 
 import functools
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +17,20 @@ from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 # Options without a value; all others take one.
 _WITHOUT_VALUE = {"--reap", "--rsource", "--set", "--rcheck", "--random-fully"}
 _FINAL = {"DROP", "REJECT", "ACCEPT", "MASQUERADE"}
+_MATCHES = {
+    *(
+        "--probability",
+        "-s",
+        "-d",
+        "-i",
+        "-p",
+        "--dport",
+        "--dst-type",
+        "--src-type",
+        "--ctstate",
+        "--rcheck",
+    ),
+}
 
 
 class Packet(msgspec.Struct, frozen=True):
@@ -42,7 +55,15 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[Outcome, float]
-_Rule = tuple[tuple[str, str, bool], ...]
+T = TypeVar("T")
+
+
+class _Rule(NamedTuple):
+    """`matches` has options, values and whether they are negated; a mark is (value, mask, whether negated)."""
+
+    matches: tuple[tuple[str, str, bool], ...]
+    mark: tuple[int, int, bool] | None
+    options: Mapping[str, str]
 
 
 class Walker:
@@ -55,59 +76,76 @@ class Walker:
     def walk(self, packet: Packet, table: str, *chains: str) -> Outcomes:
         """Return the outcomes of a packet in these chains, in order; the probabilities add up to 1."""
         self.visited = 0
-        states: Counter[int] = Counter({0: 1.0})
-        done: Counter[Outcome] = Counter()
+        states = {0: 1.0}
+        done: dict[Outcome, float] = {}
         for chain in chains:
             states = self._chain(packet, table, chain, states, done)
-        for mark, weight in states.items():
-            done[Outcome("", mark)] += weight
+        _add(done, {Outcome("", mark): weight for mark, weight in states.items()})
         return {outcome: weight for outcome, weight in done.items() if weight}
 
     def _chain(
-        self, packet: Packet, table: str, chain: str, states: Counter[int], done: Counter[Outcome]
-    ) -> Counter[int]:
+        self, packet: Packet, table: str, chain: str, states: dict[int, float], done: dict[Outcome, float]
+    ) -> dict[int, float]:
         """Add the final outcomes to `done`; return the marks and weights of packets that pass the chain."""
-        left: Counter[int] = Counter()
+        states, left = dict(states), dict[int, float]()
         for text in self._chains[ChainKey(table, chain)]:
             if not states:
                 break
             self.visited += 1
             rule = _parse(text)
-            share = _share(rule, packet, states)
-            taken = Counter({mark: weight * share.get(mark, 0.0) for mark, weight in states.items()})
-            taken = Counter({mark: weight for mark, weight in taken.items() if weight})
-            target = _value(rule, "-j")
-            if not taken or not target:
+            share = _share(rule, packet)
+            target = rule.options.get("-j")
+            if not share or not target:
                 continue
-            states = states - taken if target != "MARK" else states
+            taken = {mark: weight * share for mark, weight in states.items() if _has_mark(rule, mark)}
+            for mark, weight in taken.items():
+                states[mark] -= weight
+                if states[mark] <= 0:
+                    del states[mark]
             if target == "RETURN":
-                left += taken
+                _add(left, taken)
             elif target == "MARK":
-                states = _marked(rule, states, taken)
+                value, mask = _numbers(rule.options["--set-xmark"])
+                for mark, weight in taken.items():
+                    _add(states, {(mark & ~mask) ^ value: weight})
             elif target == "DNAT":
-                done.update(
-                    {Outcome(f"to {_value(rule, '--to-destination')}", m): w for m, w in taken.items()}
-                )
+                verdict = f"to {rule.options['--to-destination']}"
+                _add(done, {Outcome(verdict, mark): weight for mark, weight in taken.items()})
             elif target in _FINAL:
-                done.update({Outcome(target, mark): weight for mark, weight in taken.items()})
-            else:
-                states = states + self._chain(packet, table, target, taken, done)
-        return states + left
+                _add(done, {Outcome(target, mark): weight for mark, weight in taken.items()})
+            elif taken:
+                _add(states, self._chain(packet, table, target, taken, done))
+        _add(states, left)
+        return states
+
+
+def _add(to: dict[T, float], weights: Mapping[T, float]) -> None:
+    for key, weight in weights.items():
+        to[key] = to.get(key, 0.0) + weight
 
 
 @functools.lru_cache(maxsize=200_000)
 def _parse(text: str) -> _Rule:
-    """A rule as (option, value, whether negated); the match module stands in front of its options."""
-    words = iter(shlex.split(text))
-    rule: list[tuple[str, str, bool]] = []
+    """Options in order; the match module stands in front of its options."""
+    words = iter(shlex.split(text) if '"' in text else text.split())
+    matches: list[tuple[str, str, bool]] = []
+    options: dict[str, str] = {}
+    mark = None
     negated = False
     for word in words:
         if word == "!":
             negated = True
             continue
-        rule.append((word, "" if word in _WITHOUT_VALUE else next(words), negated))
+        value = "" if word in _WITHOUT_VALUE else next(words)
+        options.setdefault(word, value)
+        if word == "--mark":
+            mark = (*_numbers(value), negated)
+        elif word in _MATCHES:
+            matches.append((word, value, negated))
+        else:
+            assert not negated, f"! {word}"
         negated = False
-    return tuple(rule)
+    return _Rule(tuple(matches), mark, options)
 
 
 @functools.cache
@@ -115,59 +153,50 @@ def _lies_in(address: str, network: str) -> bool:
     return ip_address(address) in ip_network(network)
 
 
-def _value(rule: _Rule, option: str) -> str:
-    return next((value for name, value, _ in rule if name == option), "")
+def _numbers(text: str) -> tuple[int, int]:
+    """VALUE/MASK."""
+    value, mask = text.split("/")
+    return int(value, 16), int(mask, 16)
 
 
-def _share(rule: _Rule, packet: Packet, states: Counter[int]) -> dict[int, float]:
-    """For each mark, which part of such packets a rule matches."""
-    share = dict.fromkeys(states, 1.0)
-    for option, value, negated in rule:
-        for mark in share:
-            share[mark] *= _matches(rule, option, value, negated, packet, mark)
-        if not any(share.values()):
-            break
+def _has_mark(rule: _Rule, mark: int) -> bool:
+    if rule.mark is None:
+        return True
+    value, mask, negated = rule.mark
+    return (mark & mask == value) is not negated
+
+
+def _share(rule: _Rule, packet: Packet) -> float:
+    """Return which part of such packets a rule matches, whatever their mark."""
+    share = 1.0
+    for option, value, negated in rule.matches:
+        if option == "--probability":
+            share *= float(value)
+        elif _matches(rule, option, value, packet) is negated:
+            return 0.0
     return share
 
 
-def _matches(rule: _Rule, option: str, value: str, negated: bool, packet: Packet, mark: int) -> float:
+def _matches(rule: _Rule, option: str, value: str, packet: Packet) -> bool:
     match option:
-        case "--probability":
-            return float(value)
         case "-s":
-            holds = _lies_in(packet.source, value)
+            return _lies_in(packet.source, value)
         case "-d":
-            holds = _lies_in(packet.destination, value)
+            return _lies_in(packet.destination, value)
         case "-i":
-            holds = (
+            return (
                 packet.interface.startswith(value[:-1]) if value.endswith("+") else packet.interface == value
             )
         case "-p":
-            holds = packet.protocol == value
+            return packet.protocol == value
         case "--dport":
             first, _, last = value.partition(":")
-            holds = int(first) <= packet.port <= int(last or first)
+            return int(first) <= packet.port <= int(last or first)
         case "--dst-type":
-            holds = packet.local_destination
+            return packet.local_destination
         case "--src-type":
-            holds = packet.local_source
+            return packet.local_source
         case "--ctstate":
-            holds = bool(packet.states & set(value.split(",")))
-        case "--mark":
-            mark_value, mask = (int(part, 16) for part in value.split("/"))
-            holds = mark & mask == mark_value
-        case "--rcheck":
-            holds = _value(rule, "--name") in packet.remembered
-        case _:
-            holds = True
-            assert not negated, f"! {option}"
-    return float(holds is not negated)
-
-
-def _marked(rule: _Rule, states: Counter[int], taken: Counter[int]) -> Counter[int]:
-    """--set-xmark VALUE/MASK: clear the bits of the mask, then xor the value."""
-    value, mask = (int(part, 16) for part in _value(rule, "--set-xmark").split("/"))
-    after = states - taken
-    for mark, weight in taken.items():
-        after[(mark & ~mask) ^ value] += weight
-    return after
+            return bool(packet.states & set(value.split(",")))
+        case _:  # --rcheck
+            return rule.options["--name"] in packet.remembered

@@ -1,5 +1,9 @@
-"""Random objects for hypothesis, from few names and addresses so that they interact."""
+"""Random objects for hypothesis, from few names and addresses so that they interact.
 
+Strategies are made once, not for each example: making one takes longer than drawing from it.
+"""
+
+import functools
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
 from hypothesis import strategies as st
@@ -48,6 +52,7 @@ ports = st.lists(
 def services(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[Service]:
     """Services of every type and policy; no two share an address."""
 
+    @functools.cache
     def build(name: str) -> st.SearchStrategy[Service]:
         n = names.index(name) + 1
         return st.builds(
@@ -113,8 +118,10 @@ some_ports = st.lists(
 
 def slices(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[EndpointSlice]:
     """EndpointSlices of these Services in both families."""
-    return st.sampled_from(Family).flatmap(
-        lambda family: st.builds(
+
+    @functools.cache
+    def build(family: Family) -> st.SearchStrategy[EndpointSlice]:
+        return st.builds(
             EndpointSlice,
             namespace=st.just("ns"),
             name=st.sampled_from(SLICES),
@@ -123,7 +130,8 @@ def slices(names: tuple[str, ...] = NAMES) -> st.SearchStrategy[EndpointSlice]:
             endpoints=st.lists(endpoints(family), max_size=6).map(tuple),
             ports=st.one_of(st.just(every_port), some_ports),
         )
-    )
+
+    return st.sampled_from(Family).flatmap(build)
 
 
 def events() -> st.SearchStrategy[Updated | Deleted]:

@@ -59,7 +59,7 @@ def follow(block: Block, page: Path, session: Session) -> None:
             continue
         wrong = disagreement(example, session)
         while wrong and time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(0.5)
             wrong = disagreement(example, session)
         deadline = 0.0
         assert not wrong, f"{name(page)}:{example.line}: {wrong}"

@@ -275,6 +275,8 @@ class _Block:
 
 def _values(rule: str, option: str) -> list[str]:
     """Return the values of an option in a rule, outside its comment."""
+    if f"{option} " not in rule:
+        return []
     words = _COMMENT.sub("", rule).split()
     return [value for word, value in pairwise(words) if word == option]
 

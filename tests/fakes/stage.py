@@ -64,6 +64,11 @@ class Stage:
             TrafficRoute("node port, IPv6", outside.node_port(self._web, 6), client),
         ]
 
+    def crowd_routes(self, numbers: Sequence[int]) -> list[TrafficRoute]:
+        """Return connections from a pod of the node to Services of the crowd."""
+        pod = self._client_pod.namespace.entered
+        return [TrafficRoute(f"crowd {number}", self.crowd.vip(number), pod) for number in numbers]
+
     def start(self, settings: Object | None = None) -> None:
         """Start or restart the agent."""
         if self.agent.pid:

@@ -28,11 +28,11 @@ BRANCHES = {
 }
 # Scenarios whose rules differ by backend: balancing, recent, REJECT, masquerading.
 LEGACY = ("scale", "affinity", "client-address", "edge-cases")
-# Scenarios about commands: the rules that they read are those of the others.
-COMMANDS = ("refused", "time-out", "uneven")
+# Scenarios about commands or about time: how Services are dispatched makes no difference.
+ANY_DISPATCH = ("refused", "time-out", "uneven", "min-sync-period", "readiness-gate", "agent-stopped")
 CASES = [
     *(("nft", scenario) for scenario in SCENARIOS),
-    *(("tree", scenario) for scenario in SCENARIOS if scenario.name not in COMMANDS),
+    *(("tree", scenario) for scenario in SCENARIOS if scenario.name not in ANY_DISPATCH),
     *(("legacy", scenario) for scenario in SCENARIOS if scenario.name in LEGACY),
 ]
 _numbers = itertools.count()

@@ -47,44 +47,41 @@ def has(*words: str) -> bool:
     return any(all(word in rule for word in words) for rule in saved())
 
 
-@pytest.mark.root
-@pytest.mark.parametrize(
-    ("flags", "words", "present_without"),
-    [
-        (["--iptables-masquerade-bit=20"], ["-A KUBE-MARK-MASQ", "0x100000/0x100000"], False),
-        (["--masquerade-all"], ["-A KUBE-SVC", "-d 10.96.0.10/32", "-j KUBE-MARK-MASQ"], False),
-        (["--cluster-cidr=10.244.0.0/16"], ["! -s 10.244.0.0/16", "-j KUBE-MARK-MASQ"], False),
-        (
-            ["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cbr0"],
-            ["! -i cbr0", "-j KUBE-MARK-MASQ"],
-            False,
-        ),
-        (
-            ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"],
-            ["! -i veth+", "-j KUBE-MARK-MASQ"],
-            False,
-        ),
-        (["--nodeport-addresses=127.0.0.0/8"], ["-d 127.0.0.1/32", "-j KUBE-NODEPORTS"], False),
-        (
-            ["--nodeport-addresses=primary", "--bind-address=192.168.99.10"],
-            ["-j KUBE-NODEPORTS", "--dst-type LOCAL"],
-            True,
-        ),
-        (["--iptables-localhost-nodeports=false"], ["! -d 127.0.0.0/8", "-j KUBE-NODEPORTS"], False),
-        (["--feature-gates=AllowServiceExternalIPs=false"], ["-d 198.51.100.1/32"], True),
-    ],
-    ids=lambda it: (
-        it[-1].split("=")[0].lstrip("-") if isinstance(it, list) and it[0].startswith("--") else ""
+# A flag, words of a rule, and whether the rule is there without the flag.
+EFFECTS = [
+    (["--iptables-masquerade-bit=20"], ["-A KUBE-MARK-MASQ", "0x100000/0x100000"], False),
+    (["--masquerade-all"], ["-A KUBE-SVC", "-d 10.96.0.10/32", "-j KUBE-MARK-MASQ"], False),
+    (["--cluster-cidr=10.244.0.0/16"], ["! -s 10.244.0.0/16", "-j KUBE-MARK-MASQ"], False),
+    (
+        ["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cbr0"],
+        ["! -i cbr0", "-j KUBE-MARK-MASQ"],
+        False,
     ),
-)
-def test_each_flag_changes_its_rule(
-    manifests: Path, flags: list[str], words: list[str], present_without: bool
-) -> None:
-    """With the flag a rule appears or disappears."""
+    (
+        ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"],
+        ["! -i veth+", "-j KUBE-MARK-MASQ"],
+        False,
+    ),
+    (["--nodeport-addresses=127.0.0.0/8"], ["-d 127.0.0.1/32", "-j KUBE-NODEPORTS"], False),
+    (
+        ["--nodeport-addresses=primary", "--bind-address=192.168.99.10"],
+        ["-j KUBE-NODEPORTS", "--dst-type LOCAL"],
+        True,
+    ),
+    (["--iptables-localhost-nodeports=false"], ["! -d 127.0.0.0/8", "-j KUBE-NODEPORTS"], False),
+    (["--feature-gates=AllowServiceExternalIPs=false"], ["-d 198.51.100.1/32"], True),
+]
+
+
+@pytest.mark.root
+def test_each_flag_changes_its_rule(manifests: Path) -> None:
+    """With the flag a rule appears or disappears, whatever flag the agent before had."""
     once(manifests)
-    assert has(*words) is present_without
-    once(manifests, *flags)
-    assert has(*words) is not present_without
+    for _, words, present_without in EFFECTS:
+        assert has(*words) is present_without, words
+    for flags, words, present_without in EFFECTS:
+        once(manifests, *flags)
+        assert has(*words) is not present_without, flags
 
 
 @pytest.mark.root

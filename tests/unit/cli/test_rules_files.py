@@ -20,6 +20,7 @@ from pykubeproxy.cli.dump_rules import dump_rules
 from pykubeproxy.cli.trace import trace
 from pykubeproxy.inspect.dump.model import in_order, views
 from pykubeproxy.inspect.dump.render import document
+from pykubeproxy.inspect.limit import RuleLimit
 from pykubeproxy.inspect.trace import render as trace_views
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
@@ -263,8 +264,10 @@ def test_hostile_bytes_in_comments_are_escaped(rules: Path) -> None:
     assert "\x1b[2J" in json.dumps(json.loads(found)).encode().decode("unicode_escape")
 
 
-def test_chains_that_multiply_end_with_an_error() -> None:
+def test_chains_that_multiply_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chain jumps to the next one many times: a walk through all of them would take years."""
+    count = RuleLimit.count
+    monkeypatch.setattr(RuleLimit, "count", lambda limit, rules: count(limit, 20 * rules))
     names = ["KUBE-SERVICES", *(f"KUBE-SVC-{n:016}" for n in range(15))]
     jumps = "".join(f"-A {one} -j {to}\n" * 30 for one, to in itertools.pairwise(names))
     last = "-A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-0000000000000000\n"

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from pykubeproxy.inspect.dump.model import ServiceView, views
 from pykubeproxy.inspect.dump.render_rules import listing
@@ -27,6 +27,7 @@ def normalized_views(world: World) -> list[ServiceView]:
     )
 
 
+@settings(max_examples=50)
 @given(worlds)
 def test_tree_dispatch_has_the_same_views(world: World) -> None:
     """Services, frontends, endpoints and shares are equal."""
@@ -42,6 +43,7 @@ def filter_rules(world: World) -> set[str]:
     return {text for _, _, text in (line.split(" ", 2) for line in lines) if parse_rule(text).title}
 
 
+@settings(max_examples=50)
 @given(worlds)
 def test_tree_dispatch_lists_the_same_rules_of_table_filter(world: World) -> None:
     assert filter_rules(world._replace(dispatch="tree")) == filter_rules(world._replace(dispatch="flat"))

@@ -42,7 +42,7 @@ def targets(backends: tuple[ResolvedEndpoint, ...]) -> dict[tuple[str, int], flo
     return {(backend.endpoint.address, backend.port): 1 / len(backends) for backend in backends}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(world=worlds, outside=st.booleans())
 def test_cluster_ips_reach_selected_endpoints_equally(world: World, outside: bool) -> None:
     """Without endpoints the packet is rejected, or dropped under policy Local."""
@@ -92,7 +92,7 @@ def packet_for(world: World, choice: tuple[str, str, int, str, int]) -> Packet:
     return Packet(protocol, source, destination, port, received_by="" if sender == "node" else "eth0")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(world=worlds, choice=packets)
 def test_trace_agrees_with_an_independent_evaluator(
     world: World, choice: tuple[str, str, int, str, int]

@@ -96,7 +96,7 @@ def test_every_case_is_drawn(name: str) -> None:
             assert overlap(root) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(world=worlds, choice=packets)
 @pytest.mark.usefixtures("small_trees")
 def test_widths_are_the_shares(world: World, choice: tuple[str, str, int, str, int]) -> None:
