@@ -93,7 +93,9 @@ def test_ipv6_addresses_match_ipaddress(text: str) -> None:
 
 _GROUPS = st.lists(st.sampled_from(["", "0", "01", "ffff", "1.2.0.3", "1.2.3.4%e"]), max_size=9).map(":".join)
 _QUADS = st.lists(st.sampled_from(["0", "1", "255", "256"]), min_size=3, max_size=5).map(".".join)
-_LENGTHS = st.sampled_from(["0", "7", "032", "33", "96", "128", "129", "-1", "+1", "1_0", "\u0661", "1000", ""])
+_LENGTHS = st.sampled_from(
+    ["0", "7", "032", "33", "96", "128", "129", "-1", "+1", "1_0", "\u0661", "1000", ""]
+)
 
 
 @given(st.one_of(_GROUPS, _QUADS), _LENGTHS)
