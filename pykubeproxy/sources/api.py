@@ -242,6 +242,8 @@ class ApiWatch:
                             return current.lifetime.end
                         current.response.close()
                         current = None
+                if current and not successor and self._tracker.is_full:
+                    self._rebase()
                 if not successor and time.monotonic() < due and not self._connection.notices_restore():
                     continue
                 try:
