@@ -3,8 +3,8 @@
 `field` names the value in that reason.
 """
 
-import ipaddress
 import re
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from pykubeproxy.objects.values import Family, Protocol, family_of
 
@@ -24,18 +24,11 @@ _SPECIAL = re.compile(
     r"|(?P<broadcast>255\.255\.255\.255$)"
 )
 _OCTET = r"(?:[1-9]?[0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
-_IPV4 = r"\.".join([_OCTET] * 4)
-_GROUP = "(?:0|[1-9a-f][0-9a-f]{0,3})"
-_GROUPS = f"{_GROUP}(?::{_GROUP})*"
-# Canonical addresses, except those that begin with "::", which may be IPv4-mapped. "::" stands for two groups of zeros or
-# more, and no other groups of zeros are next to each other. So "::" leaves at most six groups, and at most seven colons,
-# the seventh only at the end.
-_IPV6 = (
-    r"(?!.*(?:\b0::?0\b|\b0::|::0\b))"
-    rf"(?:(?!(?:[^:]*:){{7}}.){_GROUPS}::(?:{_GROUPS})?|{_GROUP}(?::{_GROUP}){{7}})"
-)
-_CANONICAL = re.compile(f"{_IPV4}|{_IPV6}")
-_ORDINARY = re.compile(f"(?!{_SPECIAL.pattern})(?:{_CANONICAL.pattern})")
+_IPV4 = re.compile(r"\.".join([_OCTET] * 4))
+_ORDINARY = re.compile(f"(?!{_SPECIAL.pattern}){_IPV4.pattern}")
+_PREFIX = re.compile("0*[0-9]{1,3}")
+# How the 16 bytes of an IPv4-mapped IPv6 address begin.
+_MAPPED = bytes(10) + b"\xff\xff"
 _SPECIAL_TYPES = {
     "unspecified": "the unspecified address",
     "loopback": "a loopback address",
@@ -94,18 +87,33 @@ def address(text: str, field: str) -> str:
 
     As Kubernetes' ParseIPSloppy does, drop leading zeros of IPv4 octets, and return an IPv4-mapped IPv6 address as IPv4.
     """
-    if _CANONICAL.fullmatch(text):
+    if _IPV4.fullmatch(text):
         return text
+    packed = _packed(text)
+    if not packed:
+        zone = "%" in text
+        raise Invalid(field, text, "with a zone, which rules cannot match" if zone else "not an IP address")
+    return _text(packed[12:] if packed.startswith(_MAPPED) else packed)
+
+
+def _packed(text: str) -> bytes:
+    """Return the bytes of an address, none if it is invalid.
+
+    A Service may have a hundred thousand addresses and networks, for which the module ipaddress takes a second.
+    """
+    family = AF_INET6 if ":" in text else AF_INET
     try:
-        ip = ipaddress.ip_address(_without_leading_zeros(text))
-    except ValueError:
-        raise Invalid(field, text, "not an IP address") from None
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.scope_id:
-            raise Invalid(field, text, "with a zone, which rules cannot match")
-        if ip.ipv4_mapped:
-            return str(ip.ipv4_mapped)
-    return str(ip)
+        return inet_pton(family, _without_leading_zeros(text))
+    except (OSError, ValueError):
+        return b""
+
+
+def _text(packed: bytes) -> str:
+    text = inet_ntop(AF_INET6 if len(packed) > 4 else AF_INET, packed)
+    if len(packed) > 4 and "." in text:  # libc ends some IPv6 addresses like IPv4
+        high, low = (int.from_bytes(packed[at : at + 2], "big") for at in (12, 14))
+        return f"{text.rpartition(':')[0]}:{high:x}:{low:x}"
+    return text
 
 
 def servable(text: str, field: str, *, family: Family | None = None, reject_link_local: bool = False) -> str:
@@ -132,17 +140,16 @@ def address_of(family: Family, text: str, field: str) -> str:
 
 def cidr(text: str, field: str) -> str:
     """Return a network in canonical form: host bits cleared, surrounding white space stripped as in kube-proxy."""
-    host, slash, prefix = text.strip().partition("/")
-    # Python accepts any text as a zone ("fe80::%eth0") and keeps it in the network.
-    if slash and "%" not in host and prefix.isascii() and prefix.isdigit():
-        try:
-            return str(ipaddress.ip_network(f"{_without_leading_zeros(host)}/{prefix}", strict=False))
-        except ValueError:
-            pass
+    host, _, prefix = text.strip().partition("/")
+    if _PREFIX.fullmatch(prefix) and (packed := _packed(host)):
+        length = int(prefix[-3:])
+        if (rest := 8 * len(packed) - length) >= 0:
+            network = int.from_bytes(packed, "big") >> rest << rest
+            return f"{_text(network.to_bytes(len(packed), 'big'))}/{length}"
     raise Invalid(field, text, "not a network such as 10.0.0.0/8")
 
 
 def _without_leading_zeros(text: str) -> str:
-    """Drop the leading zeros that Python rejects: those of an IPv4 address, also inside an IPv6 address."""
+    """Drop the leading zeros that libc rejects: those of an IPv4 address, also inside an IPv6 address."""
     head, colon, quad = text.rpartition(":")
     return head + colon + _LEADING_ZEROS.sub("", quad) if "." in quad else text

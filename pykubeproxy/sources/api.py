@@ -25,6 +25,9 @@ from pykubeproxy.sources.watch import Emit, Outage, SourceError, Watch
 _TURN = 0.1
 # How long to wait for an event before looking whether the server was restored from a backup, in seconds.
 _LONGEST_WAIT = 30.0
+# The bytes of an object that takes milliseconds to decode, how many may wait for that, and the pause in seconds after
+# which one is decoded.
+_LARGE, _MOST_LARGE, _PAUSE = 1 << 14, 1 << 25, 0.02
 # What the server must permit.
 _LISTED, _WATCHED = "get and list of", "list and watch of"
 
@@ -154,6 +157,9 @@ class ApiWatch:
         reconnection = reconnection or Reconnection(timing.first_pause, timing.longest_pause)
         self._connection = ConnectionState(resource.plural, reconnection, timing, client.contact)
         self._numbers = itertools.count()  # of watch requests
+        # Objects of a watch that wait to be decoded, and when the next one must be, however many others arrive.
+        self._large: dict[Key, wire.Item] = {}
+        self._large_due = 0.0
         self._version = self._base = ""  # the last version seen, and the one from which watches begin
         self.siblings: tuple[
             ApiWatch, ...
@@ -206,6 +212,7 @@ class ApiWatch:
 
     def _list_if_needed(self, emit: Emit, meanwhile: Callable[[], None] | None = None) -> None:
         if self._connection.must_list or self._connection.notices_restore():
+            self._emit_large(emit, 0)
             before = self._version
             emit(self._list(_WATCHED, meanwhile))
             for skipped in self._tracker.too_large():
@@ -242,6 +249,8 @@ class ApiWatch:
                             return current.lifetime.end
                         current.response.close()
                         current = None
+                if current and not successor and self._tracker.is_full:
+                    self._rebase()
                 if not successor and time.monotonic() < due and not self._connection.notices_restore():
                     continue
                 try:
@@ -294,14 +303,37 @@ class ApiWatch:
         return _OpenWatch(next(self._numbers), response, lifetime)
 
     def _read(self, watch: "_OpenWatch", emit: Emit, seconds: float) -> bytes | None:
-        """Emit the next event of a watch, if one arrives within `seconds`. Return its line as `_OpenWatch.next` does."""
+        """Emit the next event of a watch, if one arrives within `seconds`. Return its line as `_OpenWatch.next` does.
+
+        Large objects take long to decode, so they wait for a pause of the watch, or for a fifth of the time.
+        """
         waiting = watch.response.opened is None
-        line = watch.next(seconds)
-        if waiting and watch.response.opened is not None:
-            self._connection.opened()
-        if line and (event := self._event(line, watch.number)):
-            emit(event)
+        line = None
+        try:
+            line = watch.next(min(seconds, _PAUSE) if self._large else seconds)
+            if waiting and watch.response.opened is not None:
+                self._connection.opened()
+            if line and (event := self._event(line, watch.number)):
+                emit(event)
+        finally:
+            if line is None:
+                self._emit_large(emit, 0)
+            elif self._large and (not line or time.monotonic() >= self._large_due or self._is_full()):
+                begun = time.monotonic()
+                self._emit_large(emit, len(self._large) - 1)
+                now = time.monotonic()
+                self._large_due = now + 4 * (now - begun)
         return line
+
+    def _is_full(self) -> bool:
+        return sum(memoryview(it).nbytes for it in self._large.values()) > _MOST_LARGE
+
+    def _emit_large(self, emit: Emit, most: int) -> None:
+        """Decode the large objects that wait the longest, and emit their events, until at most so many wait."""
+        while len(self._large) > most:
+            key = next(iter(self._large))
+            if event := self._tracker.updated(self._large.pop(key), key):
+                emit(event)
 
     def _read_on(self, watch: "_OpenWatch", emit: Emit) -> None:
         """Emit events of a watch that have arrived; the next read finds its end."""
@@ -309,6 +341,7 @@ class ApiWatch:
         with suppress(Failure):
             while self._read(watch, emit, 0.0) and time.monotonic() < end:
                 pass
+        self._emit_large(emit, 0)
 
     def _event(self, line: bytes, watch: int) -> Event | None:
         """Return the event for one line of a watch, None if nothing changed. Advance the version."""
@@ -320,9 +353,13 @@ class ApiWatch:
             log.debug("stale event", resource=self._resource.plural, key=key, version=version)
             return None
         match event.type:
+            case "ADDED" | "MODIFIED" if len(line) > _LARGE:
+                self._large[key], change = event.object, None
             case "ADDED" | "MODIFIED":
+                self._large.pop(key, None)
                 change = self._tracker.updated(event.object, key)
             case "DELETED":
+                self._large.pop(key, None)
                 change = self._tracker.deleted(key)
             case "BOOKMARK":
                 change = None

@@ -18,6 +18,9 @@ from pykubeproxy.objects import (
 )
 from pykubeproxy.sources import wire
 
+# Versions of so many objects, also deleted ones, take 12 MB.
+_MOST_VERSIONS = 10_000
+
 log = structlog.get_logger()
 
 
@@ -68,6 +71,11 @@ class ObjectTracker:
         later = self._later_than(version)
         self._versions = {key: self._versions[key] for key in later}
         self._changes = {key: self._changes.get(key) for key in later}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are so many versions that watches should begin at a later one."""
+        return len(self._versions) > _MOST_VERSIONS
 
     def restored(self) -> None:
         """Forget all versions: the server was restored from a backup."""

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, SERVICES, Store
 from pykubeproxy.objects import EndpointSlice, Kind, Listed, Service, Updated
 from pykubeproxy.sources import Client, Timing
+from pykubeproxy.sources.api import ApiWatch
 from tests.fakes.cluster import SHORT, server, service, slice_of, watches
 from tests.fakes.faulty_apiserver import FaultyApiServer
 from tests.fakes.follower import Follower, eventually
@@ -72,6 +73,25 @@ def test_changes_during_renewals_arrive_once_and_in_order() -> None:
     assert all(isinstance(it, EndpointSlice) for it in seen)
     addresses = [it.endpoints[0].address for it in seen if isinstance(it, EndpointSlice)]
     assert addresses[4:-1] == [f"10.1.{step // 250}.{step % 250}" for step in range(1, 801)]
+
+
+def test_ever_new_names_between_two_checks_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever creates and deletes 200 objects a second does so 120,000 times until the next check."""
+    monkeypatch.setattr("pykubeproxy.sources.tracker._MOST_VERSIONS", 40)
+    with server() as api, Follower(watches(api.url, Kind.SERVICE)) as follower:
+        follower.sees()
+        api.requests.wait(1, "watch")
+        time.sleep(2 * SHORT.steady)
+        for number in range(100):
+            api.store.create(service(f"a-{number}"))
+            api.store.delete(SERVICES, "default", f"a-{number}")
+        api.store.create(service("end"))
+        follower.sees("end")
+        (watch,) = follower.watches
+        assert isinstance(watch, ApiWatch)
+        assert len(watch._tracker._versions) <= 41
+        assert len(follower.events) == 202
+    assert api.requests.count("watch") == 1
 
 
 @pytest.mark.parametrize("status", [429, 503, 500, 401])

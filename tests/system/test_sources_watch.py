@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 
 from pykubeproxy import __version__
 from pykubeproxy.lab.apiserver import ENDPOINT_SLICES, NODES, SERVICES
-from pykubeproxy.objects import Deleted, Kind, Listed, Node, Updated
+from pykubeproxy.objects import Deleted, Event, Kind, Listed, Node, Service, Updated
 from pykubeproxy.sources import Client, api_watches
 from tests.fakes.cluster import BOOKMARKS, SHORT, node, server, service, slice_of, watches
 from tests.fakes.follower import Follower, eventually
@@ -274,3 +275,48 @@ def test_exception_of_the_consumer_passes_through() -> None:
 
         with pytest.raises(ZeroDivisionError):
             watches(api.url, Kind.SERVICE)[0].run(broken)
+
+
+def test_changes_of_large_objects_hold_up_no_other_object() -> None:
+    """Whoever changes a large object all the time: only the latest of the versions that wait is decoded."""
+    ranges = {"type": "LoadBalancer", "loadBalancerSourceRanges": [f"10.0.{n}.0/24" for n in range(250)] * 8}
+    held = threading.Event()
+    events: list[Event] = []
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if updates(events, "last"):
+            raise SystemExit
+        assert isinstance(event, Listed) or held.wait(10)
+
+    with server() as api:
+        (watch,) = watches(api.url, Kind.SERVICE)
+
+        def run() -> None:
+            with suppress(SystemExit):
+                watch.run(emit)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        api.requests.wait(1, "watch")
+        api.store.create(service("first"))
+        for name in ("big", "shrunk", "gone"):
+            api.store.create(service(name, **ranges))
+        for number in range(1, 51):
+            api.store.merge_patch(SERVICES, "default", "big", {"spec": {"ports": [{"port": number}]}})
+        api.store.merge_patch(SERVICES, "default", "shrunk", {"spec": {"loadBalancerSourceRanges": None}})
+        api.store.delete(SERVICES, "default", "gone")
+        held.set()
+        eventually(lambda: [it.ports[0].port for it in updates(events, "big")[-1:]] == [50])
+        api.store.create(service("last"))
+        thread.join(10)
+    assert len(updates(events, "big")) < 25
+    assert updates(events, "shrunk")[-1].source_ranges == ()
+    about = [it for it in events if isinstance(it, Deleted) or updates([it], "gone")]
+    assert not about or isinstance(about[-1], Deleted)
+
+
+def updates(events: list[Event], name: str) -> list[Service]:
+    """Return the versions of a Service that events have."""
+    found = [it.object for it in events if isinstance(it, Updated) and isinstance(it.object, Service)]
+    return [it for it in found if it.name == name]
