@@ -394,7 +394,7 @@ BEHAVIOUR = {
         f"{_AGENT}mailbox.py::test_the_oldest_trigger_time_is_kept",
     ),
     "an optional name that is too long is ignored (kube-proxy: kept)": (
-        "unit/objects/test_bad_input.py::test_an_endpoint_with_a_long_optional_name_is_served",
+        "unit/objects/test_bad_input.py::test_an_endpoint_with_an_impossible_optional_name_is_served",
     ),
     "a health check port answers in both families (kube-proxy: in those of the Service)": (
         f"{_AGENT}observers.py::test_the_health_check_port_of_an_ipv4_service_answers_on_ipv6_too",

@@ -51,9 +51,9 @@ def test_an_oversized_service_is_quarantined_and_delays_nobody(backend: str, tmp
 
 @pytest.mark.parametrize("backend", ["nft", "legacy"])
 def test_a_large_service_delays_nobody(backend: str, tmp_path: Path) -> None:
-    """It is served, but others do not wait for it."""
+    """It is served, but others do not wait for it. On legacy, each commit writes its rules too."""
     with victim(backend, tmp_path) as made:
-        allowed = made.allowed()
+        allowed = made.allowed() * (1.5 if backend == "legacy" else 1)
         act = huge(made, "large", "10.96.7.7", LARGE)
         assert made.median_while(act) <= allowed
 
