@@ -11,11 +11,9 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip
 from pykubeproxy.services.size import count_pairs, oversized
 
-# The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
-# for others to notice. A Service with more pairs is large.
+# The pairs (see `count_pairs`) of the changed Services that one sync goes through: more take long enough for others to
+# notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
-# How many times as many pairs a sync goes through in all namespaces.
-_NAMESPACES = 2
 # A port with more pairs to write in its turn writes only so many of its chains of endpoints and groups, then takes another.
 PORT_PAIRS = 5000
 # How many unused chains one sync deletes, if it does not write more; on legacy all, because any change replaces the whole
@@ -49,7 +47,7 @@ def must_wait(
         counted = pairs if key in changed and key not in deferred else 0
         used[key.namespace] += counted
         totals.append((used[key.namespace] if counted else pairs, key, counted))
-    left = _NAMESPACES * LARGE_PAIRS
+    left = LARGE_PAIRS
     for total, key, counted in sorted(totals):
         if key not in deferred and total <= LARGE_PAIRS and counted <= left:
             left -= counted
