@@ -23,9 +23,9 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.flows import NodePortAddresses
 from pykubeproxy.services.ports import ApiServers
 
-# The part of the time that deferred syncs may take. Short ones may use that of the last half minute at once, so that
+# The part of the time that deferred syncs may take. Short ones may use that of the last minute at once, so that
 # thousands of honest changes do not wait.
-_DEFERRED_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 1.0, 30.0
+_DEFERRED_SHARE, _SHORT_SECONDS, _SAVED_SECONDS = 0.25, 2.0, 60.0
 
 log = structlog.get_logger()
 

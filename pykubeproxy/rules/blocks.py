@@ -160,16 +160,18 @@ def _nat_steps(
 ) -> Iterator[Chunk]:
     """Yield the steps of table nat, without the lines that begin and end a block."""
     yield _written(_of_table("nat", update.fixed))
+    written = 0
     for batch in batched:
         _keep(unused, batch)
+        written += len(batch.chains)
         yield Chunk(write_chains(batch.chains), batch.chains, ports=batch.ports)
     shared = _written(_of_table("nat", update.shared))
     yield shared._replace(text=shared.text + join(update.desired.ensured.get("nat", ())))
-    yield from _removed(update, unused, limit)
+    yield from _removed(update, unused, limit, written)
 
 
-def _removed(update: Update, unused: dict[str, AppliedChain], limit: int) -> Iterator[Chunk]:
-    """Yield the steps that delete unused chains, as many as the update may.
+def _removed(update: Update, unused: dict[str, AppliedChain], limit: int, written: int) -> Iterator[Chunk]:
+    """Yield the steps that delete unused chains: as many as the update may, or as it has written: they must not pile up.
 
     A chain is emptied and deleted in one block: if another proxy refers to it by now, the kernel rejects the block, and
     the chain keeps its rules. Only chains that foreign rules refer to are emptied and stay.
@@ -181,7 +183,7 @@ def _removed(update: Update, unused: dict[str, AppliedChain], limit: int) -> Ite
         yield Chunk(empty_chains(names), tuple(Chain(ChainKey("nat", name), ()) for name in names))
     together, others = update.applied.deletion_order([name for name in unused if name not in kept])
     if (most := update.desired.most_deleted) is not None:
-        others = others[: max(0, most - len(together))]
+        others = others[: max(0, max(most, written) - len(together))]
     for names in (together, *_portions(others, limit)):
         yield Chunk(
             empty_chains(names) + delete_chains(names), deleted=tuple(ChainKey("nat", name) for name in names)

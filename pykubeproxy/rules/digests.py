@@ -61,7 +61,7 @@ class Desired(msgspec.Struct, frozen=True):
     - `services`: the ports of each Service, by name; none for a Service that should have no rules
     - `shared`: shared chains to render even if no entry in them changes
     - `ensured`: lines for chains that others use too, such as `-I INPUT …`, by table
-    - `most_deleted`: delete about this many unused chains, the rest later; None means all
+    - `most_deleted`: delete about this many unused chains, or as many as are written, the rest later; None means all
     """
 
     services: "Mapping[Key, tuple[DesiredPort | KeptPort, ...]]"

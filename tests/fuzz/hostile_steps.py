@@ -273,6 +273,16 @@ def _sums_under_limits(scale: Scale) -> list[list[Step]]:
     return [_written(*_under_limits_slices(scale), *services), [Step("delete", it) for it in services]]
 
 
+def _sums_over_namespaces(scale: Scale) -> list[list[Step]]:
+    """The same, each Service in a namespace of its own."""
+    moved = [
+        it | {"metadata": it["metadata"] | {"namespace": f"{_MOVES}-{n}"}}
+        for items in (_under_limits_slices(scale), _under_limits(scale))
+        for n, it in enumerate(items)
+    ]
+    return [_written(*moved), [Step("delete", it) for it in moved if it["kind"] == "Service"]]
+
+
 # What a tenant may do on purpose, by name: batches of steps for a scale.
 MOVES: dict[str, Callable[[Scale], list[list[Step]]]] = {
     "affinity": _affinity_of_one,
@@ -282,6 +292,7 @@ MOVES: dict[str, Callable[[Scale], list[list[Step]]]] = {
     "ports-without-endpoints": _ports_without_endpoints,
     "proxy-name-toggled": _proxy_name_toggled,
     "rapid-updates": _rapid_updates,
+    "sums-over-namespaces": _sums_over_namespaces,
     "sums-under-limits": _sums_under_limits,
 }
 

@@ -11,12 +11,13 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip
 from pykubeproxy.services.size import count_pairs, oversized
 
-# The pairs (see `count_pairs`) of the changed Services that one sync goes through in one namespace: more take long enough
-# for others to notice. A Service with more pairs is large.
+# The pairs (see `count_pairs`) of the changed Services that one sync goes through: more take long enough for others to
+# notice. A Service with more pairs is large.
 LARGE_PAIRS = 5000
 # A port with more pairs to write in its turn writes only so many of its chains of endpoints and groups, then takes another.
 PORT_PAIRS = 5000
-# How many unused chains one sync deletes; on legacy all, because any change replaces the whole table.
+# How many unused chains one sync deletes, if it does not write more; on legacy all, because any change replaces the whole
+# table.
 MOST_DELETED = 5000
 # How many times more pairs a turn has on legacy, for the same reason. Beside 60,000 pairs, a commit takes 1.0 s, that of
 # a turn 0.4 s more; with 20,000 pairs, 0.8 s more.
@@ -35,30 +36,40 @@ def must_wait(
 ) -> set[Key]:
     """Return the Services that wait for a turn: deferred ones, large ones, and the largest of many changed ones.
 
-    Services that are not served do not wait.
+    All namespaces get about the same number of pairs, so one with few changes does not wait. Nor do Services that are not
+    served.
     """
     family, limit = context.options.family, context.max_service_pairs
     waiting: set[Key] = set()
     used: Counter[str] = Counter()
+    totals = []
     for pairs, key in sorted((count_pairs(cluster, key, family), key) for key in keys):
-        total = pairs + used[key.namespace] * (key in changed)
-        if key not in deferred and total <= LARGE_PAIRS:
-            used[key.namespace] += pairs * (key in changed)
+        counted = pairs if key in changed and key not in deferred else 0
+        used[key.namespace] += counted
+        totals.append((used[key.namespace] if counted else pairs, key, counted))
+    left = LARGE_PAIRS
+    for total, key, counted in sorted(totals):
+        if key not in deferred and total <= LARGE_PAIRS and counted <= left:
+            left -= counted
         elif not oversized(cluster, key, family, limit) and _is_served(cluster, key, context):
             waiting.add(key)
     return waiting
 
 
 def next_turn(cluster: Cluster, waiting: Waiting, context: RuleContext, limit: int) -> frozenset[PortName]:
-    """Return the waiting ports whose turn is next, all of one namespace: at least one, up to about `limit` pairs."""
+    """Return the waiting ports whose turn is next: at least one, up to about `limit` pairs.
+
+    They are of the namespace that comes first, and as many whole Services of those that follow as fit.
+    """
     turn: list[PortName] = []
     left = float(limit)
-    for key, ports in waiting.items():
-        if turn and key.namespace != turn[0].namespace:
-            continue
-        service = cluster.service(key)
+    order = {namespace: n for n, namespace in enumerate(dict.fromkeys(key.namespace for key in waiting))}
+    for key in sorted(waiting, key=lambda key: order[key.namespace]):
+        ports, service = waiting[key], cluster.service(key)
         count = len(service.ports) if service else 0
         each = count_pairs(cluster, key, context.options.family) / max(1, count)
+        if turn and key.namespace != turn[0].namespace and left < each * len(ports):
+            break
         for name in ports:
             if turn and left < each:
                 return frozenset(turn)

@@ -176,7 +176,7 @@ class FamilyTables:
         return self._sync(cluster, context, turn=self._take_turn(self._deferred, cluster, context))
 
     def _take_turn(self, queue: Waiting, cluster: Cluster, context: RuleContext) -> frozenset[PortName]:
-        """Return the service ports whose turn it is, of one namespace. After a failed turn, ports are alone.
+        """Return the service ports whose turn it is. After a failed turn, ports are alone.
 
         They move to the end of the queue: if their sync fails, they must not keep others waiting.
         """

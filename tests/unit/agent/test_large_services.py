@@ -1,6 +1,7 @@
 """Large Services wait for their turn; oversized ones are not served."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import click
@@ -451,16 +452,43 @@ def pods(service_name: str, *hosts: int, namespace: str = "ns") -> tuple[Event, 
 
 
 def test_the_services_of_a_namespace_share_what_one_sync_does() -> None:
-    """Other namespaces have shares of their own; the smallest Services come first."""
+    """The smallest Services come first, and those of another namespace beside them."""
     node = Node()
     node.sync()
     ours = [event for n in range(1, 5) for event in pods(f"s{n}", n)]
-    others = large(5, 6, name="web", namespace="other", cluster_ip="10.96.2.1")
+    others = large(5, name="web", namespace="other", cluster_ip="10.96.2.1")
     report = node.sync(*pods("s9", 8, 9), *ours, *others)
-    waiting = {Key("ns", "s3"), Key("ns", "s4"), Key("ns", "s9")}
-    assert report.deferred == waiting
-    assert node.targets() == {f"10.244.2.{host}:8080" for host in (1, 2, 5, 6)}
-    assert [node.turn().deferred for _ in range(2)] == [{Key("ns", "s9")}, frozenset()]
+    assert report.deferred == {Key("ns", f"s{n}") for n in (2, 3, 4, 9)}
+    assert node.targets() == {f"10.244.2.{host}:8080" for host in (1, 5)}
+    last = frozenset({Key("ns", "s9")})
+    assert [node.turn().deferred for _ in range(3)] == [last | {Key("ns", "s4")}, last, frozenset()]
+
+
+def test_all_namespaces_share_what_one_sync_does() -> None:
+    """Each gets as much, so one with few changes does not wait; the others take turns."""
+    node = Node()
+    node.sync()
+    many = [event for n in range(1, 21) for event in pods(f"s{n}", n, n + 20, namespace=f"many{n % 10}")]
+    victim = large(50, name="web", namespace="victim", cluster_ip="10.96.2.1")
+    report = node.sync(*many, *victim)
+    assert node.targets() == {"10.244.2.50:8080"}
+    assert len(report.deferred) == 20
+    waiting = [Counter(it.namespace for it in node.turn().deferred) for _ in range(10)]
+    assert [max(it.values()) for it in waiting] == [2] * 9 + [1]
+
+
+def test_a_turn_takes_small_services_of_several_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Honest changes all over the cluster take as many turns as in one namespace; no large Service is divided for them."""
+    node = Node()
+    node.sync()
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 0)
+    node.sync(
+        *large(1, 2, 3, name="web", namespace="web", cluster_ip="10.96.2.1"),
+        *(event for n in range(10, 90) for event in pods(f"s{n}", n, namespace=f"ns{n}")),
+    )
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 20)
+    assert [len(node.turn().resolved) for _ in range(5)] == [20, 20, 20, 20, 1]
+    assert not node.tables.deferred
 
 
 def test_a_first_sync_and_a_list_go_through_all_services() -> None:
@@ -496,6 +524,21 @@ def test_entries_of_removed_services_go_at_once_and_their_chains_by_and_by(
     while node.tables.deferred:
         assert node.turn().chains_deleted <= 3
     assert node.targets() == {"10.244.2.1:8080", "10.244.2.10:8080"}
+
+
+def test_unused_chains_never_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant replaces Services all the time: each sync deletes as many chains as it writes, if there are so many."""
+    monkeypatch.setattr(large_services, "MOST_DELETED", 1)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 8)
+    node = Node()
+    before: list[Event] = []
+    counts = []
+    for turn in range(6):
+        names = [f"s{turn * 8 + n}" for n in range(8)]
+        node.sync(*before, *(event for n, name in enumerate(names) for event in pods(name, n)))
+        before = [Deleted(Kind.SERVICE, Key("ns", name)) for name in names]
+        counts.append(len(node.live.save().chains))
+    assert max(counts[1:]) == counts[1]
 
 
 def test_a_service_that_fails_keeps_others_of_its_turn_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
