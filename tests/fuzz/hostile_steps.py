@@ -269,7 +269,7 @@ def _ports_at_node_address(scale: Scale) -> list[list[Step]]:
     address = {"externalIPs": [NODE_IP[Family.IPV4]]}
     services = [_move_service("wide", scale.at_node, **address), _move_service("same", 300, **address)]
     slices = [*_move_slices("wide", (scale.at_node, 1)), *_move_slices("same", (300, 1))]
-    return [_written(*services, *slices), [Step("delete", services[0])]]
+    return [_written(*services, *slices), [Step("delete", it) for it in services]]
 
 
 def _proxy_name_toggled(scale: Scale) -> list[list[Step]]:
