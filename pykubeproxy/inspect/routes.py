@@ -52,7 +52,7 @@ def serving_rules(ruleset: Ruleset) -> Iterator[FrontendRule]:
     """Yield the rules of table nat that lead a frontend to a chain of its service.
 
     Follow chains of the dispatch tree: a rule belongs to a frontend only if it has a single address and port, or a
-    node port.
+    node port, and a comment, if any, that names a service port.
     """
     return _nat(ruleset, skeleton.NAT_SERVICES, (), (), rule_limit())
 
@@ -123,7 +123,7 @@ def _nat(
             continue
         if to == skeleton.NAT_NODEPORTS:
             yield from _nat(ruleset, to, path_here, (rule.destination or ANY_LOCAL,), limit)
-        elif rule.port and (node_addresses or rule.destination):
+        elif rule.port and (rule.title or not rule.comment) and (node_addresses or rule.destination):
             kind = FrontendKind.NODE_PORT if node_addresses else _kind(rule)
             for address in node_addresses or (rule.destination,):
                 frontend = Frontend(kind, address, rule.port)

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +15,7 @@ from pykubeproxy.rules.parse import parse_target
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset, without
 from pykubeproxy.rules.service import Entries, Rules
 from pykubeproxy.rules.text import host, rule
-from pykubeproxy.rules.tree import Area, Branch, Tree, build_tree
+from pykubeproxy.rules.tree import LEVELS, Area, Branch, Prefix, Tree, build_tree
 
 _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -22,9 +23,12 @@ _NODE_PORTS_COMMENT = "kubernetes service nodeports; NOTE: this must be the last
 # ports at one address.
 TREE_ABOVE = 200
 _TREE_ABOVE_RULES = 1000
-# The maximum of rules of one address in a chain of table filter. A new chain costs iptables more than many rules, and only
-# packets to this address visit them.
+# An address with more rules has a tree by port, with up to so many ports in a leaf. A new chain costs iptables more than
+# many rules, and only packets to this address visit them.
 PORTS_LEAF = 256
+# At most `tree.LEVELS` together: of the tree of such addresses, their own chains, and the trees by port. With more than
+# LEAF * 8**2 such addresses, a quarter of a million rules, leaves get longer.
+_LEVELS_ABOVE, _LEVELS_BELOW = 2, 3
 
 _PORT = re.compile(
     r'(?:-d \S+ )?-p (\w+) (?:-m comment --comment "[^"]*" )?(?:-m addrtype --dst-type LOCAL )?-m \w+ --dport (\d+)(?: |$)'
@@ -132,28 +136,36 @@ class SharedEntries(msgspec.Struct, frozen=True):
         groups = dict(self.groups)
         others = groups.pop(_ANY_ADDRESS).tree if _ANY_ADDRESS in groups else Tree((), ())
         width = 128 if any(":" in address for address in groups) else 32
-        entries = {group.number: group.tree.root for group in groups.values()}
-        addresses = build_tree(entries, width, _address_branch(self.key))
+        small, large = (
+            {
+                group.number: group.tree.root
+                for group in groups.values()
+                if bool(group.tree.chains) is is_large
+            }
+            for is_large in (False, True)
+        )
+        # Packets to other addresses find their rules before those with many ports.
+        one = build_tree(small, width, _address_branch(self.key, "services"), elsewhere=large)
+        two = build_tree(large, width, _address_branch(self.key, "ports"), levels=_LEVELS_ABOVE)
         below = [chain for group in groups.values() for chain in group.tree.chains]
-        return Tree((*addresses.root, *others.root), (*below, *addresses.chains, *others.chains))
+        return Tree((*one.root, *two.root, *others.root), (*below, *one.chains, *two.chains, *others.chains))
 
 
 def _group(key: ChainKey, address: str, services: Mapping[Key, Rules]) -> _Group:
-    """Group entries of one address. Arrange those without an address by port.
-
-    In table filter, also arrange the many rules of one address by port. Table nat has no jumps left for that, see
-    `tree.LEVELS`.
-    """
+    """Group entries of one address. Arrange those without an address by port, and many of one address."""
     ordered = tuple((service, services[service]) for service in sorted(services))
     rules = _ordered(key, (rules for _, rules in ordered))
     if address == _ANY_ADDRESS:
         by_port = _by_port(rules)
         tree = _port_tree(key, address, by_port)
         return _Group(ordered, rules, tree, 0, sum(map(len, by_port.values())))
-    tree = Tree(rules, ())
-    if key.table == "filter" and len(rules) > PORTS_LEAF:
-        tree = _port_tree(key, address, _by_port(rules), PORTS_LEAF)
-    return _Group(ordered, rules, tree, int(ipaddress.ip_address(address.partition("/")[0])), 1)
+    tree, at = Tree(rules, ()), ipaddress.ip_address(address.partition("/")[0])
+    if len(rules) > PORTS_LEAF:
+        ports = _port_tree(key, address, _by_port(rules), PORTS_LEAF, _LEVELS_BELOW)
+        whole = Prefix(int(at), at.max_prefixlen, at.max_prefixlen)
+        own = _address_branch(key, "ports")(Area(whole, (), 0))
+        tree = Tree((own.jump,), (*ports.chains, (own.name, (*ports.root, own.note))))
+    return _Group(ordered, rules, tree, int(at), 1)
 
 
 def _ordered(key: ChainKey, rules: Iterable[Rules]) -> Rules:
@@ -206,11 +218,15 @@ def _by_port(rules: Iterable[str]) -> dict[str, dict[int, Rules]]:
 
 
 def _port_tree(
-    key: ChainKey, address: str, by_port: Mapping[str, Mapping[int, Rules]], leaf: int = 0
+    key: ChainKey,
+    address: str,
+    by_port: Mapping[str, Mapping[int, Rules]],
+    leaf: int = 0,
+    levels: int = LEVELS,
 ) -> Tree:
     """Dispatch the rules of one address by port; rules without a port go first."""
     trees = [
-        build_tree(by_port[protocol], 16, _port_branch(key, address, protocol), leaf)
+        build_tree(by_port[protocol], 16, _port_branch(key, address, protocol), leaf, levels)
         for protocol in sorted(by_port)
     ]
     return Tree(
@@ -219,13 +235,15 @@ def _port_tree(
     )
 
 
-def _address_branch(key: ChainKey) -> Callable[[Area], Branch]:
+def _address_branch(key: ChainKey, of: Literal["services", "ports"]) -> Callable[[Area], Branch]:
+    """Name the branches of two trees differently: an address may move from one to the other."""
+
     def branch(area: Area) -> Branch:
         prefix = area.prefix
         network_of = ipaddress.IPv6Network if prefix.width == 128 else ipaddress.IPv4Network
         network = str(network_of((prefix.bits, prefix.length)))
-        name = _branch_chain(key, f"{network}{area.suffix}")
-        return Branch(name, rule(destination=network, target=name), rule(comment=f"services at {network}"))
+        name = _branch_chain(key, f"{network}{area.suffix}{' ports' if of == 'ports' else ''}")
+        return Branch(name, rule(destination=network, target=name), rule(comment=f"{of} at {network}"))
 
     return branch
 
@@ -235,10 +253,13 @@ def _port_branch(key: ChainKey, address: str, protocol: str) -> Callable[[Area],
         prefix = area.prefix
         between = f"{prefix.bits}-{prefix.last}"
         name = _branch_chain(key, f"{address} {protocol} {between}{area.suffix}".lstrip())
-        ports = f"-m {protocol} --dport {prefix.bits}:{prefix.last}"
         at = address.partition("/")[0]
         note = f"{protocol} ports {between} at {at}" if at else f"{protocol} node ports {between}"
-        jump = rule(ports, destination=address, protocol=protocol, target=name)
+        # iptables-save prints a single port without a range. The comment tells the jump from a rule of a service port.
+        single = prefix.bits == prefix.last
+        ports = f"-m {protocol} --dport {prefix.bits}" + ("" if single else f":{prefix.last}")
+        comment = note if single else ""
+        jump = rule(ports, destination=address, protocol=protocol, comment=comment, target=name)
         return Branch(name, jump, rule(comment=note))
 
     return branch

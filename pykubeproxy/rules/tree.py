@@ -13,7 +13,7 @@ number in no more levels. Masks are always prefixes: iptables-nft 1.8.7 stores o
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Rules = tuple[str, ...]
@@ -72,15 +72,22 @@ class Branch(NamedTuple):
 
 
 def build_tree(
-    entries: Mapping[int, Rules], width: int, branch: Callable[[Area], Branch], leaf: int = 0
+    entries: Mapping[int, Rules],
+    width: int,
+    branch: Callable[[Area], Branch],
+    leaf: int = 0,
+    levels: int = LEVELS,
+    elsewhere: Iterable[int] = (),
 ) -> Tree:
     """Arrange the rules of each number in a tree.
 
     `width` is the length of the numbers in bits, a multiple of four. `branch` returns the chain for an area. `leaf` is the
-    maximum of numbers in a chain without branches, usually `LEAF`.
+    maximum of numbers in a chain without branches, usually `LEAF`; `levels` is that of levels below the root. The rules
+    of the numbers `elsewhere` are in another tree: chains have holes there.
     """
     builder = _Builder(entries, width, branch, leaf or LEAF)
-    root, _ = builder.rules(sorted(entries), (), LEVELS)
+    holes = tuple(Prefix(number, width, width) for number in elsewhere)
+    root, _ = builder.rules(sorted(entries), holes, levels)
     return Tree(root, tuple(builder.chains))
 
 
@@ -101,6 +108,8 @@ class _Builder:
         self._width = width
         self._branch = branch
         self._leaf = leaf
+        # A number with more rules has a chain of its own, so a leaf has at most as many rules for any `leaf`.
+        self._most = max(LEAF * LEAF // leaf, 1)
 
     def rules(
         self, numbers: Sequence[int], holes: tuple[Prefix, ...], levels: int, by_digit: bool = False
@@ -108,7 +117,11 @@ class _Builder:
         """Return the rules for sorted numbers, and how many levels of chains they need; at most `levels`."""
         entries = self._entries
         is_leaf = len(numbers) <= self._leaf
-        if not levels or len(numbers) == 1 or (is_leaf and all(len(entries[it]) <= LEAF for it in numbers)):
+        if (
+            not levels
+            or len(numbers) == 1
+            or (is_leaf and all(len(entries[it]) <= self._most for it in numbers))
+        ):
             return tuple(rule for number in numbers for rule in entries[number]), 0
         # Below a level by digits, digits need one level less each time.
         by_digit = by_digit or _digits(numbers, self._leaf) < levels
@@ -124,7 +137,7 @@ class _Builder:
         rules: list[str] = []
         needed = 0
         for part in parts:
-            if len(part.numbers) == 1 and len(entries[part.numbers[0]]) <= LEAF:
+            if len(part.numbers) == 1 and len(entries[part.numbers[0]]) <= self._most:
                 # A branch costs as much as the entry itself.
                 rules += entries[part.numbers[0]]
                 continue

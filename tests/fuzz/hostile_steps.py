@@ -50,7 +50,7 @@ class Scale(msgspec.Struct, frozen=True):
     """How large objects get: addresses for each prefix, ports, endpoints of a slice, slices, and other lists.
 
     For moves: the characters of a long text, the ports and endpoints of the largest Service and of one just under the
-    limit for a deferred sync, how many of these, and the ports of a Service without endpoints.
+    limit for a deferred sync, how many of these, and the ports of a Service without endpoints and at the node's address.
     """
 
     copies: int
@@ -63,6 +63,7 @@ class Scale(msgspec.Struct, frozen=True):
     under: tuple[int, int]
     services: int
     unserved: int
+    at_node: int
 
 
 SMALL = Scale(
@@ -76,6 +77,7 @@ SMALL = Scale(
     under=(4, 5),
     services=4,
     unserved=30,
+    at_node=1450,
 )
 # Up to 48,000 pairs of a port and an endpoint in one Service, and the most that an API server stores in an object.
 LARGE = Scale(
@@ -89,6 +91,7 @@ LARGE = Scale(
     under=(50, 100),
     services=16,
     unserved=11_000,
+    at_node=3000,
 )
 
 
@@ -261,6 +264,14 @@ def _ports_without_endpoints(scale: Scale) -> list[list[Step]]:
     return [_written(*services), [Step("delete", it) for it in services]]
 
 
+def _ports_at_node_address(scale: Scale) -> list[list[Step]]:
+    """The address of node ports is an external IP with many ports, some of them of two Services."""
+    address = {"externalIPs": [NODE_IP[Family.IPV4]]}
+    services = [_move_service("wide", scale.at_node, **address), _move_service("same", 300, **address)]
+    slices = [*_move_slices("wide", (scale.at_node, 1)), *_move_slices("same", (300, 1))]
+    return [_written(*services, *slices), [Step("delete", it) for it in services]]
+
+
 def _proxy_name_toggled(scale: Scale) -> list[list[Step]]:
     """Services just under the limit leave the proxy and return, all at once."""
     plain, labelled = _under_limits(scale), _under_limits(scale, **{_PROXY_NAME: "other"})
@@ -289,6 +300,7 @@ MOVES: dict[str, Callable[[Scale], list[list[Step]]]] = {
     "affinity-turned-on": _affinity_turned_on,
     "commas": _commas,
     "long-texts": _long_texts,
+    "ports-at-node-address": _ports_at_node_address,
     "ports-without-endpoints": _ports_without_endpoints,
     "proxy-name-toggled": _proxy_name_toggled,
     "rapid-updates": _rapid_updates,

@@ -1,5 +1,6 @@
 """Trees of addresses that another tenant chose: the kernel takes them, and packets find their way."""
 
+import functools
 import uuid
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -12,9 +13,11 @@ from pykubeproxy.config import load
 from pykubeproxy.inspect.trace.model import trace_packet
 from pykubeproxy.inspect.trace.packet import Host, Packet
 from pykubeproxy.kernel import Backend, Iptables, Runner, open_iptables
-from pykubeproxy.objects import Family, Kind, Listed, Port, Protocol, Service, Updated
+from pykubeproxy.objects import EndpointPort, Family, Kind, Listed, Port, Protocol, Service, Updated
 from pykubeproxy.rules import skeleton
 from pykubeproxy.rules.context import KernelFacts, RuleContext, rule_context
+from pykubeproxy.rules.parse import parse_target
+from pykubeproxy.rules.ruleset import ChainKey, Ruleset
 from pykubeproxy.services.cluster import Cluster
 from tests.hostile import nested_addresses
 from tests.kernel.node_network import CLIENT, PODS, NodeNetwork, PacketSpec, send_all
@@ -131,6 +134,52 @@ def test_any_change_of_the_tree_is_written_in_any_blocks(iptables: Iptables, bac
     fresh = FamilyTables(iptables, None)
     assert not fresh.sync(cluster, (), context(family, "tree")).wrote
     assert iptables.has_chain(skeleton.NAT_SERVICES)
+
+
+def deepest(ruleset: Ruleset, start: ChainKey) -> int:
+    """The most jumps in a row."""
+
+    @functools.cache
+    def below(key: ChainKey) -> int:
+        targets = {ChainKey(key.table, parse_target(text)) for text in ruleset.chains[key]}
+        return max((1 + below(target) for target in targets if target in ruleset.chains), default=0)
+
+    return below(start)
+
+
+def test_many_ports_at_nested_addresses_make_no_tree_too_deep(
+    network: NodeNetwork, tables: Iptables, backend: Backend, family: Family
+) -> None:
+    """Of two Services with the same ports, the first one gets the packets, at each of thirty addresses."""
+    addresses = NESTED[family][:: len(NESTED[family]) // 30][:30]
+    cluster = cluster_of(family)
+    numbers = (*range(20_001, 20_261), 25_000)
+    ports = tuple(Port(f"p{n}", Protocol.TCP, n) for n in numbers)
+    targets = tuple(EndpointPort(it.name, Protocol.TCP, 8080) for it in ports)
+    base = ip_address(VICTIM[family])
+    for index, pod in enumerate(("pod1", "pod2")):
+        name = f"wide{index}"
+        cluster.apply(
+            Updated(service(name, cluster_ip=str(base + 254 + index), external_ips=addresses, ports=ports))
+        )
+        cluster.apply(Updated(slice_of(PODS[pod][family], service=name, ports=targets)))
+    synced = FamilyTables(tables, 200 if backend is Backend.NFT else None)
+    report = synced.sync(cluster, (), context(family))
+    assert not (report.rejected_tree or report.quarantined)
+    while synced.deferred:
+        report = synced.sync_deferred(cluster, context(family))
+    synced.require_resync()
+    report = synced.sync(cluster, (), context(family))
+    assert not (report.wrote or report.rejected_tree or report.quarantined)
+    client = CLIENT[family]
+    packets = {
+        PacketSpec("client", client, to, port, "tcp"): False
+        for to in addresses[::9]
+        for port in numbers[::130]
+    }
+    results = send_all(network, packets)
+    assert {it.split()[0] for it in results.values()} == {"pod1"}
+    assert 10 <= deepest(tables.save(), ChainKey("nat", "PREROUTING")) <= 13
 
 
 def test_rejected_addresses_and_ports_make_no_tree_too_deep(iptables: Iptables, backend: Backend) -> None:

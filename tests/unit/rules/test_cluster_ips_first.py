@@ -65,5 +65,6 @@ def test_many_ports_at_one_address() -> None:
     )
     begun = time.process_time()
     tree = shared_chain(NAT_SERVICES, [((NAT_SERVICES, rules),)], (), Dispatch.TREE)
-    assert tree.root == rules
+    assert len(tree.root) == 1
+    assert sum(len(texts) - 1 for _, texts in tree.chains) == len(rules) + len(tree.chains) - 1
     assert time.process_time() - begun < 5
