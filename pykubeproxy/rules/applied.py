@@ -283,7 +283,12 @@ class AppliedState:
         )
 
     def filter_entries(self, key: ChainKey) -> SharedEntries:
-        """Return the applied entries of a shared chain of table filter: they stay in force while nat changes."""
+        """Return the applied entries of a shared chain of table filter: they stay in force while nat changes.
+
+        None if the chain is missing.
+        """
+        if key not in self._chains:
+            return SharedEntries(key)
         return self._entries.get(key) or self._found.get(key) or SharedEntries(key)
 
     # Change.

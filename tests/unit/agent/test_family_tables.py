@@ -298,3 +298,15 @@ def test_addresses_of_the_api_server_take_effect_without_other_changes() -> None
     synced.sync(rules_context=context())
     assert serves()
     assert synced.equals_fresh_start()
+
+
+def test_a_deleted_chain_is_made_again_although_its_last_entry_goes() -> None:
+    """The jumps to it, which went with it, come back in the same sync."""
+    synced = SyncedTables(WEB[0])
+    before = SyncedTables().chains()
+    for chain, rules in synced.live.tables["filter"].items():
+        synced.live.tables["filter"][chain] = tuple(it for it in rules if "-j KUBE-SERVICES" not in it)
+    del synced.live.tables["filter"]["KUBE-SERVICES"]
+    assert synced.tables.detect_drift(scope())
+    synced.sync(Deleted(Kind.SERVICE, service().key))
+    assert synced.chains() == before
