@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Container
 
-from pykubeproxy.objects import Key
+from pykubeproxy.objects import Family, Key
 from pykubeproxy.rules import names
 from pykubeproxy.rules.context import RuleContext
 from pykubeproxy.rules.ruleset import ChainKey, Ruleset
@@ -11,8 +11,8 @@ from pykubeproxy.services.cluster import Cluster
 from pykubeproxy.services.ports import PortName, ServiceSkipReason, cluster_ip
 from pykubeproxy.services.size import count_pairs, oversized
 
-# The pairs (see `count_pairs`) of the changed Services that one sync goes through: more take long enough for others to
-# notice. A Service with more pairs is large.
+# The cost of the changed Services that one sync goes through: more take long enough for others to notice. A Service that
+# costs more is large.
 LARGE_PAIRS = 5000
 # A port with more pairs to write in its turn writes only so many of its chains of endpoints and groups, then takes another.
 PORT_PAIRS = 5000
@@ -43,7 +43,7 @@ def must_wait(
     waiting: set[Key] = set()
     used: Counter[str] = Counter()
     totals = []
-    for pairs, key in sorted((count_pairs(cluster, key, family), key) for key in keys):
+    for pairs, key in sorted((_cost(cluster, key, family), key) for key in keys):
         counted = pairs if key in changed and key not in deferred else 0
         used[key.namespace] += counted
         totals.append((used[key.namespace] if counted else pairs, key, counted))
@@ -67,7 +67,7 @@ def next_turn(cluster: Cluster, waiting: Waiting, context: RuleContext, limit: i
     for key in sorted(waiting, key=lambda key: order[key.namespace]):
         ports, service = waiting[key], cluster.service(key)
         count = len(service.ports) if service else 0
-        each = count_pairs(cluster, key, context.options.family) / max(1, count)
+        each = _cost(cluster, key, context.options.family) / max(1, count)
         if turn and key.namespace != turn[0].namespace and left < each * len(ports):
             break
         for name in ports:
@@ -95,6 +95,12 @@ def has_rules(live: Ruleset, cluster: Cluster, service: Key) -> bool:
         return True
     comments = f'"{service}:', f'"{service} '
     return any(it in rule for rules in live.chains.values() for rule in rules for it in comments)
+
+
+def _cost(cluster: Cluster, key: Key, family: Family) -> int:
+    """Return the pairs of a Service, and half a pair for the chain of each port: it may have but one endpoint."""
+    service = cluster.service(key)
+    return count_pairs(cluster, key, family) + (len(service.ports) // 2 if service else 0)
 
 
 def _is_served(cluster: Cluster, key: Key, context: RuleContext) -> bool:

@@ -294,7 +294,7 @@ def test_a_failing_large_service_keeps_no_other_waiting() -> None:
 
 def test_a_large_service_that_fails_halfway_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first port uses a new endpoint chain by then, which the next full sync must not delete."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 6)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 7)
     node = Node()
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate("abc"))
     made = Updated(service("large", cluster_ip="10.96.0.11", ports=ports))
@@ -595,7 +595,7 @@ def test_a_waiting_service_gives_up_its_health_check_port_at_once(monkeypatch: p
 
 def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes of others come in between, also when all its ports lose an endpoint at once."""
-    monkeypatch.setattr(large_services, "LARGE_PAIRS", 6)
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 7)
     node = Node()
     names = "abcdef"
     ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
@@ -623,6 +623,22 @@ def test_a_large_service_is_written_in_portions(monkeypatch: pytest.MonkeyPatch)
     assert "10.244.2.4:8080" not in node.targets()
     assert in_portions(node.turn, lambda: node.tables.deferred > 0, 2) == 3
     assert "10.244.2.4:8080" in node.targets()
+
+
+def test_the_chain_of_each_port_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one endpoint, a port takes two chains."""
+    monkeypatch.setattr(large_services, "LARGE_PAIRS", 4)
+    node = Node()
+    names = "abcd"
+    ports = tuple(Port(name, Protocol.TCP, 80 + number) for number, name in enumerate(names))
+    targets = tuple(EndpointPort(name, Protocol.TCP, 8080) for name in names)
+    node.sync()
+    node.sync(
+        Updated(service("wide", cluster_ip="10.96.0.11", ports=ports)),
+        Updated(slice_of("10.244.2.1", service="wide", ports=targets)),
+    )
+    assert [len(node.turn().resolved) for _ in range(2)] == [2, 2]
+    assert not node.tables.deferred
 
 
 def test_a_port_with_many_endpoints_is_written_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
